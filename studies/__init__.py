@@ -1,0 +1,1 @@
+"""Research that uses the package: claims of papers, audits, landscapes and tables."""

@@ -78,7 +78,7 @@ class Row:
 
 
 def lines(table: pd.DataFrame, lower: bool) -> Mapping[str, Line] | None:
-    """Returns local, personal and global -> its line with the best mean; None where one of the three is missing.
+    """Return local, personal and global -> its line with the best mean; None where one of the three is missing.
 
     Args:
         table: comparison.csv, with the columns label, method, mean and mean_ci.
@@ -102,7 +102,7 @@ def lines(table: pd.DataFrame, lower: bool) -> Mapping[str, Line] | None:
 
 
 def best(found: Mapping[str, Line], lower: bool, seeds: Seeds | None = None) -> tuple[str, ...]:
-    """Returns the best of the three, and those that are not behind it beyond the 95 % interval of the difference.
+    """Return the best of the three, and those that are not behind it beyond the 95 % interval of the difference.
 
     Args:
         found: see `lines`.
@@ -126,7 +126,7 @@ def best(found: Mapping[str, Line], lower: bool, seeds: Seeds | None = None) -> 
 
 
 def federations() -> Iterator[tuple[str, ExperimentConfig, pd.DataFrame]]:
-    """Yields (folder, its settings, its table) of the comparisons that have all three kinds of lines."""
+    """Yield (folder, its settings, its table) of the comparisons that have all three kinds of lines."""
     for file in sorted(RESULTS.rglob("comparison.csv")):
         folder, found = file.parent, pd.read_csv(file)
         if lines(found, lower=False) is None:
@@ -140,7 +140,7 @@ def federations() -> Iterator[tuple[str, ExperimentConfig, pd.DataFrame]]:
 
 
 def metric(name: str) -> str | None:
-    """Returns the metric that leads in a folder's table, by the head of its report; None without a report."""
+    """Return the metric that leads in a folder's table, by the head of its report; None without a report."""
     file = RESULTS / name / "report.md"
     head = (
         re.search(r"\| Seeds \| (.+?) \(mean\)", file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -156,7 +156,7 @@ def regime(facts: Facts) -> str:
 
 
 def pilots(out: Path, folders: Sequence[str]) -> None:
-    """Writes advice.csv: a row for each federation, with what the advice rests on, or why there is none.
+    """Write advice.csv: a row for each federation, with what the advice rests on, or why there is none.
 
     Where `folders` are named, only theirs are made anew.
     """
@@ -187,7 +187,7 @@ def pilots(out: Path, folders: Sequence[str]) -> None:
 
 
 def rerun(out: Path, folders: Sequence[str], personal: int) -> None:
-    """Runs lines of each folder again and adds the numbers of their seeds to seeds.csv.
+    """Run lines of each folder again and add the numbers of their seeds to seeds.csv.
 
     Args:
         out: folder of advice.csv and seeds.csv.
@@ -225,7 +225,7 @@ def rerun(out: Path, folders: Sequence[str], personal: int) -> None:
 
 
 def kept(out: Path, name: str, labels: Sequence[str]) -> Seeds:
-    """Returns the numbers of every seed of the lines that were run again, or kept as evidence of the recipe."""
+    """Return the numbers of every seed of the lines that were run again, or kept as evidence of the recipe."""
     if (out / "seeds.csv").is_file():
         frame = pd.read_csv(out / "seeds.csv")
         mine = frame[frame["folder"] == name]
@@ -243,7 +243,7 @@ def kept(out: Path, name: str, labels: Sequence[str]) -> Seeds:
 def judge(
     committed: pd.DataFrame, seeds: Seeds, lower: bool
 ) -> tuple[Mapping[str, Line], tuple[str, ...], bool]:
-    """Returns the lines that are judged, the best of them, and whether by seeds: those of `seeds`, else the table's."""
+    """Return the lines that are judged, the best of them, and whether by seeds: those of `seeds`, else the table's."""
     again = committed[[bool(seeds.get(label)) for label in committed["label"]]].copy()
     numbers = [interval(list(seeds[label].values())) for label in again["label"]]
     again["mean"], again["mean_ci"] = [mean for mean, _ in numbers], [half for _, half in numbers]
@@ -255,7 +255,7 @@ def judge(
 
 
 def judged(out: Path) -> list[Row]:
-    """Returns the rows of the federations that have an advice."""
+    """Return the rows of the federations that have an advice."""
     advice = pd.read_csv(out / "advice.csv").dropna(subset="advised").set_index("folder")
     rows = []
     for name, _, committed in federations():
@@ -268,7 +268,7 @@ def judged(out: Path) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns the Markdown table of verdicts, and below it the counts."""
+    """Return the Markdown table of verdicts, and below it the counts."""
     out = [
         "| Federation | Advised | LocalTrain | Personal | Global | Best | |",
         "|---|---|---:|---:|---:|---|---|",
@@ -283,7 +283,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def counts(rows: Sequence[Row]) -> str:
-    """Returns the sentence that counts verdicts, beside what always saying the same would have had."""
+    """Return the sentence that counts verdicts, beside what always saying the same would have had."""
     said = {word: sum(row.verdict == word for row in rows) for word in ("hit", "miss", "open")}
     sure = [row for row in rows if row.sure]
     always = (

@@ -68,7 +68,7 @@ class Attack:
     """Runs of each kind that the rates are of: half of all."""
 
     def epsilon(self, delta: float, confidence: float = 0.95) -> float:
-        """Returns what ε is at least, with the stated confidence; 0 where nothing was told apart."""
+        """Return what ε is at least, with the stated confidence; 0 where nothing was told apart."""
         out = 0.0
         n, error = self.trials, (1 - confidence) / 4  # two rates by each of two inequalities
         for right, wrong in ((self.hits, self.false_alarms), (n - self.false_alarms, n - self.hits)):
@@ -79,19 +79,19 @@ class Attack:
 
 
 def at_least(successes: int, trials: int, error: float) -> float:
-    """Returns the probability that an event has at least, wrong with probability `error`."""
+    """Return the probability that an event has at least, wrong with probability `error`."""
     from scipy.stats import beta
 
     return float(beta.ppf(error, successes, trials - successes + 1)) if successes else 0.0
 
 
 def at_most(successes: int, trials: int, error: float) -> float:
-    """Returns the probability that an event has at most, wrong with probability `error`."""
+    """Return the probability that an event has at most, wrong with probability `error`."""
     return 1.0 - at_least(trials - successes, trials, error)
 
 
 def attack(with_it: Scores, without: Scores, delta: float) -> Attack:
-    """Returns the attack on scores [runs] of both kinds, which are larger where the canary was there.
+    """Return the attack on scores [runs] of both kinds, which are larger where the canary was there.
 
     Raises:
         ConfigError: the two are not equally many, or fewer than four.
@@ -139,7 +139,7 @@ def audit_samples(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Audit:
-    """Returns the audit of clients with `samples` samples each, `trials` with the canary and as many without.
+    """Return the audit of clients with `samples` samples each, `trials` with the canary and as many without.
 
     Raises:
         ConfigError: fewer than two samples or four trials, or no noise, without which nothing is stated.
@@ -168,7 +168,7 @@ def audit_samples(
 
 
 def _weights(sim: Simulation) -> NDArray[np.float64]:
-    """The one weight of every trial's model, [clients]."""
+    """Return the one weight of every trial's model, [clients]."""
     parts = sim.personal_models(range(sim.participants), at_once=sim.participants)
     return torch.cat([part["head.weight"].flatten() for _, part in parts]).double().numpy()
 

@@ -39,7 +39,7 @@ Numbers = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
 def numbers(result: ExperimentResult) -> Numbers:
-    """Returns the numbers of the jobs of one field."""
+    """Return the numbers of the jobs of one field."""
     found: dict[str, dict[int, Mapping[str, float]]] = {}
     for (summary, _), seed in zip(result.jobs, result.seed_results(), strict=True):
         found.setdefault(summary["label"], {})[seed.seed] = seed.values
@@ -47,21 +47,21 @@ def numbers(result: ExperimentResult) -> Numbers:
 
 
 def gain(found: Numbers, first: str, second: str) -> Paired:
-    """Returns first minus second on the test parts of the seeds that both have."""
+    """Return first minus second on the test parts of the seeds that both have."""
     seeds = sorted(set(found[first]) & set(found[second]))
     one, two = ([found[label][s][TEST] for s in seeds] for label in (first, second))
     return paired(one, two)
 
 
 def chosen(found: Numbers) -> str:
-    """Returns the label with the best mean validation accuracy, of the lines that differ in λ and clusters only."""
+    """Return the label with the best mean validation accuracy, of the lines that differ in λ and clusters only."""
     lines = [label for label in found if label == LOCAL or (label.startswith("CKT") and label[-1].isdigit())]
     lines = [label for label in lines if "after" not in label]
     return max(lines, key=lambda label: interval([n[VALIDATION] for n in found[label].values()])[0])
 
 
 def frame_of(fields: Mapping[str, ExperimentResult]) -> pd.DataFrame:
-    """Returns a row a field: what LocalTrain reaches, what was chosen, and the gains of it and of every line."""
+    """Return a row a field: what LocalTrain reaches, what was chosen, and the gains of it and of every line."""
     rows = []
     for field, result in fields.items():
         found = numbers(result)
@@ -80,7 +80,7 @@ def frame_of(fields: Mapping[str, ExperimentResult]) -> pd.DataFrame:
 
 
 def page(frame: pd.DataFrame) -> str:
-    """Returns the tables as Markdown."""
+    """Return the tables as Markdown."""
     sizes = sorted(frame["samples"].unique())
     lines = [
         "# Where PerFed-CKT gains over local training",
@@ -158,7 +158,7 @@ def draw(frame: pd.DataFrame, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes the files."""
+    """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="+", help="of the finished experiment")
     parser.add_argument("out", type=Path, help="where map.md, map.csv and map.png go")

@@ -31,12 +31,12 @@ BATCH = 500
 
 
 def pixels(source: Source) -> np.ndarray:
-    """Returns the images as `[samples, features]` in [0, 1]."""
+    """Return the images as `[samples, features]` in [0, 1]."""
     return (source.x.reshape(len(source), -1).to(torch.float32) / 255).numpy()
 
 
 def cifar10(samples: int | None) -> dict[str, Any]:
-    """Returns the arrays of CIFAR-10 in principal components of Tiny-ImageNet."""
+    """Return the arrays of CIFAR-10 in principal components of Tiny-ImageNet."""
     public = pixels(load_source("tinyimagenet", samples=samples))
     centre = public.mean(0)
     spread, axes = np.linalg.eigh(np.cov(public.T))
@@ -48,7 +48,7 @@ def cifar10(samples: int | None) -> dict[str, Any]:
 
 
 def mnist(samples: int | None) -> dict[str, Any]:
-    """Returns the arrays of MNIST, each pixel standardised by itself."""
+    """Return the arrays of MNIST, each pixel standardised by itself."""
     source = load_source("mnist")
     rows = slice(samples)
     x = 255 * pixels(source).astype(np.float64)[rows]
@@ -57,7 +57,7 @@ def mnist(samples: int | None) -> dict[str, Any]:
 
 
 def pacs(samples: int | None) -> dict[str, Any]:
-    """Returns the arrays of PACS in pooled features of a ResNet-20."""
+    """Return the arrays of PACS in pooled features of a ResNet-20."""
     source = load_source("pacs", samples=samples, side=32)
     net = build("resnet20", (3, 32, 32), 10)
     load_weights(net, data_file("weights/resnet20_cifar10.npz"))
@@ -72,7 +72,7 @@ def pacs(samples: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Writes the file."""
+    """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("which", choices=("cifar10", "mnist", "pacs"))
     parser.add_argument("file", type=Path)

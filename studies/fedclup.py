@@ -43,7 +43,7 @@ TUNING_SEED = 100
 
 
 def simulations(config: ExperimentConfig) -> Iterator[tuple[str, int, Simulation, Truth]]:
-    """Yields (label, seed, simulation before its first round, truth); data are drawn anew for every seed."""
+    """Yield (label, seed, simulation before its first round, truth); data are drawn anew for every seed."""
     for seed in config.seeds:
         own = load(config, {"data": {"options": {**config.data.options, "seed": seed}}})
         federation = make_federation(own, seed)
@@ -54,7 +54,7 @@ def simulations(config: ExperimentConfig) -> Iterator[tuple[str, int, Simulation
 
 
 def curve(sim: Simulation, truth: Truth, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yields the errors after every round, means over all clients and over those that have trained so far."""
+    """Yield the errors after every round, means over all clients and over those that have trained so far."""
     method = sim.method
     assert isinstance(method, FedCLUP)
     x, y, weight = validation(sim)
@@ -77,14 +77,14 @@ def curve(sim: Simulation, truth: Truth, rounds: int) -> Iterator[dict[str, Any]
 
 
 def validation(sim: Simulation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns inputs, targets and weights 1/n of all clients' validation parts (all of one size or empty)."""
+    """Return inputs, targets and weights 1/n of all clients' validation parts (all of one size or empty)."""
     source, rows = sim.federation.source, np.stack(sim.federation.val[: sim.federation.num_clients])
     taken = torch.from_numpy(rows)
     return source.x[taken], source.y[taken][..., 0], torch.full(taken.shape, 1 / max(1, rows.shape[1]))
 
 
 def curves(config: ExperimentConfig) -> pd.DataFrame:
-    """Returns `curve` of every method and seed of every variant of a recipe."""
+    """Return `curve` of every method and seed of every variant of a recipe."""
     rows = []
     for variant, experiment in expand(config).items():
         for label, seed, sim, truth in simulations(experiment):
@@ -96,7 +96,7 @@ def curves(config: ExperimentConfig) -> pd.DataFrame:
 
 
 def over_seeds(frame: pd.DataFrame, by: list[str], values: list[str]) -> pd.DataFrame:
-    """Returns mean and half width of the 95 % interval of every value, one row a group."""
+    """Return mean and half width of the 95 % interval of every value, one row a group."""
     rows = []
     for key, group in frame.groupby(by, sort=False):
         row = dict(zip(by, key, strict=True))
@@ -110,7 +110,7 @@ def over_seeds(frame: pd.DataFrame, by: list[str], values: list[str]) -> pd.Data
 
 
 def tradeoff(out: Path) -> None:
-    """Writes errors.csv (every round), summary.csv and tradeoff.png."""
+    """Write errors.csv (every round), summary.csv and tradeoff.png."""
     frame = curves(load("fedclup_tradeoff"))
     measures = ["total", "optimisation", "statistical"]
     mean = over_seeds(frame, ["variant", "label", "round", "scalars"], measures)
@@ -130,7 +130,7 @@ def tradeoff(out: Path) -> None:
 
 
 def rate(out: Path) -> None:
-    """Writes rates.csv and rate.png: the squared error of w each round, and until it is a millionth."""
+    """Write rates.csv and rate.png: the squared error of w each round, and until it is a millionth."""
     wanted, rows, lines = 1e-6, [], []
     for variant, experiment in expand(load("fedclup_rate")).items():
         for label, seed, sim, truth in simulations(experiment):
@@ -176,7 +176,7 @@ def rate(out: Path) -> None:
 
 
 def distance(sim: Simulation, best: torch.Tensor) -> float:
-    """Returns ‖w − w*‖²."""
+    """Return ‖w − w*‖²."""
     shared = sim.global_model()
     assert shared is not None
     w = next(iter(shared.values()))
@@ -188,7 +188,7 @@ def distance(sim: Simulation, best: torch.Tensor) -> float:
 
 
 def dynamic(out: Path) -> None:
-    """Writes curves.csv, targets.csv (rounds and scalars to each target), and plots over rounds and scalars."""
+    """Write curves.csv, targets.csv (rounds and scalars to each target), and plots over rounds and scalars."""
     frame = curves(load("fedclup_dynamic"))
     measures = ["total", "total_all", "lam", "trained", "validation"]
     mean = over_seeds(frame, ["variant", "label", "round"], ["scalars", *measures])
@@ -237,7 +237,7 @@ def dynamic(out: Path) -> None:
 
 
 def tune(out: Path) -> None:
-    """Writes tuning.csv: the mean validation error over 20 rounds of each schedule, on data of another seed.
+    """Write tuning.csv: the mean validation error over 20 rounds of each schedule, on data of another seed.
 
     These data have 800 validation samples a client: with 50 the noise of the labels hides which λ is best.
     """
@@ -270,7 +270,7 @@ def tune(out: Path) -> None:
 
 
 def write(frame: pd.DataFrame, path: Path) -> None:
-    """Writes a table with five significant digits."""
+    """Write a table with five significant digits."""
     path.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(path, index=False, float_format="%.5g")
 
@@ -325,7 +325,7 @@ def panels(
 
 
 def main() -> None:
-    """Runs one study."""
+    """Run one study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     studies = {"tradeoff": tradeoff, "rate": rate, "dynamic": dynamic, "tune": tune}
     parser.add_argument("study", choices=sorted(studies))

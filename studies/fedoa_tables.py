@@ -47,7 +47,7 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
 
 
 def collected(folder: Path) -> pd.DataFrame:
-    """Returns a row a job: variant, label, seed, metric, set (shifted or local), value in percent."""
+    """Return a row a job: variant, label, seed, metric, set (shifted or local), value in percent."""
     rows = []
     for variant, result in results(folder).items():
         for summary, _ in result.jobs:
@@ -63,7 +63,7 @@ def collected(folder: Path) -> pd.DataFrame:
 
 
 def table(frame: pd.DataFrame, published: dict[str, dict[str, float]]) -> list[str]:
-    """Returns a table of one metric on one set: a row a method, a column a variant, and their mean."""
+    """Return a table of one metric on one set: a row a method, a column a variant, and their mean."""
     variants = list(dict.fromkeys(frame["variant"]))
     lines = [f"| Method | {' | '.join(variants)} | mean |", "| --- |" + " ---: |" * (len(variants) + 1)]
     for label in dict.fromkeys(frame["label"]):
@@ -85,7 +85,7 @@ def _cell(values: list[float]) -> str:
 
 
 def features_by_round(folder: Path) -> pd.DataFrame:
-    """Returns variant, label, seed, round and the mean distance of features on the clients' own test parts."""
+    """Return variant, label, seed, round and the mean distance of features on the clients' own test parts."""
     found = []
     for variant, result in results(folder).items():
         frame = result.clients
@@ -111,7 +111,7 @@ def plot(frame: pd.DataFrame, file: Path) -> None:
 
 
 def page(folder: Path) -> str:
-    """Returns the tables as Markdown."""
+    """Return the tables as Markdown."""
     name = load(folder / "config.yaml", []).name
     frame = collected(folder)
     lines = [f"# {name}", "", "Mean over clients and seeds ± half width of the 95 % interval over seeds."]
@@ -127,12 +127,12 @@ def page(folder: Path) -> str:
 
 
 def _is_published(name: str, metric: str) -> bool:
-    """The paper has ROUGE-1 of texts, and accuracy of images."""
+    """Return the paper has ROUGE-1 of texts, and accuracy of images."""
     return metric == ("rouge1" if name == "fedoa_flan" else "accuracy")
 
 
 def main() -> None:
-    """Writes the page and the picture."""
+    """Write the page and the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "folder", type=Path, help="of the finished experiment: fedoa_flan, fedoa_ablation or fedoa_pacs"

@@ -37,11 +37,12 @@ class Federation:
 
     @property
     def methods(self) -> list[str]:
+        """Return the labels of the methods."""
         return list(self.mean)
 
 
 def federation(result: ExperimentResult) -> Federation:
-    """Returns the numbers of the metric that leads."""
+    """Return the numbers of the metric that leads."""
     mean: dict[str, Seeds] = {}
     worst: dict[str, Seeds] = {}
     sent: dict[str, Seeds] = {}
@@ -54,7 +55,7 @@ def federation(result: ExperimentResult) -> Federation:
 
 
 def against(found: Mapping[str, Seeds], other: str) -> dict[str, Paired]:
-    """Returns every other method's difference to `other` on the seeds of both, and p after Holm's correction."""
+    """Return every other method's difference to `other` on the seeds of both, and p after Holm's correction."""
     base = found[other]
     pairs = {}
     for label, seeds in found.items():
@@ -69,14 +70,14 @@ def against(found: Mapping[str, Seeds], other: str) -> dict[str, Paired]:
 
 
 def unbeaten(found: Mapping[str, Seeds]) -> list[str]:
-    """Returns the methods from which the best mean differs by less than the 95 % interval of the paired difference."""
+    """Return the methods from which the best mean differs by less than the 95 % interval of the paired difference."""
     best = max(found, key=lambda label: interval(list(found[label].values()))[0])
     gaps = against(found, best)
     return [label for label in found if label == best or not -gaps[label].mean > gaps[label].half_width]
 
 
 def page(field: Mapping[str, Federation]) -> str:
-    """Returns the page as Markdown."""
+    """Return the page as Markdown."""
     methods = list(dict.fromkeys(label for one in field.values() for label in one.methods))
     seeds = max(len(s) for one in field.values() for s in one.mean.values())
     lines = [
@@ -141,7 +142,7 @@ def _number(seeds: Seeds | None) -> str:
 
 
 def main() -> None:
-    """Writes the page."""
+    """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "folders", type=Path, nargs="+", help="of finished comparisons, each with a line LocalTrain"

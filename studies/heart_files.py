@@ -40,7 +40,7 @@ EVERY = 10
 
 
 def raw(centre: str) -> pd.DataFrame:
-    """Returns a hospital's patients as the Heart data have them, numbers and NaN.
+    """Return a hospital's patients as the Heart data have them, numbers and NaN.
 
     Raises:
         DataError: the data folder has no such file.
@@ -50,7 +50,7 @@ def raw(centre: str) -> pd.DataFrame:
 
 
 def invented(centre: str) -> pd.DataFrame:
-    """Returns as many patients as one can look through, of the same columns; gaps differ between the hospitals."""
+    """Return as many patients as one can look through, of the same columns; gaps differ between the hospitals."""
     number = HEART_CENTRES.index(centre)
     rng = np.random.default_rng(number)
     rows = (60, 50, 30, 40)[number]
@@ -79,7 +79,7 @@ def invented(centre: str) -> pd.DataFrame:
 
 
 def told(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns patients with words for codes, an empty cell for what was not measured, and yes or no for the disease."""
+    """Return patients with words for codes, an empty cell for what was not measured, and yes or no for the disease."""
     found = frame.copy()
     for column in NOT_MEASURED:
         found[column] = found[column].where(found[column] != 0)
@@ -90,7 +90,7 @@ def told(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write(out: Path, look_alike: bool = False) -> None:
-    """Writes the files of all hospitals."""
+    """Write the files of all hospitals."""
     for folder in ("hospitals", "new", "diagnoses"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     for centre in HEART_CENTRES:

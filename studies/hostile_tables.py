@@ -22,7 +22,7 @@ MODELS = ("personal", "global")
 
 
 def frame_of(folder: Path) -> pd.DataFrame:
-    """Returns a row for every job and model: rule, hostile, label, model, seed, accuracy, worst (client)."""
+    """Return a row for every job and model: rule, hostile, label, model, seed, accuracy, worst (client)."""
     rows = []
     for variant, result in results(folder).items():
         rule, _, hostile = variant.partition(", ")
@@ -37,7 +37,7 @@ def frame_of(folder: Path) -> pd.DataFrame:
 
 
 def page(name: str, frame: pd.DataFrame) -> str:
-    """Returns the tables as Markdown."""
+    """Return the tables as Markdown."""
     rules = list(dict.fromkeys(frame["rule"]))
     lines = [
         f"# {name}",
@@ -62,6 +62,7 @@ def _cell(values: pd.Series) -> str:
 
 
 def main() -> None:
+    """Print the tables of a folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder

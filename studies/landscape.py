@@ -60,20 +60,20 @@ class Plane:
     """(a, b) of the models that the plane was made of."""
 
     def at(self, a: float, b: float) -> dict[str, Tensor]:
-        """Returns the state at w + a u + b v."""
+        """Return the state at w + a u + b v."""
         moved = {n: self.origin.get(n) + a * self.u[n] + b * self.v[n] for n in self.u}
         return {**{str(n): t for n, t in self.origin.items()}, **moved}
 
 
 def random_plane(model: Model, state: TensorDict, seed: int = 0) -> Plane:
-    """Returns the plane along two filter-normalised random directions, a function of `seed`."""
+    """Return the plane along two filter-normalised random directions, a function of `seed`."""
     generator = torch.Generator().manual_seed(torch_seed(seed, "landscape"))
     u, v = (_filter_normalised(model, state, generator) for _ in range(2))
     return Plane(state, u, v)
 
 
 def plane_through(model: Model, states: Sequence[TensorDict]) -> Plane:
-    """Returns the plane through three models.
+    """Return the plane through three models.
 
     Raises:
         ConfigError: not three models, or three that lie on a line (two equal ones among them).
@@ -99,7 +99,7 @@ def plane_through(model: Model, states: Sequence[TensorDict]) -> Plane:
 def losses(
     model: Model, plane: Plane, source: Source, rows: Tensor, a: Sequence[float], b: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Returns the mean loss on samples `rows` at every (a, b), [b, a]."""
+    """Return the mean loss on samples `rows` at every (a, b), [b, a]."""
     return np.array([[mean_loss(model, plane.at(x, y), source, rows) for x in a] for y in b])
 
 
@@ -142,7 +142,7 @@ class Landscape:
     marks: dict[str, tuple[float, float]]
 
     def csv(self) -> str:
-        """Returns a line a point: a, b, loss."""
+        """Return a line a point: a, b, loss."""
         lines = [
             f"{x:.6g},{y:.6g},{self.loss[j, i]:.8g}"
             for j, y in enumerate(self.b.tolist())
@@ -151,7 +151,7 @@ class Landscape:
         return "\n".join(["a,b,loss", *lines]) + "\n"
 
     def write(self, path: Path) -> list[Path]:
-        """Writes the picture and, beside it, the numbers as CSV; returns both. Raises RunError where that fails."""
+        """Write the picture and, beside it, the numbers as CSV; returns both. Raises RunError where that fails."""
         contours(self.a, self.b, self.loss, self.marks, path, title=self.title)
         numbers = path.with_suffix(".csv")
         write_text(numbers, self.csv())
@@ -170,7 +170,7 @@ def landscape(
     samples: int = 1000,
     source: Any = None,
 ) -> Landscape:
-    """Returns the loss around one model of a run, or on the plane through three.
+    """Return the loss around one model of a run, or on the plane through three.
 
     Args:
         folder: result folder of an experiment.
@@ -261,7 +261,7 @@ def contours(
     *,
     title: str,
 ) -> None:
-    """Writes lines of equal `height` [b, a], their spacing even on a logarithmic scale above the lowest point.
+    """Write lines of equal `height` [b, a], their spacing even on a logarithmic scale above the lowest point.
 
     Raises RunError where no height is finite, or the file cannot be written.
     """

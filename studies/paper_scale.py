@@ -62,7 +62,7 @@ ITEMS = (
 
 
 def experiment(item: Item, scale: str, device: str) -> ExperimentConfig:
-    """Returns the experiment of an item at a scale; a smoke keeps the methods, seeds and variants of its own."""
+    """Return the experiment of an item at a scale; a smoke keeps the methods, seeds and variants of its own."""
     config = load(item.recipe, [f"engine.device={device}"], scale=scale)
     if scale == "smoke":
         return config
@@ -100,7 +100,7 @@ def work(
     runner: Callable[[Item, Path, float], bool] = run,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
-    """Does the items that are not done, in order, while there is time; returns those that are done now.
+    """Do the items that are not done, in order, while there is time; returns those that are done now.
 
     An item that ends with an error is left for the next call, as one that ran out of time.
     """
@@ -123,7 +123,7 @@ def work(
 
 
 def described(items: Sequence[Item], scale: str, done: Sequence[str]) -> str:
-    """Returns what each item decides, needs and costs, and whether it is done."""
+    """Return what each item decides, needs and costs, and whether it is done."""
     lines = []
     for number, item in enumerate(items, start=1):
         chosen = load(item.recipe, scale=scale).scales[scale]  # type: ignore[index]
@@ -139,7 +139,7 @@ def described(items: Sequence[Item], scale: str, done: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Prints the items, or works on them."""
+    """Print the items, or works on them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--scale", choices=("smoke", "small", "paper"), default="paper")

@@ -51,7 +51,7 @@ class Gap:
 
 
 def gap(model: Model, mean: TensorDict, models: TensorDict, x: Tensor, y: Tensor) -> Gap:
-    """Returns the gap of `mean` and its `models` [clients, ...] on samples [n, ...] of classes [n]."""
+    """Return the gap of `mean` and its `models` [clients, ...] on samples [n, ...] of classes [n]."""
     with torch.no_grad():
         own = torch.cat([model(mean, part) for part in torch.split(x, PIECE)])
         each = torch.stack(
@@ -71,6 +71,7 @@ class Watched(Simulation):
     teachers: TensorDict
 
     def aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
+        """Aggregate, and keep the models."""
         self.teachers = replies.stack
         return super().aggregated(server, replies)
 
@@ -91,7 +92,7 @@ def start(config: ExperimentConfig, seed: int, folder: Path) -> Path:
 
 
 def watched(config: ExperimentConfig, seed: int) -> Iterator[Gap]:
-    """Yields the gap after each round of an experiment's only line."""
+    """Yield the gap after each round of an experiment's only line."""
     job = Job(config, config.methods[0], seed)
     federation = make_federation(config, seed)
     sim = make_simulation(job, federation, None, Watched)
@@ -105,7 +106,7 @@ def watched(config: ExperimentConfig, seed: int) -> Iterator[Gap]:
 
 
 def text(frame: pd.DataFrame) -> str:
-    """Returns gate.md of the rows of all rounds."""
+    """Return gate.md of the rows of all rounds."""
     last = frame[frame["round"] == frame["round"].max()].groupby("E", sort=False).mean(numeric_only=True)
     best = float(last["headroom"].max())
     said = (

@@ -56,7 +56,7 @@ Seeds = dict[int, float]
 
 
 def collected(result: ExperimentResult) -> dict[str, dict[str, Any]]:
-    """Returns by label: trained and sent scalars, and every column's accuracy by seed, in percent."""
+    """Return by label: trained and sent scalars, and every column's accuracy by seed, in percent."""
     rows: dict[str, dict[str, Any]] = {}
     for summary, store in result.jobs:
         row = rows.setdefault(summary["label"], {"columns": {c: {} for c in COLUMNS}, "shared": {}})
@@ -79,7 +79,7 @@ def _accuracies(sets: dict[str, Any]) -> list[float | None]:
 
 
 def page(name: str, rows: dict[str, dict[str, Any]]) -> str:
-    """Returns the tables as Markdown."""
+    """Return the tables as Markdown."""
     published = PUBLISHED[name]
     used = [c for c in COLUMNS if any(row["columns"][c] for row in rows.values())]
     lines = [
@@ -144,7 +144,7 @@ def _orders(column: str, rows: dict[str, dict[str, Any]], published: dict[str, A
 
 
 def main() -> None:
-    """Writes the page."""
+    """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of the finished experiment perada_cifar or perada_pacs")
     folder = parser.parse_args().folder

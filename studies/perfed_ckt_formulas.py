@@ -49,7 +49,7 @@ class Cost:
 def transfer_mse(
     beta: float, sigma2: float, nu: float, v2: Sequence[float], client: int, lam: float, alpha: ArrayLike
 ) -> float:
-    """Expected squared error of one coordinate of `client`'s estimate for any `lam` and `alpha`.
+    """Return expected squared error of one coordinate of `client`'s estimate for any `lam` and `alpha`.
 
     Args:
         beta, sigma2, nu, v2: as in `best_transfer`.
@@ -128,7 +128,7 @@ class Task:
     lam: float
 
     def gradient(self, w: Floats, own: NDArray[np.int64], seen: NDArray[np.int64]) -> Floats:
-        """The gradient at `w` [d, classes], of rows `own` and public rows `seen`."""
+        """Return the gradient at `w` [d, classes], of rows `own` and public rows `seen`."""
         x, public = self.x[own], self.public[seen]
         fit = x.T @ (softmax(x @ w) - self.y[own]) / len(own)
         s = softmax(public @ w)
@@ -144,7 +144,7 @@ def softmax(z: Floats) -> Floats:
 
 
 def example(seed: int = 0, samples: int = 60, public: int = 40, lam: float = 2.0) -> Task:
-    """A client with noisy labels of three classes and a centroid that is another model's opinion."""
+    """Return a client with noisy labels of three classes and a centroid that is another model's opinion."""
     rng = np.random.default_rng(seed)
     truth, other = rng.standard_normal((2, 4, 3))
     x, seen = rng.standard_normal((samples, 4)), rng.standard_normal((public, 4))
@@ -155,7 +155,7 @@ def example(seed: int = 0, samples: int = 60, public: int = 40, lam: float = 2.0
 def squared_norms(
     task: Task, steps: int, rate: Callable[[int], float], batch: int = 4, seed: int = 0
 ) -> tuple[Floats, Floats]:
-    """Returns (rates, ||grad Phi||^2 of all samples before each step), [steps], of SGD from zero weights."""
+    """Return (rates, ||grad Phi||^2 of all samples before each step), [steps], of SGD from zero weights."""
     rng, w = np.random.default_rng(seed), np.zeros((task.x.shape[1], task.y.shape[1]))
     everything = np.arange(len(task.x)), np.arange(len(task.public))
     rates, norms = np.empty(steps), np.empty(steps)

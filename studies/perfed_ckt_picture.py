@@ -30,7 +30,7 @@ COUNTS = {"multicast": "each payload of the server once", "unicast": "every rece
 
 
 def curves(result: ExperimentResult) -> pd.DataFrame:
-    """Returns label, seed, round, all, sampled (accuracies), worst10, multicast, unicast (cumulative), clients.
+    """Return label, seed, round, all, sampled (accuracies), worst10, multicast, unicast (cumulative), clients.
 
     A row an evaluated round. `clients` is the number of clients that took part at least once.
     """
@@ -62,7 +62,7 @@ def curves(result: ExperimentResult) -> pd.DataFrame:
 
 
 def summarise(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row a method: means over seeds of its last round, half widths of 95 %, differences to LocalTrain."""
+    """Return a row a method: means over seeds of its last round, half widths of 95 %, differences to LocalTrain."""
     final, rows = frame[frame["last"]], []
     local = final[final["label"] == "LocalTrain"].set_index("seed")
     for label, group in final.groupby("label", sort=False):
@@ -78,7 +78,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame, title: str, path: Path) -> None:
-    """Writes four panels: accuracy of all and of sampled clients, against multicast and unicast scalars."""
+    """Write four panels: accuracy of all and of sampled clients, against multicast and unicast scalars."""
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex="col", sharey="row")
     for row, key in enumerate(MODELS):
@@ -107,7 +107,7 @@ def _panel(axes: Axes, frame: pd.DataFrame, key: str, count: str) -> None:
 
 
 def section(name: str, table: pd.DataFrame, picture: str) -> str:
-    """Returns the part of the page on one variant."""
+    """Return the part of the page on one variant."""
     lines = [
         "| method | seeds | all clients | − LocalTrain | lowest 10 % | took part | − LocalTrain | scalars up | "
         "up + down, multicast | up + down, unicast | seconds |",
@@ -145,7 +145,7 @@ half width of the 95 % interval; "− LocalTrain" is the paired difference. Seco
 
 
 def main() -> None:
-    """Writes the pictures, README.md and summary.csv of all variants."""
+    """Write the pictures, README.md and summary.csv of all variants."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("run", type=Path, help="result folder of the recipe")
     parser.add_argument("--out", type=Path, default=Path("results/perfed_ckt_cifar"))

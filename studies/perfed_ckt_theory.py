@@ -51,7 +51,7 @@ STEPS, ROUNDS = 400, 5
 
 
 def theorem(trials: int, rng: np.random.Generator) -> pd.DataFrame:
-    """Returns a row for every sweep, client and setting: the predicted and the simulated error of one coordinate.
+    """Return a row for every sweep, client and setting: the predicted and the simulated error of one coordinate.
 
     Every setting has trials of its own, so that the deviations from the predictions are independent.
     """
@@ -95,7 +95,7 @@ def theorem(trials: int, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def toy(trials: int, rng: np.random.Generator, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns (a row for every noise, client and way of learning; a row for every noise: what was clustered)."""
+    """Return (a row for every noise, client and way of learning; a row for every noise: what was clustered)."""
     shape = (trials, len(SPREAD))
     true = rng.uniform(-10, 10, (trials, 1, DIM)) + SPREAD[:, None] * rng.standard_normal((*shape, DIM))
     X = rng.uniform(-10, 10, (*shape, SAMPLES, DIM))
@@ -147,7 +147,7 @@ def toy(trials: int, rng: np.random.Generator, seed: int) -> tuple[pd.DataFrame,
 
 
 def _error(w: Floats | None, true: Floats, k: int) -> float:
-    """Returns the mean squared error of one coordinate of client k's models; NaN where there are none."""
+    """Return the mean squared error of one coordinate of client k's models; NaN where there are none."""
     return float("nan") if w is None else float(((w[:, k] - true[:, k]) ** 2).mean())
 
 
@@ -158,7 +158,7 @@ class Problem:
         self.gram, self.public, self.moment, self.P = gram, public, moment, P
 
     def mixes(self, w: Floats, clusters: int, seed: int) -> Floats:
-        """Returns α [trials, clients, clients]: the mean over the cluster of a client's predictions."""
+        """Return α [trials, clients, clients]: the mean over the cluster of a client's predictions."""
         if clusters == 1:
             return np.full((*w.shape[:2], w.shape[1]), 1 / w.shape[1])
         uniform = torch.full((w.shape[1],), 1 / w.shape[1], dtype=torch.float64)
@@ -168,13 +168,13 @@ class Problem:
         return np.asarray(same / same.sum(2, keepdims=True))
 
     def solve(self, w: Floats, mix: Floats, lam: Floats) -> Floats:
-        """Returns (XᵀX + λ PᵀP)⁻¹ (Xᵀy + λ PᵀP Σ_i α_i w_i), [trials, clients, 2]; `lam` [clients]."""
+        """Return (XᵀX + λ PᵀP)⁻¹ (Xᵀy + λ PᵀP Σ_i α_i w_i), [trials, clients, 2]; `lam` [clients]."""
         pull = lam[:, None, None] * self.public
         right = self.moment + np.einsum("tkde,tke->tkd", pull, mix @ w)
         return np.asarray(np.linalg.solve(self.gram + pull, right[..., None])[..., 0])
 
     def descend(self, w: Floats, mix: Floats) -> Floats:
-        """Returns the models after gradient descent from `w` on ‖y − X w‖² + λ ‖P w − s̄‖², s̄ = P Σ_i α_i w_i."""
+        """Return the models after gradient descent from `w` on ‖y − X w‖² + λ ‖P w − s̄‖², s̄ = P Σ_i α_i w_i."""
         target = np.einsum("tpd,tkd->tkp", self.P, mix @ w)
         curvature = 2 * (self.gram + LAM * self.public)
         step = 1 / np.linalg.eigvalsh(curvature)[..., -1:]
@@ -190,7 +190,7 @@ class Problem:
 
 
 def draw_theorem(frame: pd.DataFrame, path: Path) -> None:
-    """Writes lines of the predicted error and points of the simulated one, with two standard errors."""
+    """Write lines of the predicted error and points of the simulated one, with two standard errors."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     by_lam, by_alpha = figure.subplots(1, 2, sharey=True)
     for axes, sweep, label in (
@@ -218,7 +218,7 @@ WAYS = {"local": "alone", "c=1": "c = 1", "c=2": "c = 2 (clustered)", "theorem":
 
 
 def draw_toy(frame: pd.DataFrame, path: Path) -> None:
-    """Writes the error of each client over the noise, a line for each way of learning."""
+    """Write the error of each client over the noise, a line for each way of learning."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 3))
     for k, axes in enumerate(panels, 1):
@@ -235,14 +235,14 @@ def draw_toy(frame: pd.DataFrame, path: Path) -> None:
 
 
 def readme(frame: pd.DataFrame, errors: pd.DataFrame, facts: pd.DataFrame, args: argparse.Namespace) -> str:
-    """Returns the page that explains the numbers."""
+    """Return the page that explains the numbers."""
     settings = f"seed {args.seed}, {args.trials:,} trials of the theorem, {args.toy_trials:,} of the toy"
     head = f"# PerFed-CKT on linear regression\n\nMade by `python -m studies.perfed_ckt_theory` ({settings})."
     return "\n\n".join([head, theorem_text(frame), toy_text(errors, facts)]) + "\n"
 
 
 def theorem_text(frame: pd.DataFrame) -> str:
-    """Returns the part of the page on Theorem 4.2."""
+    """Return the part of the page on Theorem 4.2."""
     at_best = frame[(frame["sweep"] == "lambda") & (frame["value"] == 1)].to_dict("records")
     alone = frame[frame["sweep"] == "local"]["simulated"].tolist()
     best = best_transfer(BETA, SIGMA2, NU, V2.tolist())
@@ -271,7 +271,7 @@ in simulation no other λ or α {rank}.
 
 
 def toy_text(errors: pd.DataFrame, facts: pd.DataFrame) -> str:
-    """Returns the part of the page on the toy."""
+    """Return the part of the page on the toy."""
     rows = []
     for noise, share in facts.itertuples(index=False):
         group = errors[errors["noise"] == noise]
@@ -302,7 +302,7 @@ centroids, multiply the errors by {later.min():.2f} to {later.max():.2f} (`toy.c
 
 
 def _beaten(frame: pd.DataFrame) -> float:
-    """Returns by how many standard errors another setting of a sweep is better than the theorem's, at most."""
+    """Return by how many standard errors another setting of a sweep is better than the theorem's, at most."""
     margins = [0.0]
     for _, group in frame[frame["sweep"] != "local"].groupby(["sweep", "client"]):
         at = group[group["value"] == 1].iloc[0]
@@ -312,7 +312,7 @@ def _beaten(frame: pd.DataFrame) -> float:
 
 
 def main() -> None:
-    """Runs both parts and writes tables, plots and README.md."""
+    """Run both parts and write tables, plots and README.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("results/perfed_ckt_theory"))
     parser.add_argument("--seed", type=int, default=0)

@@ -47,7 +47,7 @@ Values = dict[tuple[str, str], dict[int, dict[str, float]]]
 
 
 def collected(result: ExperimentResult) -> Values:
-    """Returns the statistics over clients of every job, on their own test parts."""
+    """Return the statistics over clients of every job, on their own test parts."""
     values: Values = {}
     for summary, _ in result.jobs:
         for model in TITLES:
@@ -61,7 +61,7 @@ def collected(result: ExperimentResult) -> Values:
 
 
 def frame_of(values: Values) -> pd.DataFrame:
-    """Returns a row a model and method: means over seeds, and half widths of their 95 % intervals."""
+    """Return a row a model and method: means over seeds, and half widths of their 95 % intervals."""
     rows = []
     for (model, label), seeds in values.items():
         row: dict[str, object] = {"model": model, "label": label, "seeds": len(seeds)}
@@ -72,7 +72,7 @@ def frame_of(values: Values) -> pd.DataFrame:
 
 
 def one_by_one(clients: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Returns a row a pair of methods and a seed: the share of clients that gain, and the gain of the lowest tenth.
+    """Return a row a pair of methods and a seed: the share of clients that gain, and the gain of the lowest tenth.
 
     Args:
         clients: records of every client, of the last round.
@@ -100,7 +100,7 @@ def one_by_one(clients: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def page(frame: pd.DataFrame, values: Values, single: pd.DataFrame) -> str:
-    """Returns the tables as Markdown."""
+    """Return the tables as Markdown."""
     lines = [
         "# Lowest and top 5 % of the clients",
         "",
@@ -155,7 +155,7 @@ def _difference(one: Mapping[int, Mapping[str, float]], two: Mapping[int, Mappin
 
 
 def main() -> None:
-    """Writes both files."""
+    """Write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="+", help="of the finished experiment")
     parser.add_argument(

@@ -40,7 +40,7 @@ class Row:
 
 
 def reached(law: Callable[[float], np.ndarray], here: float, gone: float, delta: float) -> float:
-    """Returns ε at δ between two densities on `GRID`, the larger of both directions."""
+    """Return ε at δ between two densities on `GRID`, the larger of both directions."""
     step, p, q = GRID[1] - GRID[0], law(here), law(gone)
 
     def one_way(a: np.ndarray, b: np.ndarray) -> float:
@@ -58,7 +58,7 @@ def one_of(clients: int, sigma: float) -> Callable[[float], np.ndarray]:
 
 
 def largest_of(batches: int, sigma: float) -> Callable[[float], np.ndarray]:
-    """A pass of shuffled batches, one of which holds the sample: the density of the largest of their sums."""
+    """Return a pass of shuffled batches, one of which holds the sample: the density of the largest of their sums."""
 
     def law(mean: float) -> np.ndarray:
         one, others = norm(mean, sigma), norm(-1, sigma)
@@ -70,7 +70,7 @@ def largest_of(batches: int, sigma: float) -> Callable[[float], np.ndarray]:
 
 
 def rows() -> list[Row]:
-    """Returns the settings."""
+    """Return the settings."""
     redrawn = [q / (1 - (1 - q) ** n) for q, n in ((0.05, 10), (0.1, 5))]
     fixed = reached(one_of(10, 1.0), -1.0, 0.0, 1e-5)
     ten, hundred = (reached(largest_of(b, 1.0), 1.0, 0.0, 1e-6) for b in (10, 100))
@@ -98,7 +98,7 @@ def rows() -> list[Row]:
 
 
 def outside(entry: Entry, delta: float) -> float:
-    """Returns ε by dp-accounting's privacy loss distributions, neighbours by adding or removing one."""
+    """Return ε by dp-accounting's privacy loss distributions, neighbours by adding or removing one."""
     import dp_accounting
     from dp_accounting import pld
 
@@ -112,7 +112,7 @@ def outside(entry: Entry, delta: float) -> float:
 
 
 def frame_of(found: list[Row]) -> pd.DataFrame:
-    """Returns the table."""
+    """Return the table."""
     return pd.DataFrame(
         {
             "setting": row.what,
@@ -128,7 +128,7 @@ def frame_of(found: list[Row]) -> pd.DataFrame:
 
 
 def page(frame: pd.DataFrame) -> str:
-    """Returns the table as Markdown."""
+    """Return the table as Markdown."""
     lines = [
         "# Privacy accounting",
         "",
@@ -148,7 +148,7 @@ def page(frame: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    """Writes the table."""
+    """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where accounting.csv and accounting.md are written")
     folder = parser.parse_args().folder

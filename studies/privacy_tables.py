@@ -22,7 +22,7 @@ from tailorfl.settings.loading import load
 
 
 def collected(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Returns variant -> label -> summaries of its seeds."""
+    """Return variant -> label -> summaries of its seeds."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for variant, result in results(folder).items():
         jobs = found.setdefault(variant, {})
@@ -32,7 +32,7 @@ def collected(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def frame_of(found: dict[str, dict[str, list[dict[str, Any]]]]) -> pd.DataFrame:
-    """Returns a row a job."""
+    """Return a row a job."""
     rows = []
     for variant, jobs in found.items():
         for label, summaries in jobs.items():
@@ -46,7 +46,7 @@ def frame_of(found: dict[str, dict[str, list[dict[str, Any]]]]) -> pd.DataFrame:
 
 
 def page(name: str, found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    """Returns the tables as Markdown."""
+    """Return the tables as Markdown."""
     labels = list(dict.fromkeys(label for jobs in found.values() for label in jobs))
     lines = [
         f"# {name}",
@@ -74,7 +74,7 @@ def page(name: str, found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
 
 
 def _covered(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
-    """What ε is of, above the tables."""
+    """Return what ε is of, above the tables."""
     every = (
         s["privacy"] for jobs in found.values() for found in jobs.values() for s in found if "privacy" in s
     )
@@ -110,7 +110,7 @@ def _spent(summaries: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Writes the page."""
+    """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of the finished experiment perada_dp or heart_dp")
     folder = parser.parse_args().folder

@@ -25,7 +25,7 @@ KEPT = Path("results") / "evidence"
 
 
 def published(recipe: str, metric: str) -> dict[tuple[str, str], float]:
-    """Returns (variant, label) -> what was published of a metric."""
+    """Return (variant, label) -> what was published of a metric."""
     config = load(recipe, {"scale": "small"})
     found: dict[tuple[str, str], float] = {}
     for name, variant in config.variants.items():
@@ -36,7 +36,7 @@ def published(recipe: str, metric: str) -> dict[tuple[str, str], float]:
 
 
 def cells(kept: pd.DataFrame, wanted: Mapping[tuple[str, str], float], metric: str) -> pd.DataFrame:
-    """Returns a row for each published cell: variant, label, published, mean, s, seeds, z.
+    """Return a row for each published cell: variant, label, published, mean, s, seeds, z.
 
     Args:
         kept: one row a job, with the columns variant, label, seed and `metric`.
@@ -54,13 +54,13 @@ def cells(kept: pd.DataFrame, wanted: Mapping[tuple[str, str], float], metric: s
 
 
 def distances(found: pd.DataFrame) -> pd.Series[float]:
-    """Returns variant -> root mean square of its z, the nearest first."""
+    """Return variant -> root mean square of its z, the nearest first."""
     squares = found.assign(square=found["z"] ** 2).groupby("variant", sort=False)["square"].mean()
     return squares.pow(0.5).sort_values()
 
 
 def text(found: pd.DataFrame, recipe: str, metric: str) -> str:
-    """Returns both tables as Markdown, in percent."""
+    """Return both tables as Markdown, in percent."""
     labels = list(dict.fromkeys(found["label"]))
     lines = [
         f"# {recipe}: published cells in our distribution of `{metric}`",
@@ -90,7 +90,7 @@ def _cell(row: Mapping[Any, Any]) -> str:
 
 
 def main() -> None:
-    """Prints the tables, or writes them."""
+    """Print the tables, or writes them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--metric", required=True, help="such as mean or shared.official")

@@ -26,7 +26,7 @@ HEAD = (
 
 
 def table(before: Path, after: Path) -> str:
-    """Returns the table in Markdown."""
+    """Return the table in Markdown."""
     first, last = (
         pd.read_csv(folder / "comparison.csv").set_index("label")[["mean", "mean_ci"]]
         for folder in (before, after)

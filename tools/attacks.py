@@ -51,7 +51,7 @@ class Rows:
         self._row_of: dict[str, Row] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps tests with the marker, and makes their rows."""
+        """Keep tests with the marker, and make their rows."""
         for item in items:
             for mark in item.iter_markers("threat"):
                 name = getattr(item, "originalname", item.name)
@@ -60,13 +60,13 @@ class Rows:
         items[:] = [item for item in items if item.nodeid in self._row_of]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes an outcome; an error before or after a test is a failure of it."""
+        """Note an outcome; an error before or after a test is a failure of it."""
         if report.when == "call" or report.outcome != "passed":
             self._row_of[report.nodeid].outcomes.add(report.outcome)
 
 
 def main() -> int:
-    """Prints the table, and what the tests say where one fails; returns 1 then."""
+    """Print the table, and what the tests say where one fails; returns 1 then."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="without the slow tests")
     chosen, rows, said = parser.parse_args(), Rows(), io.StringIO()

@@ -11,9 +11,11 @@ from tailorfl.testing.small import assert_same, personal, simulation
 
 @parametrize_with_checks(Contract(MyMethod(lam=0.5), down=whole, up=whole, trained=twice))
 def test_contract(check: Check) -> None:
+    """Run every check of the contract."""
     check()
 
 
 def test_without_pull_it_is_local_training() -> None:
+    """Compare with LocalTrain, which the method is for λ = 0."""
     mine, local = (personal(simulation(m, rounds=3)) for m in (MyMethod(lam=0), make_method("local")))
     assert_same(mine, local)

@@ -129,7 +129,7 @@ def run(
     progress: bool | None = None,
     **settings: Any,
 ) -> ExperimentResult:
-    """Runs an experiment and returns its result; the same as `tailorfl run`.
+    """Run an experiment and return its result; the same as `tailorfl run`.
 
     Args:
         config: a YAML file, the name of a recipe, settings, or None for the default experiment.
@@ -185,7 +185,7 @@ def compare(
     progress: bool | None = None,
     **settings: Any,
 ) -> ExperimentResult:
-    """Compares several methods and returns the result; the same as `tailorfl compare`.
+    """Compare several methods and return the result; the same as `tailorfl compare`.
 
     Arguments and errors are those of `run`; where no methods are named, six that are unlike each other are compared.
     """
@@ -221,7 +221,7 @@ def reproduce(
     progress: bool | None = None,
     **settings: Any,
 ) -> dict[str, ExperimentResult]:
-    """Runs a recipe and returns its results by variant ("" where it has none); the same as `tailorfl reproduce`.
+    """Run a recipe and return its results by variant ("" where it has none); the same as `tailorfl reproduce`.
 
     Arguments and errors are those of `run`; `scale` is one of a recipe that has several.
     """
@@ -321,7 +321,7 @@ def bench(
     imports: Sequence[str] = (),
     **settings: Any,
 ) -> Bench:
-    """Times a round as a plain PyTorch loop and with every engine; the same as `tailorfl bench`.
+    """Return times a round as a plain PyTorch loop and with every engine; the same as `tailorfl bench`.
 
     Args:
         config: as for `run`; its first method and seed are measured.

@@ -47,7 +47,7 @@ def run(
     progress: bool | None,
     methods: Sequence[str] | None = None,
 ) -> ExperimentResult:
-    """Loads, checks and runs an experiment; see `tailorfl.run`. `methods` are run where none are named."""
+    """Load, checks and run an experiment; see `tailorfl.run`. `methods` are run where none are named."""
     check_kind("out", out, str, Path, None)
     check_kind("progress", progress, bool, None)
     settings, source = _with_source(settings, source)
@@ -85,7 +85,7 @@ def _chosen(
     overwrite: bool,
     force: bool,
 ) -> tuple[ExperimentConfig, Way]:
-    """The experiment, and whether it is begun or what is in the folder goes on."""
+    """Return the experiment, and whether it is begun or what is in the folder goes on."""
     is_named = config is not None or bool(settings)
     if (resume or extend) and folder is None:
         raise ConfigError("resume=True and extend=True go on with the experiment in `out`; give out")
@@ -111,7 +111,7 @@ def reproduce(
     force: bool,
     progress: bool | None,
 ) -> dict[str, ExperimentResult]:
-    """Runs every variant of an experiment; see `tailorfl.reproduce`."""
+    """Run every variant of an experiment; see `tailorfl.reproduce`."""
     check_kind("out", out, str, Path, None)
     place = None if out is None else Path(out)
     given = load(config, settings, scale=scale, may_import=True)
@@ -133,7 +133,7 @@ def pretrain(
     watch: Watcher | None,
     source: Data | None,
 ) -> Pretrained:
-    """Loads, checks and runs a pretraining; see `tailorfl.pretrain`."""
+    """Load, checks and run a pretraining; see `tailorfl.pretrain`."""
     check_kind("out", out, str, Path, None)
     settings, source = _with_source(settings, source)
     if resume:
@@ -158,7 +158,7 @@ def bench(
     source: Data | None,
     watch: Watch | None,
 ) -> Bench:
-    """Loads, checks, builds and measures an experiment; see `tailorfl.bench`."""
+    """Load, checks, builds and measures an experiment; see `tailorfl.bench`."""
     settings, source = _with_source(settings, source)
     chosen = _loaded(config, settings, source)
     check(chosen)
@@ -199,7 +199,7 @@ def _loaded(
     source: Source | None,
     methods: Sequence[str] | None = None,
 ) -> ExperimentConfig:
-    """An experiment, which names a source that was handed over as such and not as another."""
+    """Return an experiment, which names a source that was handed over as such and not as another."""
     if source is None:
         return load(config, settings, methods=methods, may_import=True)
     named = {"name": source.name} if config is None else {}

@@ -17,7 +17,7 @@ SMALL = 2**28
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of a .npz file by name.
+    """Return the arrays of a .npz file by name.
 
     Raises:
         ValueError: it is none, is damaged, or would not fit into half of this machine's memory; says what.
@@ -45,5 +45,5 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def half_of_memory() -> int:
-    """Returns half of this machine's memory in bytes."""
+    """Return half of this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -68,7 +68,7 @@ class MissingExtraError(TailorflError):
 
 
 def _needed(extra: str) -> list[str]:
-    """What an extra of the installed package asks for, which can be installed wherever tailorfl came from."""
+    """Return what an extra of the installed package asks for, which can be installed wherever tailorfl came from."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -80,7 +80,7 @@ def _needed(extra: str) -> list[str]:
 
 
 def nearest(name: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The option most like `name`, or None if nothing is close; `cutoff` is how like, 1 being equal."""
+    """Return the option most like `name`, or None if nothing is close; `cutoff` is how like, 1 being equal."""
     found = difflib.get_close_matches(name, sorted(options), n=1, cutoff=cutoff)
     return found[0] if found else None
 
@@ -96,7 +96,7 @@ def did_you_mean(name: str, options: Iterable[str], what: str = "") -> str:
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
-    """A ConfigError for a name that does not exist, with the nearest valid name and all of them."""
+    """Return a ConfigError for a name that does not exist, with the nearest valid name and all of them."""
     known = sorted(options)
     if not isinstance(name, str):
         return ConfigError(
@@ -108,7 +108,7 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
 
 
 def first_few(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """The first `most` of many words for a message, and how many more there are."""
+    """Return the first `most` of many words for a message, and how many more there are."""
     more = len(words) - most
     return between.join(words[:most]) + (f"{between.strip(', ')} and {more} more" if more > 0 else "")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """The 64-bit pattern `value` as the signed integer that an int64 tensor holds."""
+    """Return the 64-bit pattern `value` as the signed integer that an int64 tensor holds."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -34,7 +34,7 @@ def _scramble(value: Tensor) -> Tensor:
 
 
 def fold_key(key: Tensor, number: Tensor | int) -> Tensor:
-    """A new key from a key and a number such as a step or a sample index; int64, shape of `key` + `number`.
+    """Return a new key from a key and a number such as a step or a sample index; int64, shape of `key` + `number`.
 
     Keys of different numbers are unrelated streams, also where the numbers are consecutive.
     """

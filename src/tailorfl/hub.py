@@ -22,7 +22,7 @@ PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def no_such_folder(name: str) -> str:
-    """Returns what is wrong with a name that can only be a folder and is none; "" where nothing is."""
+    """Return what is wrong with a name that can only be a folder and is none; "" where nothing is."""
     if Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
         return ""
     what = "is a file and no folder" if Path(name).expanduser().is_file() else "does not exist"
@@ -30,7 +30,7 @@ def no_such_folder(name: str) -> str:
 
 
 def loaded(load: Callable[..., T], name: str, **options: Any) -> T:
-    """Returns `load(place, ...)` of transformers: from a folder, else from the cache, else from the hub.
+    """Return `load(place, ...)` of transformers: from a folder, else from the cache, else from the hub.
 
     Raises:
         OSError: there is no such folder, or neither the cache has the name nor may or can the hub be asked.
@@ -54,7 +54,7 @@ def loaded(load: Callable[..., T], name: str, **options: Any) -> T:
 
 
 def unreachable() -> str:
-    """Returns why the hub is not to be asked; "" where it is."""
+    """Return why the hub is not to be asked; "" where it is."""
     for variable in OFFLINE:
         if os.environ.get(variable, "").lower() in ("1", "true", "yes", "on"):
             return f"{variable} says not to ask the hub"

@@ -22,7 +22,7 @@ _NAMED: dict[str, str] = {}
 
 
 def load(names: Iterable[str]) -> None:
-    """Imports modules, each by its dotted name or as a file `NAME.py`, and lets experiments name what they hold.
+    """Import modules, each by its dotted name or as a file `NAME.py`, and lets experiments name what they hold.
 
     Raises:
         ConfigError: one cannot be imported, or its name is that of another module.
@@ -45,12 +45,12 @@ def name_in(value: Any) -> None:
 
 
 def named() -> list[str]:
-    """Returns the modules and files that were named, as `load` takes them."""
+    """Return the modules and files that were named, as `load` takes them."""
     return list(_NAMED.values())
 
 
 def find(path: str) -> Any:
-    """Returns the object `module:name`.
+    """Return the object `module:name`.
 
     Raises:
         ConfigError: nobody has named the module, it is one of Python's own, or there is no such object in it.
@@ -71,7 +71,7 @@ def find(path: str) -> Any:
 
 
 def _imported(name: str) -> ModuleType:
-    """The module of a name; of the current folder where no other has it."""
+    """Return the module of a name; of the current folder where no other has it."""
     if name in sys.modules:
         return sys.modules[name]
     try:

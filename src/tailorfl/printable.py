@@ -21,19 +21,19 @@ _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069
 
 
 def harmful(text: str, but: str = "") -> str | None:
-    """Returns the first character that must not be printed as it is, or None; those in `but` may.
+    r"""Return the first character that must not be printed as it is, or None; those in `but` may.
 
-    >>> harmful("a\\x1b[31mb")
-    '\\x1b'
+    >>> harmful("a\x1b[31mb")
+    '\x1b'
     """
     return next((found[0] for found in _HARMFUL.finditer(text) if found[0] not in but), None)
 
 
 def visible(text: str, but: str = "") -> str:
-    """Returns a text with such characters written out, as Python writes them.
+    r"""Return a text with such characters written out, as Python writes them.
 
-    >>> print(visible("clinic\\n\\x1b[31m7"))
-    clinic\\n\\x1b[31m7
+    >>> print(visible("clinic\n\x1b[31m7"))
+    clinic\n\x1b[31m7
     """
     return _HARMFUL.sub(lambda found: found[0] if found[0] in but else _written(found[0]), text)
 

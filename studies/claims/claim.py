@@ -1,5 +1,6 @@
-"""What papers claim, as data: which method against which, on what, by how much, and what a comparison needs to
-count.
+"""What papers claim, as data: which method against which.
+
+On what, by how much, and what a comparison needs to count.
 
 `papers/PAPER.yaml` holds a paper's claims. A label may name another variant of its recipe, `Global @ 10
 classes`, and be a difference of two lines, `Ditto - Local @ 10 classes`; a metric may be a difference of two, `best5 -
@@ -80,7 +81,7 @@ class Claim(Settings):
         return all(label in self.published for label in (self.first, *self.second))
 
     def gap_to(self, second: str) -> float:
-        """The published gap to one of `second`."""
+        """Return the published gap to one of `second`."""
         if self.kind == "at least" and not self.gap:
             return self.published[self.first] - self.published[second]
         return self.gap
@@ -118,12 +119,12 @@ class Paper(Settings):
         return self
 
     def gates_of(self, claim: Claim) -> tuple[Gate, ...]:
-        """What a claim's comparison needs."""
+        """Return what a claim's comparison needs."""
         return self.gates if claim.gates is None else claim.gates
 
 
 def papers(recipe: str | None = None) -> dict[str, Paper]:
-    """Returns the packaged papers with their claims, by short name; only those that speak of a `recipe`."""
+    """Return the packaged papers with their claims, by short name; only those that speak of a `recipe`."""
     named = sorted((Path(__file__).parent / "papers").glob("*.yaml"))
     if recipe is not None:  # reports ask for each experiment, and reading all claims takes half a second
         named = [file for file in named if f"recipe: {recipe}\n" in file.read_text(encoding="utf-8")]
@@ -131,7 +132,7 @@ def papers(recipe: str | None = None) -> dict[str, Paper]:
 
 
 def read_paper(file: Path) -> Paper:
-    """Returns the claims of a YAML file.
+    """Return the claims of a YAML file.
 
     Raises:
         ConfigError: it cannot be read, or a claim has a mistake.
@@ -152,7 +153,7 @@ def read_paper(file: Path) -> Paper:
 
 
 def chosen(name: str | None) -> dict[str, Paper]:
-    """Returns all papers, or the one of a name. Raises ConfigError for a name that there is not."""
+    """Return all papers, or the one of a name. Raises ConfigError for a name that there is not."""
     known = papers()
     if name is None:
         return known

@@ -54,9 +54,11 @@ class Evidence:
         return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
     def moved_on(self, times: float = 1.0) -> Evidence:
-        """The same with every number moved on by what its method's own metric moved in the last fifth of the rounds,
-        in the mean over seeds; `times` -1 is what it was before. What is measured in other units (OTHER_UNITS) stays,
-        and so do numbers of methods whose curves were not recorded."""
+        """Return the same with every number moved on by what its metric moved in the last fifth of the rounds.
+
+        That is the mean over seeds; `times` -1 is what it was before. What is measured in other units (OTHER_UNITS)
+        stays, and so do numbers of methods whose curves were not recorded.
+        """
         change = functools.cache(self.change)
         rows = tuple(
             {
@@ -70,8 +72,10 @@ class Evidence:
         return replace(self, rows=rows)
 
     def change(self, label: str, variant: str, metric: str) -> float:
-        """What the curve of a metric's kind of model moved in the last fifth of the rounds, the deployed one's if it
-        does not say which; the mean over seeds, 0 if there is no curve."""
+        """Return what a metric's curve moved in the last fifth of the rounds.
+
+        The deployed model's if it does not say which; the mean over seeds, 0 if there is no curve.
+        """
         kind = metric.split(".")[0]
         for name in (f"fact.change.{kind}", "fact.change"):
             if changes := list(self.of(label, variant, name).values()):
@@ -89,7 +93,7 @@ class Evidence:
 
 
 def digest_of(config: ExperimentConfig) -> str:
-    """Returns a digest of the settings that decide the numbers of a recipe, methods and variants among them."""
+    """Return a digest of the settings that decide the numbers of a recipe, methods and variants among them."""
     settings = config.to_dict()
     kept = {k: v for k, v in settings.items() if k not in HARMLESS or k in ("methods", "variants")}
     if (
@@ -100,13 +104,13 @@ def digest_of(config: ExperimentConfig) -> str:
 
 
 def of_results(found: Mapping[str, ExperimentResult], config: ExperimentConfig, folder: Path) -> Evidence:
-    """Returns the evidence of results by variant, of an experiment."""
+    """Return the evidence of results by variant, of an experiment."""
     rows = [row for variant, result in found.items() for row in _rows(variant, result)]
     return Evidence(config.name, config.scale or "", (str(folder),), digest_of(config), tuple(rows))
 
 
 def joined(found: Iterable[Evidence]) -> list[Evidence]:
-    """Returns one evidence a recipe, scale and digest, of the jobs of all."""
+    """Return one evidence a recipe, scale and digest, of the jobs of all."""
     groups: dict[tuple[str, str, str], list[Evidence]] = {}
     for one in found:
         groups.setdefault((one.recipe, one.scale, one.digest), []).append(one)
@@ -121,7 +125,7 @@ def joined(found: Iterable[Evidence]) -> list[Evidence]:
 
 
 def keep(evidence: Evidence, folder: Path, metrics: Iterable[str]) -> Path:
-    """Writes the numbers that `metrics` name, and all facts, into a folder of its own; returns it."""
+    """Write the numbers that `metrics` name, and all facts, into a folder of its own; returns it."""
     import pandas as pd
 
     place = folder / (f"{evidence.recipe}-{evidence.scale}" if evidence.scale else evidence.recipe)

@@ -106,7 +106,7 @@ def ckt_costs() -> bool:
 
 
 def ckt_costs_in_500_rounds() -> bool:
-    """The same with the 500 rounds of the text."""
+    """Return the same with the 500 rounds of the text."""
     from studies.perfed_ckt_formulas import transmission_cost
 
     return math.isclose(float(f"{transmission_cost('perfed_ckt', 10, 500, 3).total / 1e7:.3g}"), 5.2)
@@ -138,8 +138,11 @@ def ckt_normaliser() -> bool:
 
 
 def ckt_gradient_vanishes() -> bool:
-    """Theorem 4.1: with fixed centroids and rates (1 + t/20)^-0.75, whose squares have a finite sum, the mean squared
-    gradient weighted by the rates falls as their sum grows: by 10^-0.25 = 0.56 for ten times as many steps."""
+    """Theorem 4.1: with fixed centroids and rates (1 + t/20)^-0.75 gradients vanish.
+
+    The squares of the rates have a finite sum, and the mean squared gradient weighted by the rates falls as their
+    sum grows: by 10^-0.25 = 0.56 for ten times as many steps.
+    """
     from studies.perfed_ckt_formulas import example, squared_norms
 
     for seed in range(3):
@@ -173,8 +176,11 @@ def fedclup_gradients() -> bool:
 
 
 def fedclup_slopes() -> bool:
-    """Corollary 1: with its λ the error of linear regression falls as 1/N where R = 0, as 1/n where R is large, grows
-    as R² between 1/√N and 1/√n and not with R beyond; slopes of logarithms within 0.15."""
+    """Corollary 1: with its λ the error of linear regression falls as 1/N where R = 0.
+
+    It falls as 1/n where R is large, grows as R² between 1/√N and 1/√n and not with R beyond; slopes of logarithms
+    within 0.15.
+    """
     where: dict[float, tuple[dict[float, tuple[int, int, float]], ...]] = {
         -1.0: (
             {clients: (clients, 50, 0.0) for clients in (5, 10, 20, 40)},
@@ -205,7 +211,7 @@ def fedclup_more_classes_help() -> bool:
 
 
 def fedoa_lambda_of_its_table() -> bool:
-    """The ablation's ROUGE-1 at λ = 0.5 (67.61) is that of the main table, which has λ = 0.5 (67.96)."""
+    """Return the ablation's ROUGE-1 at λ = 0.5 (67.61) is that of the main table, which has λ = 0.5 (67.96)."""
     return math.isclose(67.61, 67.96, abs_tol=0.005)
 
 
@@ -243,8 +249,11 @@ def _slope(points: Mapping[float, tuple[int, int, float]]) -> float:
 
 
 def _error(clients: int, samples: int, radius: float, seed: int) -> float:
-    """Mean squared distance of the clients' models at FedCLUP's optimum, with λ of corollary 1, to their true weights:
-    three standard normal inputs, noise of deviation 1, truths at distance `radius` from their centre."""
+    """Mean squared distance of the clients' models at FedCLUP's optimum to their true weights.
+
+    λ is that of corollary 1; there are three standard normal inputs, noise of deviation 1, truths at
+    distance `radius` from their centre.
+    """
     import torch
 
     from tailorfl.data.synthetic import closed_form

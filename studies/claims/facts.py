@@ -1,5 +1,6 @@
-"""What a job tells about its own comparison, beside its numbers: who took part, whether it settled, how far it
-was pulled.
+"""What a job tells about its own comparison, beside its numbers.
+
+Who took part, whether it settled, how far it was pulled.
 
 | fact | meaning |
 |---|---|
@@ -37,7 +38,7 @@ LAST = 0.2
 
 
 def facts_of(result: ExperimentResult) -> list[dict[str, float]]:
-    """Returns the facts of every job of a result, in its order; what a job does not tell is left out."""
+    """Return the facts of every job of a result, in its order; what a job does not tell is left out."""
     config, edges = result.config, _edges(result)
     steps = {int(s["seed"]): _steps(s, config) for s, _ in result.jobs if s["method"] in REFERENCES}
     found = []
@@ -111,7 +112,7 @@ def is_shifted(name: str) -> bool:
 
 
 def _steps(summary: dict[str, Any], config: ExperimentConfig) -> float | None:
-    """Steps of a participation of a client that trains alone."""
+    """Return steps of a participation of a client that trains alone."""
     train = config.train
     if train.steps is not None:
         return float(train.steps)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def of_folder(folder: Path) -> Evidence:
-    """Returns the evidence of a result folder, of all its variants, or of what `keep` has written.
+    """Return the evidence of a result folder, of all its variants, or of what `keep` has written.
 
     Raises:
         RunError: it is neither, or has no finished job.
@@ -30,7 +30,7 @@ def of_folder(folder: Path) -> Evidence:
 
 
 def gathered(folders: Sequence[Path]) -> list[Evidence]:
-    """Returns the evidence in folders: result folders, kept ones, or folders of such, all of a kind put together.
+    """Return the evidence in folders: result folders, kept ones, or folders of such, all of a kind put together.
 
     Raises:
         RunError: one of them holds no finished job.
@@ -39,7 +39,7 @@ def gathered(folders: Sequence[Path]) -> list[Evidence]:
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    """The folder itself, or those in it that hold evidence."""
+    """Yield the folder itself, or those in it that hold evidence."""
     if (folder / ABOUT).is_file() or (folder / "config.yaml").is_file():
         yield folder
         return

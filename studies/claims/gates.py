@@ -57,7 +57,7 @@ def failed(
     places: Iterable[tuple[str, str]],
     verdicts: tuple[str, str, str],
 ) -> list[str]:
-    """Returns a sentence for every gate that a claim's comparison does not pass.
+    """Return a sentence for every gate that a claim's comparison does not pass.
 
     `verdicts` are what it is judged to be, what it would be if every curve went on (`Evidence.moved_on`), and what it
     was before the last fifth of the rounds.

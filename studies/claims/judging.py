@@ -58,7 +58,7 @@ class Outcome:
 
 
 def judge_paper(paper: Paper, evidence: Sequence[Evidence], only: str | None = None) -> list[Outcome]:
-    """Returns the outcome of every claim of a paper, in order; of one recipe where `only` names it."""
+    """Return the outcome of every claim of a paper, in order; of one recipe where `only` names it."""
     claims = [c for c in paper.claims if only is None or c.recipe == only]
     return _corrected([_outcome(claim, paper, evidence) for claim in claims])
 
@@ -92,7 +92,10 @@ def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcom
 
 
 def _nearest(claim: Claim, evidence: Iterable[Evidence]) -> Evidence | None:
-    """The evidence of a claim's recipe with all its methods: of the scale that comes first, tuned before untuned."""
+    """Return the evidence of a claim's recipe with all its methods.
+
+    Of the scale that comes first, tuned before untuned.
+    """
     able = [
         one
         for one in evidence
@@ -113,7 +116,7 @@ def _places(claim: Claim) -> list[tuple[str, str]]:
 
 
 def _split(claim: Claim, label: str) -> tuple[list[str], tuple[str, ...]]:
-    """A line, or two whose difference is meant, and the variants that they are averaged over."""
+    """Return a line, or two whose difference is meant, and the variants that they are averaged over."""
     lines, at, variant = label.partition(" @ ")
     return lines.split(MINUS), (variant,) if at else (claim.variants or ("",))
 
@@ -163,7 +166,7 @@ def _apart(found: Iterable[Mapping[int, float]]) -> dict[int, float]:
 
 
 def _error(claim: Claim, evidence: Evidence) -> float:
-    """The error of the test set in a difference; 0 where the truth is known (`discordance: 0`)."""
+    """Return the error of the test set in a difference; 0 where the truth is known (`discordance: 0`)."""
     if not claim.discordance:
         return 0.0
     squares = 0.0
@@ -182,7 +185,7 @@ def _error(claim: Claim, evidence: Evidence) -> float:
 
 
 def measured_on(metric: str) -> tuple[str, float]:
-    """Returns the test set of a metric, and the share of its clients that it is about."""
+    """Return the test set of a metric, and the share of its clients that it is about."""
     steps = metric.split(".")
     if len(steps) >= 4:
         return steps[1], TAILS.get(steps[-1], 1.0)
@@ -192,13 +195,13 @@ def measured_on(metric: str) -> tuple[str, float]:
 
 
 def metrics_of(claims: Iterable[Claim], recipe: str) -> list[str]:
-    """Returns the metrics that claims about a recipe look at, and those that gates do."""
+    """Return the metrics that claims about a recipe look at, and those that gates do."""
     asked = [m for c in claims if c.recipe == recipe for m in c.metric.split(MINUS)]
     return list(dict.fromkeys(["mean", *asked]))
 
 
 def _corrected(outcomes: list[Outcome]) -> list[Outcome]:
-    """The outcomes with Holm's p-values of their family; what was significant by itself alone is undecided."""
+    """Return the outcomes with Holm's p-values of their family; what was significant by itself alone is undecided."""
     tested = [o.judged.p_value if o.judged and o.status in WORST_FIRST else math.nan for o in outcomes]
     corrected = dict[int, float]()
     for family in dict.fromkeys(o.claim.family for o in outcomes):
@@ -216,7 +219,7 @@ def _corrected(outcomes: list[Outcome]) -> list[Outcome]:
 
 
 def counted(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
-    """Returns how many outcomes there are of each status."""
+    """Return how many outcomes there are of each status."""
     found: dict[str, int] = {}
     for outcome in outcomes:
         found[outcome.status] = found.get(outcome.status, 0) + 1

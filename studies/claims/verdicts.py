@@ -1,5 +1,6 @@
-"""Whether a published difference between two methods holds: verdicts from paired seeds and the test set's own
-noise.
+"""Whether a published difference between two methods holds.
+
+Verdicts from paired seeds and the test set's own noise.
 
 Seeds fix partition, initial weights, sampling and batches for all methods, so differences are paired. They do
 not average
@@ -61,7 +62,7 @@ class Judged:
 
 
 def sampling_error(discordance: float, samples: float) -> float:
-    """The standard error √(q/N) of a difference of two accuracies on `samples` common samples.
+    """Return the standard error √(q/N) of a difference of two accuracies on `samples` common samples.
 
     Raises ValueError unless 0 ≤ discordance ≤ 1 and there are samples.
     """
@@ -85,7 +86,7 @@ def half_width(spread: float, seeds: int, error: float = 0.0, level: float = LEV
 
 
 def p_value(mean: float, spread: float, seeds: int, error: float = 0.0) -> float:
-    """The two-sided p-value that belongs to `half_width`: 1 − the level at which the interval just touches 0."""
+    """Return the two-sided p-value that belongs to `half_width`: 1 − the level at which the interval just touches 0."""
     if seeds < 2 or math.isnan(mean):
         return math.nan
     if mean == 0 or (spread == 0 and error == 0):
@@ -103,7 +104,7 @@ def p_value(mean: float, spread: float, seeds: int, error: float = 0.0) -> float
 
 
 def judge(differences: Sequence[float], gap: float, error: float = 0.0, point: float = POINT) -> Judged:
-    """Returns whether a published difference of `gap` ≥ 0 holds; with 0 only its sign is claimed.
+    """Return whether a published difference of `gap` ≥ 0 holds; with 0 only its sign is claimed.
 
     `differences` are first minus second, one a seed; `error` is `sampling_error`, `point` a point of the metric.
     Raises ValueError for a negative gap.
@@ -121,7 +122,7 @@ def judge(differences: Sequence[float], gap: float, error: float = 0.0, point: f
 
 
 def judge_at_most(differences: Sequence[float], margin: float, error: float = 0.0) -> Judged:
-    """Returns whether first − second is at most `margin`: holds if U ≤ margin, does not if L > margin.
+    """Return whether first − second is at most `margin`: holds if U ≤ margin, does not if L > margin.
 
     So "loses no more than a point" is second − first at most 0.01. The p-value is that of a difference equal to
     `margin`.
@@ -172,8 +173,9 @@ def judge_order(
     error: float = 0.0,
     point: float = POINT,
 ) -> Order:
-    """Returns whether methods stand in the published order; `values` has one number a seed of each, of the same
-    seeds.
+    """Return whether methods stand in the published order.
+
+    `values` has one number a seed of each, of the same seeds.
 
     Raises ValueError where fewer than two methods are told, or no pair can be told apart.
     """
@@ -265,5 +267,5 @@ def _verdict(mean: float, wide: float, seeds: int, gap: float, point: float) -> 
 
 
 def _needed(verdict: Callable[[int], Verdict], seeds: int) -> int | None:
-    """The fewest seeds with which `verdict` is a decision."""
+    """Return the fewest seeds with which `verdict` is a decision."""
     return next((n for n in range(max(seeds + 1, FEWEST), MOST) if verdict(n) != "undecided"), None)

@@ -40,12 +40,12 @@ HEAD = ("Claim", "What the paper says", "Published", "Found", "Verdict")
 
 
 def number(claim: Claim, value: float, sign: str = "+") -> str:
-    """A difference in points, or of what is no share as it is."""
+    """Return a difference in points, or of what is no share as it is."""
     return f"{100 * value:{sign}.1f}" if claim.points else f"{value:{sign}.2g}"
 
 
 def published(outcome: Outcome) -> str:
-    """The published gap, or the number that the difference may be at most."""
+    """Return the published gap, or the number that the difference may be at most."""
     claim = outcome.claim
     if claim.kind == "at least":
         gaps = [claim.gap_to(second) for second in ([outcome.against] if outcome.against else claim.second)]
@@ -90,7 +90,7 @@ def basis(outcome: Outcome) -> str:
 
 
 def line(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain values, for JSON."""
+    """Return an outcome as plain values, for JSON."""
     judged, claim = outcome.judged, outcome.claim
     numbers = (
         {}
@@ -127,7 +127,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def row(outcome: Outcome) -> tuple[str, str, str, str, str]:
-    """The cells of an outcome, as `HEAD` names them."""
+    """Return the cells of an outcome, as `HEAD` names them."""
     claim = outcome.claim
     verdict = "; ".join((outcome.status, *outcome.why))
     cell = "; ".join(part for part in (found(outcome), basis(outcome)) if part)
@@ -135,7 +135,10 @@ def row(outcome: Outcome) -> tuple[str, str, str, str, str]:
 
 
 def sections(result: ExperimentResult) -> list[Section]:
-    """What a report says of the claims about its experiment; nothing where there are none, or no seeds to judge by."""
+    """Return what a report says of the claims about its experiment.
+
+    Nothing where there are none, or no seeds to judge by.
+    """
     config = result.config
     recipe, _, variant = config.name.partition(", ")
     about = papers(recipe)
@@ -152,7 +155,7 @@ def sections(result: ExperimentResult) -> list[Section]:
 
 
 def page(outcomes: Mapping[str, tuple[Paper, Sequence[Outcome]]]) -> str:
-    """Returns the Markdown page of all papers."""
+    """Return the Markdown page of all papers."""
     lines = [
         "# Claims of the papers, and what became of them",
         "",

@@ -19,7 +19,14 @@ from tailorfl.errors import RunError
 
 pytest.importorskip("flwr")
 from tailorfl.deploy import flower
-from tailorfl.deploy.flower import Connection, Forgotten, Link, ServerMessage, Unreachable, free_port
+from tailorfl.deploy.flower import (
+    Connection,
+    ForgottenError,
+    Link,
+    ServerMessage,
+    UnreachableError,
+    free_port,
+)
 
 
 class Ends:
@@ -156,10 +163,10 @@ def test_a_server_that_is_started_again(ends: Ends) -> None:
     ends.send(b"?")
     question = asked(client)
     ends.link.close()
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachableError):
         client.send(question, b"!")
     ends.listen()
-    with pytest.raises(Forgotten):
+    with pytest.raises(ForgottenError):
         client.send(question, b"!")
     assert client.receive() is None
     ticket = ends.send(b"again")
@@ -173,11 +180,11 @@ def test_a_letter_that_is_lost_on_its_way(ends: Ends, monkeypatch: pytest.Monkey
     ticket = ends.send(b"?")
 
     def cut(request: object) -> None:
-        raise flower.Unreachable("cut")
+        raise flower.UnreachableError("cut")
 
     with monkeypatch.context() as patch:
         patch.setattr(client._calls, "PullObject", cut)
-        with pytest.raises(Unreachable):
+        with pytest.raises(UnreachableError):
             client.receive()
     assert client.receive() is None
     assert "gone" in ends.arrival(ticket, 2.0).problem
@@ -196,7 +203,7 @@ def test_what_is_too_large(ends: Ends) -> None:
     assert ends.arrival(ticket).body == b"refused"
     ticket = ends.send(b"?")
     question = asked(client)
-    with pytest.raises(Forgotten, match=str(2**20)):
+    with pytest.raises(ForgottenError, match=str(2**20)):
         client.send(question, b"x" * 12 * 2**20)
     assert str(2**20) in ends.arrival(ticket).problem
     ticket = ends.send(b"?")

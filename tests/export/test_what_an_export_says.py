@@ -22,7 +22,7 @@ from tailorfl.export.folder import TOLERANCE, difference, export, loaded, sample
 from tailorfl.export.formats import TOLERANCE as OTHER_PROGRAMS
 from tailorfl.export.formats import _compared
 from tailorfl.export.predict import _columns, predict
-from tailorfl.export.source_code import NotWritable, written
+from tailorfl.export.source_code import NotWritableError, written
 from tailorfl.export.transformer import merged
 from tailorfl.models import build
 from tailorfl.models.lora import lora_layers
@@ -124,7 +124,7 @@ def test_a_forward_pass_of_torch_alone_is_written_as_code() -> None:
     made.load_state_dict(network.state_dict())
     assert torch.equal(made(x), network(x))
     assert type(made) is not Joined
-    with pytest.raises(NotWritable, match="two places"):
+    with pytest.raises(NotWritableError, match="two places"):
         written(nn.Sequential(part := nn.Linear(3, 3), part))
 
 
@@ -179,7 +179,7 @@ def test_parts_with_names_of_their_own_are_written_by_them_where_python_takes_th
     x = torch.randn(5, 3)
     assert torch.equal(made(x), network(x))
     for name in ("class", "a-b"):
-        with pytest.raises(NotWritable, match="no words of Python"):
+        with pytest.raises(NotWritableError, match="no words of Python"):
             written(nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
-from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeatures, find_boundary
+from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeaturesError, find_boundary
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 
@@ -117,7 +117,7 @@ def test_a_wrong_declaration_is_an_error_that_names_the_module(way: str, name: s
 def test_what_trains_before_the_boundary_is_no_mistake(way: str) -> None:
     """A layer that trains is seen in the order of the modules, a tensor of the network itself by the comparison."""
     model = Model(lambda: Skipping(way, "first"), trainable=["head.*", f"{way}*"])
-    with pytest.raises(NoFeatures, match="what trains"):
+    with pytest.raises(NoFeaturesError, match="what trains"):
         find_boundary(model, dict(model.init(0).items()), torch.randn(SAMPLES, 6))
 
 
@@ -149,7 +149,7 @@ def test_of_several_boundaries_the_last_counts_before_which_all_is_frozen() -> N
 def test_where_nothing_can_be_kept_the_reason_is_said(make: Callable[[], Model], why: str) -> None:
     model = make()
     shape = IDS if hasattr(model.module, "base") else IMAGE
-    with pytest.raises(NoFeatures, match=why):
+    with pytest.raises(NoFeaturesError, match=why):
         find_boundary(model, dict(model.init(1).items()), samples(shape))
 
 

@@ -23,7 +23,7 @@ class Seconds(NamedTuple):
 
 
 def timed(run: Callable[[], object]) -> Seconds:
-    """Returns what a call took."""
+    """Return what a call took."""
     process, wall = time.process_time(), time.perf_counter()
     run()
     return Seconds(time.process_time() - process, time.perf_counter() - wall)
@@ -37,7 +37,7 @@ def alternate(
     before: Callable[[], object],
     watch: Callable[[str], None],
 ) -> dict[str, list[Seconds]]:
-    """Returns the times of all `runs`, one after the other and again, so that a slow moment hits all of them.
+    """Return the times of all `runs`, one after the other and again, so that a slow moment hits all of them.
 
     Ends after `most` passes, or when another one would end later than `until` (of `time.perf_counter`) and `least` are
     done. `before` is called before each run, outside the clock.
@@ -56,7 +56,7 @@ def alternate(
 
 
 def processor() -> str:
-    """Returns the name of the processor where the system tells it, else of its kind."""
+    """Return the name of the processor where the system tells it, else of its kind."""
     told = PROCESSORS.read_text() if PROCESSORS.exists() else ""
     found = re.search(r"^model name\s*:\s*(\S.*)$", told, re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()

@@ -78,7 +78,7 @@ def measure(
 
 
 def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
-    """A round with as many of its clients as the time allows, and how many it has."""
+    """Return a round with as many of its clients as the time allows, and how many it has."""
     sampled = sim.sample(0) or (0,)  # nobody may be drawn where a mean hides who was
     everyone = Round(sim, sampled, sim.trainees(sampled))
     sizes = {i: n for _, cohort in everyone.cohorts for i, n in zip(cohort.ids, cohort.sizes, strict=True)}
@@ -102,7 +102,7 @@ def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
 
 
 def _next(sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) -> Round:
-    """The next round in which somebody trains."""
+    """Return the next round in which somebody trains."""
     round_ = Round(sim, sampled, training)
     while not sum(round_.gradients.values()):
         if sim.round >= FIRST_ROUNDS:
@@ -116,7 +116,7 @@ def _next(sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) 
 
 
 def _measure(round_: Round, engines: Sequence[Candidate], until: float, watch: Watch) -> list[Way]:
-    """The plain loop and all engines, each warmed up, looked at for its memory, and timed in alternation."""
+    """Return the plain loop and all engines, each warmed up, looked at for its memory, and timed in alternation."""
     loop = LoopRound(round_)
     runs: dict[str, Callable[[], object]] = {LOOP: loop.run}
     watch("warming up: the plain loop")

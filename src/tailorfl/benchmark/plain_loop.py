@@ -131,7 +131,7 @@ class PlainLoop:
             update(gradients, lr)
 
     def _batches(self, batches: Sequence[Tensor], key: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of batches; `key` is that of the first, and the next one's is larger by one."""
+        """Yield inputs and targets of batches; `key` is that of the first, and the next one's is larger by one."""
         source, last = self._source, self.variant.channels_last
         if self._x is None:
             for number, rows in enumerate(batches):
@@ -156,7 +156,7 @@ def fastest(
     start: Mapping[str, Tensor],
     clients: Sequence[LoopClient],
 ) -> PlainLoop:
-    """Returns the loop in the variant that trains this model fastest here, tried on one of the clients.
+    """Return the loop in the variant that trains this model fastest here, tried on one of the clients.
 
     The variants take turns, each by its shortest time; what is random in them leaves torch's own state as it was.
     """
@@ -176,7 +176,7 @@ def fastest(
 
 
 def variants(model: Model, source: Source, config: TrainConfig) -> list[Variant]:
-    """Returns the variants that differ for a model: layouts where it convolves images, kernels of SGD's update."""
+    """Return the variants that differ for a model: layouts where it convolves images, kernels of SGD's update."""
     convolves = any(isinstance(part, nn.Conv2d) for part in model.module.modules())
     layouts = (False, True) if convolves and len(source.input_shape) == 3 else (False,)
     kernels = (False, True) if config.optimizer == "sgd" else (False,)
@@ -231,7 +231,7 @@ class _Update:
 
 
 def _own_copy(model: Model, channels_last: bool) -> nn.Module:
-    """The module in training mode with values of its own where they may change, and torch's own dropout."""
+    """Return the module in training mode with values of its own where they may change, and torch's own dropout."""
     tensors = chain(model.module.named_parameters(), model.module.named_buffers())
     frozen = [t for n, t in tensors if n in model.frozen]
     # In another layout what is frozen cannot be the model's own.

@@ -80,12 +80,12 @@ def same(a: Way, b: Way) -> bool:
 
 
 def wall(way: Way) -> float:
-    """Returns the median wall seconds of a way."""
+    """Return the median wall seconds of a way."""
     return float(np.median(way.wall_seconds))
 
 
 def paired(loop: Sequence[float], own: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the quartiles of one time over the other, repetition by repetition."""
+    """Return the quartiles of one time over the other, repetition by repetition."""
     low, middle, high = np.quantile(np.array(loop) / np.array(own), (0.25, 0.5, 0.75))
     return float(low), float(middle), float(high)
 
@@ -95,7 +95,7 @@ def _against(chosen: Way, other: Way) -> str:
 
 
 def _rounded(chosen: Way, other: Way) -> str:
-    """What a lower precision would bring; it is worth it where three of four repetitions are so much faster."""
+    """Return what a lower precision would bring; it is worth it where three of four repetitions are so much faster."""
     times, settings = chosen.seconds_median / other.seconds_median, f"engine.precision={other.precision}"
     if paired(chosen.seconds, other.seconds)[0] < WORTH_ROUNDING:
         return f"{settings} is not worth it here: {times:.2f} x the speed of {chosen.name}"
@@ -106,7 +106,7 @@ def _rounded(chosen: Way, other: Way) -> str:
 
 
 def _workers(ways: Sequence[Way], single: Way) -> Way | None:
-    """The fastest way with several processes, where three of four repetitions show that they are worth it."""
+    """Return the fastest way with several processes, where three of four repetitions show that they are worth it."""
     several = [way for way in ways if way.workers > 1 and len(way.seconds) >= FEWEST]
     found = min(several, key=wall, default=None)
     if found is None:

@@ -75,9 +75,9 @@ class Bench:
     """What computing frozen layers once takes, in words, where that is done."""
 
     def way(self, name: str) -> Way:
-        """Returns the way of that name."""
+        """Return the way of that name."""
         return next(way for way in self.ways if way.name == name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything as plain values, ready for JSON."""
+        """Return everything as plain values, ready for JSON."""
         return asdict(self)

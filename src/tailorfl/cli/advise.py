@@ -189,7 +189,7 @@ def _pairs(values: Any) -> Text:
 
 
 def _number(value: float) -> str:
-    """A count with commas, any other number with three digits; what has no meaning is said so."""
+    """Return a count with commas, any other number with three digits; what has no meaning is said so."""
     if isinstance(value, int):
         return f"{value:,}"
     if math.isnan(value):

@@ -34,12 +34,12 @@ Imports = Annotated[
 
 
 def given(help: str) -> Any:
-    """Returns what says that a command takes `[CONFIG] [KEY=VALUE]...`, and with which help."""
+    """Return what says that a command takes `[CONFIG] [KEY=VALUE]...`, and with which help."""
     return typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=help, show_default=False)
 
 
 def like_run(but: str) -> Any:
-    """Returns `given` of a command that takes what `tailorfl run` does; `but` says what it makes of that."""
+    """Return `given` of a command that takes what `tailorfl run` does; `but` says what it makes of that."""
     return given(f"An experiment as for `tailorfl run`; {but}.")
 
 
@@ -52,7 +52,7 @@ def experiment(
     base: ExperimentConfig | None = None,
     scale: str | None = None,
 ) -> ExperimentConfig:
-    """Returns the experiment of a command's arguments: a file or recipe if the first is none KEY=VALUE, and changes.
+    """Return the experiment of a command's arguments: a file or recipe if the first is none KEY=VALUE, and changes.
 
     Without a file or recipe, changes are those of `base`, or of the default experiment; `methods` are what is compared
     where neither names any, `scale` one of the scales of a recipe.
@@ -80,19 +80,19 @@ def experiment(
 
 
 def again() -> str:
-    """Returns the options that name again the modules that were named, for a command that goes on."""
+    """Return the options that name again the modules that were named, for a command that goes on."""
     return "".join(f" --import {shlex.quote(name)}" for name in modules.named())
 
 
 def hint(option: str, value: str | None = None) -> str | None:
-    """Returns the setting that somebody who wrote an option such as `--rounds` meant, or None."""
+    """Return the setting that somebody who wrote an option such as `--rounds` meant, or None."""
     from tailorfl.settings.errors import written
 
     return written(option.lstrip("-").replace("-", "_"), value)
 
 
 def _refuse_words(words: Sequence[str]) -> None:
-    """Raises ConfigError if the first word is a setting without its `=`, or something to be chosen by a setting."""
+    """Raise ConfigError if the first word is a setting without its `=`, or something to be chosen by a setting."""
     from tailorfl.settings.errors import written
 
     meant = written(words[0], words[1] if len(words) > 1 else None)

@@ -77,7 +77,7 @@ def show(
 
 
 def show_overview(console: Console, found: Overview, most: int) -> None:
-    """Prints clients, a chart of what they have, and how unlike they are."""
+    """Print clients, a chart of what they have, and how unlike they are."""
     chosen = found.from_large_to_small(most)
     show_table(console, _clients(found, chosen))
     if found.cells:
@@ -119,7 +119,7 @@ def _clients(found: Overview, chosen: Ints) -> Table:
 
 
 def _chart(found: Overview, chosen: Ints, width: int) -> Table:
-    """A line a client: a column a class, as high as the class's share, and a bar as long as its size."""
+    """Return a line a client: a column a class, as high as the class's share, and a bar as long as its size."""
     longest = max(Text(found.clients[client]).cell_len for client in chosen.tolist())
     room = max(4, min(WIDEST, width - 1 - 3 * BORDER - longest - BAR))
     shares = _grouped(found.shares[chosen], room)
@@ -156,7 +156,7 @@ def _grouped(shares: Any, room: int) -> Any:
 
 
 def _level(share: float) -> str:
-    """A column as high as a share; the lowest is kept for little, so that nothing and little differ."""
+    """Return a column as high as a share; the lowest is kept for little, so that nothing and little differ."""
     return "·" if share == 0 else LEVELS[max(1, round(share * (len(LEVELS) - 1)))]
 
 

@@ -26,7 +26,7 @@ UNKNOWN = "–"
 
 
 def entries(kind: str) -> list[Entry]:
-    """Returns everything of a kind, in order of names.
+    """Return everything of a kind, in order of names.
 
     Raises:
         ConfigError: there is no such kind.
@@ -37,7 +37,7 @@ def entries(kind: str) -> list[Entry]:
 
 
 def described(name: str, kind: str | None = None) -> list[Entry]:
-    """Returns what is called so, with `kind` and all that is known of it; several where kinds share the name.
+    """Return what is called so, with `kind` and all that is known of it; several where kinds share the name.
 
     Raises:
         ConfigError: nothing is called so; names the nearest.
@@ -56,7 +56,7 @@ def _one(kind: str) -> str:
 
 
 def _more(entry: Entry) -> Entry:
-    """What only `show` has: texts, and of methods what proves what."""
+    """Return what only `show` has: texts, and of methods what proves what."""
     if entry["kind"] == "method":
         from tailorfl.core.method import methods
 
@@ -187,7 +187,7 @@ def _options(options: Mapping[str, Any], hints: Mapping[str, Any]) -> list[Entry
 
 @cache
 def _facts() -> dict[str, dict[str, Any]]:
-    """What was measured of the library's methods."""
+    """Return what was measured of the library's methods."""
     text = files("tailorfl.cli").joinpath("methods.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, Any]] = json.loads(text)
     return found

@@ -16,7 +16,7 @@ from tailorfl.runs.pretrain import Epoch, Watcher
 
 @contextmanager
 def watcher(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
-    """The watcher that suits a console; log messages of the library go to the same console meanwhile."""
+    """Return the watcher that suits a console; log messages of the library go to the same console meanwhile."""
     with messages(console):
         if quiet:
             yield Watcher()
@@ -28,7 +28,7 @@ def watcher(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
 
 
 def described(epoch: Epoch, metric: str) -> list[str]:
-    """What an epoch found, for people; parts without samples are left out."""
+    """Return what an epoch found, for people; parts without samples are left out."""
     scores = {"val": epoch.val, "test": epoch.test}
     found = [f"{part} {metric} {score:.4f}" for part, score in scores.items() if not math.isnan(score)]
     return [f"loss {epoch.loss:.4f}", *found]
@@ -65,13 +65,13 @@ class LiveEpochs(Watcher):
         self._metric, self._epochs = "", 0
 
     def started(self, name: str, epochs: int, metric: str, done: int) -> None:
-        """Starts the bar."""
+        """Start the bar."""
         self._metric, self._epochs = metric, epochs
         self._progress.reset(self._task, total=epochs, completed=done, description=name)
         self._progress.update(self._task, facts=f"epoch {done}/{epochs}")
 
     def epoch_done(self, epoch: Epoch) -> None:
-        """Moves the bar; the last epoch leaves a line above it."""
+        """Move the bar; the last epoch leaves a line above it."""
         facts = [f"epoch {epoch.epoch}/{self._epochs}", *described(epoch, self._metric)]
         self._progress.update(self._task, completed=epoch.epoch, facts=" · ".join(facts))
         if epoch.epoch == self._epochs:

@@ -26,7 +26,7 @@ LONG = 1800.0
 
 
 def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
-    """Prints an estimate: single numbers in one table, and a table for every field with rows of its own."""
+    """Print an estimate: single numbers in one table, and a table for every field with rows of its own."""
     say(console, f"{config.name}: nothing was trained (--dry-run)")
     facts = Table(show_header=False)
     facts.add_column(style="bold")
@@ -52,7 +52,7 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
 
 
 def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
-    """Returns what to do about a run that takes long; nothing where it does not."""
+    """Return what to do about a run that takes long; nothing where it does not."""
     if seconds < LONG:
         return []
     cores = os.cpu_count() or 1
@@ -71,7 +71,7 @@ def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
 
 
 def show_reductions(console: Console, reductions: Mapping[str, Sequence[str]]) -> None:
-    """Prints which lines are other methods with their settings."""
+    """Print which lines are other methods with their settings."""
     for label, sentences in reductions.items():
         for sentence in sentences:
             say(console, f"{MARK} {label}: {sentence}")
@@ -100,13 +100,13 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _words(name: str) -> str:
-    """A field's name for people; its unit stands with the value."""
+    """Return a field's name for people; its unit stands with the value."""
     known = {"seconds": "time", "memory_bytes": "memory", "epsilon": "epsilon (zero-out)"}
     return known.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:
-    """A value with the unit that its name says."""
+    """Return a value with the unit that its name says."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(name, item)}" for key, item in value.items())
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -28,7 +28,7 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Seed of the jobs; by default the first.")] = None,
     as_json: listing.AsJson = False,
 ) -> None:
-    """What every client has, by its name: alone, with each method, what it gains, and how sure of it."""
+    """Collect what every client has, by its name: alone, with each method, what it gains, and how sure of it."""
     from tailorfl.report.clients import clients_of
     from tailorfl.report.result import results
 
@@ -52,7 +52,7 @@ def command(
 
 
 def table(clients: ClientReport) -> Table:
-    """Returns the lines as a table; a gain beyond the noise of the test part is bold."""
+    """Return the lines as a table; a gain beyond the noise of the test part is bold."""
     from rich.table import Table
     from rich.text import Text
 

@@ -12,7 +12,7 @@ from tailorfl.printable import quoted
 
 
 def show_integrity(console: Console, folder: Path, as_json: bool = False) -> None:
-    """Prints a line a job of the experiment in a folder, of its variants where it has some; or all as one JSON object.
+    """Print a line a job of the experiment in a folder, of its variants where it has some; or all as one JSON object.
 
     Raises:
         RunError: something is damaged; names how many jobs.

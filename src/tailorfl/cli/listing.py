@@ -84,7 +84,7 @@ def _show(name: str, kind: str | None, as_json: bool) -> None:
 
 
 def _settings(group: str | None, as_json: bool) -> None:
-    """Prints all settings, or those of one group. Raises ConfigError: there is no such group or key."""
+    """Print all settings, or those of one group. Raises ConfigError: there is no such group or key."""
     from tailorfl.settings.listing import settings
 
     found = settings(group)
@@ -101,7 +101,7 @@ def _settings(group: str | None, as_json: bool) -> None:
 
 
 def _methods(console: Console, found: list[Entry]) -> None:
-    """A line a method, where they fit; lists where the console is narrower."""
+    """Print a line a method where they fit, and lists where the console is narrower."""
     rows = [[_short(entry, key) for key in HEAD] for entry in found]
     widths = [max(map(len, column)) for column in zip([*HEAD.values()], *rows, strict=True)]
     if sum(widths) + GAP * (len(widths) - 1) > console.width:
@@ -119,7 +119,10 @@ def _methods(console: Console, found: list[Entry]) -> None:
 
 
 def _short(entry: Entry, key: str) -> str:
-    """A cell in few words: a model for a whole model, and how many more things where there is no room for all."""
+    """Return a cell in few words.
+
+    A model for a whole model, and how many more things where there is no room for all.
+    """
     text = re.sub(r"^nothing: ", "", entry[key]).replace("whole model", "model")
     text = text.replace("all data in one place", "all data")
     if key not in ROOM or len(text) <= ROOM[key]:
@@ -181,7 +184,7 @@ def _one(console: Console, entry: Entry) -> None:
 
 
 def _print(console: Console, line: str) -> None:
-    """A line of a text, whose further lines, where it is too long, stand further in than itself."""
+    """Print a line of a text; where it is too long, its further lines are indented."""
     inner = " " * (len(line) - len(line.lstrip()) + 4) if line.startswith((" ", "|", "-")) else ""
     folded = textwrap.fill(
         line, console.width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False
@@ -203,7 +206,7 @@ def _option_table(options: list[dict[str, Any]]) -> Table:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """The lines of a text; those of running text as one, which is wrapped where it is printed."""
+    """Yield the lines of a text; those of running text as one, which is wrapped where it is printed."""
     for block in text.split("\n\n"):
         lines = block.split("\n")
         if any(line.startswith((" ", "|", "-")) for line in lines):

@@ -41,7 +41,7 @@ class Commands(TyperGroup):
     """The group of all commands; the only place where errors become messages and exit codes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Finds the command; raises click's UsageError, with the nearest command, if there is none."""
+        """Find the command; raises click's UsageError, with the nearest command, if there is none."""
         try:
             return click.Group.resolve_command(self, ctx, args)
         except click.UsageError as error:
@@ -56,7 +56,7 @@ class Commands(TyperGroup):
             raise click.UsageError(message, ctx) from error
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs a command; raises typer.Exit with the error's code once its message is printed."""
+        """Run a command; raises typer.Exit with the error's code once its message is printed."""
         state = ctx.ensure_object(State)
         words = [*ctx._protected_args, *ctx.args]  # what the command is given, for messages
         try:
@@ -167,7 +167,7 @@ def run_command(
     as_json: listing.AsJson = False,
     budget: Before = None,
 ) -> None:
-    """Runs an experiment; `compare` has several methods where none are named."""
+    """Run an experiment; `compare` has several methods where none are named."""
     from tailorfl.settings.experiment import COMPARED
 
     methods = COMPARED if ctx.info_name == "compare" else None
@@ -259,7 +259,10 @@ def run() -> None:
 
 
 def _as_setting(error: click.NoSuchOption, words: list[str]) -> click.NoSuchOption:
-    """The error for an option that does not exist; where it is the name of a setting, it says how that is written."""
+    """Return the error for an option that does not exist.
+
+    Where it is the name of a setting, it says how that is written.
+    """
     command = None if error.ctx is None else error.ctx.command
     if command is None or all(p.name not in ("arguments", "settings") for p in command.params):
         return error

@@ -35,7 +35,7 @@ class Wanted:
 
 
 def write(folders: Sequence[Path], wanted: Wanted) -> None:
-    """Writes and prints the reports of some result folders.
+    """Write and print the reports of some result folders.
 
     Raises:
         ConfigError: there is no place named for several folders, or one file for several variants.
@@ -77,7 +77,10 @@ def write(folders: Sequence[Path], wanted: Wanted) -> None:
 
 
 def _federations(folders: Sequence[Path], wanted: Wanted) -> Matrix | None:
-    """The matrix of folders, or of a folder's variants, that are of different data; None where all are of the same."""
+    """Return the matrix of folders, or of a folder's variants, that are of different data.
+
+    None where all are of the same.
+    """
     from tailorfl.report.matrix import by_federation, matrix
     from tailorfl.report.result import results
 
@@ -92,7 +95,7 @@ def _federations(folders: Sequence[Path], wanted: Wanted) -> Matrix | None:
 
 
 def _matrix(federations: Matrix, wanted: Wanted) -> list[Path]:
-    """Writes the page of several federations; into a folder with its table, diagram and numbers."""
+    """Write the page of several federations; into a folder with its table, diagram and numbers."""
     from tailorfl.report.page.ranks import page
     from tailorfl.report.rank_plot import png
     from tailorfl.runs.files import reporting, write_text
@@ -142,7 +145,7 @@ def _page(result: ExperimentResult, file: Path, target: float | None) -> Path:
 
 
 def _tables(result: ExperimentResult, wanted: Wanted) -> list[Path]:
-    """Writes the table for LaTeX and its numbers, where they are wanted."""
+    """Write the table for LaTeX and its numbers, where they are wanted."""
     from tailorfl.report.document import latex
     from tailorfl.report.tables import render
     from tailorfl.runs.files import write_text

@@ -28,7 +28,7 @@ DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
 
 
 def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
-    """Prints the comparison table; in a narrow console without details, and in several parts if need be."""
+    """Print the comparison table; in a narrow console without details, and in several parts if need be."""
     from tailorfl.report.tables import rich_table
 
     frame, columns = result.marked(result.table), list(result.columns)
@@ -65,7 +65,7 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
 
 
 def show_matrix(console: Console, matrix: Matrix) -> None:
-    """Prints methods by federations with their average ranks, in several tables where there are many federations."""
+    """Print methods by federations with their average ranks, in several tables where there are many federations."""
     names = list(matrix.results)
     for begin in range(0, len(names), MATRIX_COLUMNS):
         table = Table(title=Text("methods by federations" if begin == 0 else "further federations"))
@@ -93,7 +93,7 @@ def show_matrix(console: Console, matrix: Matrix) -> None:
 
 
 def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> Table:
-    """A paper's numbers beside ours, one row each, with the half width of our 95 % interval over seeds."""
+    """Return a paper's numbers beside ours, one row each, with the half width of our 95 % interval over seeds."""
     from tailorfl.report.published import beside
 
     table = Table(title="published and ours")
@@ -110,7 +110,7 @@ def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> T
 
 
 def section_table(section: Section) -> Table:
-    """A small table of a report for the terminal."""
+    """Return a small table of a report for the terminal."""
     table = Table(title=Text(section.title))
     for number, name in enumerate(section.head):
         table.add_column(Text(name), justify="right" if number else "left")
@@ -120,7 +120,7 @@ def section_table(section: Section) -> Table:
 
 
 def result_lines(variant: str, result: ExperimentResult) -> list[dict[str, Any]]:
-    """The comparison table as plain values: a line a method, with what comparison.csv has of it."""
+    """Return the comparison table as plain values: a line a method, with what comparison.csv has of it."""
     frame = result.marked(result.table).reset_index()
     rows = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
     return [{"variant": variant, "folder": str(result.path), **row} for row in rows]

@@ -36,7 +36,7 @@ class RunRequest:
     """Of a recipe, what of its scales is run."""
 
     def check(self) -> None:
-        """Raises ConfigError where options contradict each other."""
+        """Raise ConfigError where options contradict each other."""
         if self.force and self.resume is None and self.extend is None:
             raise ConfigError(
                 "--force is for --resume and --extend; a new experiment has nothing that could differ"
@@ -52,7 +52,7 @@ class RunRequest:
 
 
 def perform(state: State, request: RunRequest, dry_run: bool, quiet: bool, as_json: bool = False) -> None:
-    """Loads, checks and runs an experiment, or estimates it; prints tables, or as JSON a list of what they say."""
+    """Load, checks and run an experiment, or estimates it; prints tables, or as JSON a list of what they say."""
     request.check()
     config, way = _asked(request)
     if request.scale is not None:
@@ -116,7 +116,7 @@ def perform(state: State, request: RunRequest, dry_run: bool, quiet: bool, as_js
 
 
 def _say_what_it_takes(config: ExperimentConfig) -> None:
-    """Prints, before anything is loaded, what the scale that was asked for needs and costs."""
+    """Print, before anything is loaded, what the scale that was asked for needs and costs."""
     assert config.scale is not None
     chosen = config.scales[config.scale]
     said = {"scale:": config.scale, "needs:": chosen.needs, "costs:": chosen.costs}
@@ -126,7 +126,7 @@ def _say_what_it_takes(config: ExperimentConfig) -> None:
 
 
 def _asked(request: RunRequest) -> tuple[ExperimentConfig, Way]:
-    """The experiment, and whether it is new, resumed or extended."""
+    """Return the experiment, and whether it is new, resumed or extended."""
     from tailorfl.report.progress import messages
     from tailorfl.runs.folders import experiment_in, experiment_to_resume
 
@@ -146,7 +146,7 @@ def _asked(request: RunRequest) -> tuple[ExperimentConfig, Way]:
 
 
 def show_result(result: ExperimentResult, target: float | None = None) -> None:
-    """Prints the comparison table, what there is beside it, and where the results lie."""
+    """Print the comparison table, what there is beside it, and where the results lie."""
     from tailorfl.cli.results import published_table, section_table, show_comparison
     from tailorfl.report.curves import sections
     from tailorfl.report.published import notes

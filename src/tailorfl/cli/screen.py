@@ -35,27 +35,27 @@ BORDER = 3
 
 
 def width() -> int:
-    """Returns how many columns a line of output may have."""
+    """Return how many columns a line of output may have."""
     return max(NARROWEST, shutil.get_terminal_size((PIPED, 25)).columns)
 
 
 def stdout() -> Console:
-    """Returns the console of standard output."""
+    """Return the console of standard output."""
     return Console(width=width(), height=25)
 
 
 def stderr() -> Console:
-    """Returns the console of errors and progress, where sentences are left in one line."""
+    """Return the console of errors and progress, where sentences are left in one line."""
     return Console(stderr=True)
 
 
 def print_json(value: object) -> None:
-    """Prints a value as JSON, which no width folds; NaN is null, an infinity a text, as in result folders."""
+    """Print a value as JSON, which no width folds; NaN is null, an infinity a text, as in result folders."""
     print(encode(value, indent=1))
 
 
 def remark(mark: str, text: str, style: str) -> Text:
-    """Returns a coloured word and a text after it, as it is, but without what would act on the terminal."""
+    """Return a coloured word and a text after it, as it is, but without what would act on the terminal."""
     return Text.assemble((mark, style), " ", visible(text, but="\n\t"))
 
 
@@ -79,7 +79,7 @@ def status(quiet: bool, name: str, *, lines: bool = False) -> Iterator[Callable[
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Prints a text as it is, wrapped between words; what has no blank in it, as a path, stays whole."""
+    """Print a text as it is, wrapped between words; what has no blank in it, as a path, stays whole."""
     for line in text.split("\n"):
         console.print(
             _folded(line, console.width), style=style, markup=False, highlight=False, soft_wrap=True
@@ -87,12 +87,12 @@ def say(console: Console, text: str, style: str | None = None) -> None:
 
 
 def fits(table: Table, room: int) -> bool:
-    """Returns whether a table has room for all its columns beside each other."""
+    """Return whether a table has room for all its columns beside each other."""
     return _widths([_Column.of(column) for column in table.columns], room) is not None
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Prints a table in the width of a console, with all that it has; its title stands above."""
+    """Print a table in the width of a console, with all that it has; its title stands above."""
     if table.title:
         console.print(_text(table.title), style="italic", highlight=False)
     columns = [_Column.of(column) for column in table.columns]
@@ -140,12 +140,15 @@ def _text(value: object) -> Text:
 
 
 def _folded(text: str, room: int) -> str:
-    """A text in lines that end between words."""
+    """Return a text in lines that end between words."""
     return textwrap.fill(text, max(room, 1), break_long_words=False, break_on_hyphens=False)
 
 
 def _widths(columns: Sequence[_Column], room: int) -> list[int] | None:
-    """The columns' widths in a table of at most `room`, what is left going to running text; None if they do not fit."""
+    """Return the columns' widths in a table of at most `room`, what is left going to running text.
+
+    None if they do not fit.
+    """
     widths = [column.least for column in columns]
     left = room - 1 - sum(widths) - BORDER * len(columns)
     if left < 0:
@@ -163,7 +166,7 @@ def _widths(columns: Sequence[_Column], room: int) -> list[int] | None:
 
 
 def _names(columns: Sequence[_Column]) -> tuple[list[_Column], list[_Column]]:
-    """The first columns, as many as tell the rows apart, and the others."""
+    """Return the first columns, as many as tell the rows apart, and the others."""
     for count in range(1, len(columns)):
         rows = {
             tuple(text.plain for text in row) for row in zip(*(c.cells for c in columns[:count]), strict=True)

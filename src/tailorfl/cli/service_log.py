@@ -47,7 +47,7 @@ class _Stamped(logging.Handler):
         self._form, self._who, self._written = form, who, set[object]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one line."""
+        """Write one line."""
         key = getattr(record, "once", None)
         if key is not None and key in self._written:
             return
@@ -67,7 +67,7 @@ class _Stamped(logging.Handler):
 
 @contextmanager
 def service_log(who: str, form: LogFormat, level: LogLevel) -> Iterator[Callable[[str], None]]:
-    """Writes all that the library logs meanwhile; yields what is called with a sentence for the person who looks on."""
+    """Write all that the library logs meanwhile; yields what is called with a sentence for the person who looks on."""
     from tailorfl.report.progress import messages
 
     log = logging.getLogger("tailorfl")

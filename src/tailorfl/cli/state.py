@@ -17,7 +17,7 @@ class State:
     """The command that continues it."""
 
     def under_way(self, begun: Path, again: str) -> None:
-        """Notes what is under way."""
+        """Note what is under way."""
         self.begun, self.again = begun, again
 
     def done(self) -> None:

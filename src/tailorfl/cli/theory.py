@@ -116,7 +116,7 @@ def lambda_range_command(
     radius: Radius = 0.05,
     as_json: AsJson = False,
 ) -> None:
-    """The lam for which FedCLUP is minimax optimal (Corollary 1), with its bound (Theorem 1)."""
+    """Print the lam for which FedCLUP is minimax optimal (Corollary 1), with its bound (Theorem 1)."""
     from tailorfl.theory.fedclup_statistics import Problem, lambda_range, statistical_bound
 
     problem = Problem(mu, smoothness, rho, radius, samples, clients)
@@ -137,7 +137,7 @@ def lambda_range_command(
 def minimax(
     samples: Samples = 200, clients: Clients = 10, radius: Radius = 0.05, as_json: AsJson = False
 ) -> None:
-    """The best possible order of the clients' squared error."""
+    """Print the best possible order of the clients' squared error."""
     from tailorfl.theory.minimax import minimax_rate
 
     found = minimax_rate(samples, clients, radius)
@@ -221,7 +221,7 @@ def dp(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What DP-SGD costs a client, by two accountants; needs the extra 'privacy'."""
+    """Print what DP-SGD costs a client, by two accountants; needs the extra 'privacy'."""
     from typing import cast, get_args
 
     from tailorfl.errors import unknown
@@ -272,7 +272,7 @@ def _show(title: str, *rows: tuple[str, float | str], as_json: bool) -> None:
 def _show_rows(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[float | str]], as_json: bool
 ) -> None:
-    """A table, or {"title": ..., "rows": [{column: value}]}."""
+    """Print a table, or {"title": ..., "rows": [{column: value}]}."""
     if as_json:
         print_json({"title": title, "rows": [dict(zip(columns, row, strict=True)) for row in rows]})
         return
@@ -285,7 +285,7 @@ def _show_rows(
 
 
 def _text(value: float | str) -> str:
-    """A whole number with commas, any other with six digits; a text as it is."""
+    """Return a whole number with commas, any other with six digits; a text as it is."""
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

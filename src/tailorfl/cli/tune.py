@@ -63,7 +63,7 @@ class Tune:
     workers: int = 1
 
     def plan(self, config: ExperimentConfig) -> Plan:
-        """Returns what that comes to for an experiment. Raises ConfigError where it does not fit."""
+        """Return what that comes to for an experiment. Raises ConfigError where it does not fit."""
         from tailorfl.runs.build import check
         from tailorfl.tuning.run import TuningRequest, plan
 
@@ -177,7 +177,7 @@ def before(
 
 
 def beside(folder: Path) -> Path:
-    """Returns the folder of the tuning that a comparison's folder comes from."""
+    """Return the folder of the tuning that a comparison's folder comes from."""
     return folder.with_name(f"{folder.name}-tuning")
 
 
@@ -193,7 +193,7 @@ def perform(state: State, folder: Path, plan: Plan, workers: int, quiet: bool, r
 
 
 def show(found: Tuning, as_json: bool = False) -> None:
-    """Prints what a tuning came to."""
+    """Print what a tuning came to."""
     from tailorfl.cli.tuned import show_tuning
     from tailorfl.runs.files import encode
 
@@ -223,7 +223,7 @@ def _watching(quiet: bool) -> Iterator[Watch]:
 
 
 def _refuse_beside_resume(arguments: list[str] | None, told: Tune, out: Path | None) -> None:
-    """Raises ConfigError for what a tuning that goes on has already."""
+    """Raise ConfigError for what a tuning that goes on has already."""
     given = {
         "an experiment": bool(arguments),
         "--budget": told.budget is not None,

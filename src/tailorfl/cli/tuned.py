@@ -48,7 +48,7 @@ class Bar(Watch):
         self._progress.update(self._task, total=samples, completed=used)
 
     def told(self, label: str, trial: Trial, used: float) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         self._progress.console.print(Text(line(label, trial)))
         self._trials += 1
         self._before += used - self._used.get(label, used - trial.samples)
@@ -57,14 +57,14 @@ class Bar(Watch):
 
 
 def line(label: str, trial: Trial) -> str:
-    """What a trial came to, in one line."""
+    """Return what a trial came to, in one line."""
     score = "–" if trial.score is None else f"{trial.score:.4f}"
     state = "" if trial.state == "complete" else f" {trial.state}"
     return f"[{label} #{trial.number}] {score}{state} {written(trial.values)} {human_seconds(trial.seconds)}"
 
 
 def show_tuning(console: Console, found: Tuning) -> None:
-    """Prints what was chosen of every method, what lies at an edge, and what to expect of smaller budgets."""
+    """Print what was chosen of every method, what lies at an edge, and what to expect of smaller budgets."""
     config = found.plan.config
     places, higher = ranks(found.methods), found.methods[0].higher_is_better
     metric = found.metric.replace("_", " ")
@@ -109,7 +109,7 @@ def _row(one: Tuned, place: int | None) -> tuple[Text, ...]:
 
 
 def _expected(found: Tuning, metric: str) -> Table:
-    """The expected best score of shares of the budget, a row a method; – where a share pays for no trial."""
+    """Return the expected best score of shares of the budget, a row a method; – where a share pays for no trial."""
     shares = [share for share in SHARES if share * found.plan.budget.trials >= 1]
     table = Table(title=Text(f"expected best validation {metric} after a share of the budget"))
     for name in ("Method", *(f"{share:.3g}".replace("0.", ".") for share in shares)):
@@ -137,7 +137,7 @@ def _show_edges(console: Console, found: Tuning) -> None:
 
 
 def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
-    """Prints what a tuning would search and take."""
+    """Print what a tuning would search and take."""
     from tailorfl.cli.screen import stderr
     from tailorfl.report.progress import messages
     from tailorfl.tuning.foreseen import foreseen

@@ -68,7 +68,7 @@ def board(
 
 
 def show(console: Console, found: Snapshot, most: int | None = None) -> None:
-    """Prints how an experiment stands: a line, and a table with a row a job, of at most `most` jobs."""
+    """Print how an experiment stands: a line, and a table with a row a job, of at most `most` jobs."""
     left = "" if found["left"] is None else f", {_seconds(found['left'])} left"
     said = f": {found['message']}" if found["message"] else ""
     head = f"{found['name']}: {found['done']} of {found['total']} jobs{left}"
@@ -83,7 +83,7 @@ def show(console: Console, found: Snapshot, most: int | None = None) -> None:
 
 
 def _begun(folder: Path) -> Path:
-    """The folder, once the process that is preparing an experiment in it has begun it."""
+    """Return the folder, once the process that is preparing an experiment in it has begun it."""
     from tailorfl.runs.files import is_locked
 
     while not (folder / "config.yaml").is_file() and is_locked(folder):
@@ -92,7 +92,7 @@ def _begun(folder: Path) -> Path:
 
 
 def _follow(watched: Watched, every: float) -> Snapshot:
-    """Shows an experiment, live in a terminal and in lines elsewhere, until nothing runs in its folder any more."""
+    """Show an experiment, live in a terminal and in lines elsewhere, until nothing runs in its folder any more."""
     from rich.live import Live
 
     console = Console(stderr=True)
@@ -113,7 +113,7 @@ def _follow(watched: Watched, every: float) -> Snapshot:
 
 
 def _lines(watched: Watched, every: float) -> Snapshot:
-    """A line on stderr whenever a job begins, is evaluated or ends."""
+    """Return a line on stderr whenever a job begins, is evaluated or ends."""
     console, told = stderr(), dict[str, Any]()
     while True:
         found = watched.look()

@@ -1,0 +1,1 @@
+"""What the author of a method reads: methods, clients, messages and the server's tools."""

@@ -39,7 +39,7 @@ class Answering(nn.Module):
         self.network, self.head, self.answers = network, head, answers
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples -> answers [rows, outputs]."""
+        """Return samples -> answers [rows, outputs]."""
         seen = []
         head = self.network.get_submodule(self.head)
         hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))

@@ -93,7 +93,7 @@ class Client:
         return None if own is None else own * self.config.decay
 
     def steps(self, length: Length = RUN) -> Tensor:
-        """Number of SGD steps K a fit of this length takes, 0-d float tensor."""
+        """Return number of SGD steps K a fit of this length takes, 0-d float tensor."""
         return self._number(self._taken(length))
 
     def most_steps(self, length: Length = RUN) -> int:
@@ -350,12 +350,12 @@ class Client:
         return self._cohort.model.split(part).personal
 
     def _number(self, of_clients: NDArray[np.int64]) -> Tensor:
-        """The client's entry of whole numbers [clients], 0-d float tensor."""
+        """Return the client's entry of whole numbers [clients], 0-d float tensor."""
         numbers = torch.from_numpy(of_clients).to(self._cohort.dtype)
         return numbers[self._position].to(self._cohort.device)
 
     def _taken(self, length: Length) -> NDArray[np.int64]:
-        """The steps of every client of the cohort, [clients]."""
+        """Return the steps of every client of the cohort, [clients]."""
         c = self._cohort
         batch, epochs, steps = resolved(self.config, length)
         if isinstance(steps, Tensor):

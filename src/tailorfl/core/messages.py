@@ -77,8 +77,9 @@ class Replies:
 
     @property
     def share(self) -> float:
-        """The cohort's part of the weight of all N clients: m/N, or Σ_S n_i / Σ n_i by samples; what is expected of it
-        where the true one must not show.
+        """The cohort's part of the weight of all N clients.
+
+        That is m/N, or Σ_S n_i / Σ n_i by samples; what is expected of it where the true one must not show.
 
         `share · mean()` is Σ_S p_i reply_i with the p_i of all clients. So a server that adds it to a sum over clients
         keeps Σ p_i (...) exactly, whoever is sampled.
@@ -96,7 +97,7 @@ class Replies:
         return frozenset(self.context.model.parameters)
 
     def by_architecture(self) -> Iterable[tuple[str, Replies]]:
-        """Yields (architecture, the replies of its clients) of those that have any."""
+        """Yield (architecture, the replies of its clients) of those that have any."""
         return self.parts.items() if self.parts else [(self.context.architecture, self)]
 
     def weights(self) -> Tensor:
@@ -142,7 +143,7 @@ class Traffic:
     bytes_down: int = 0
 
     def add(self, other: Traffic) -> None:
-        """Adds the counters of `other` to these."""
+        """Add the counters of `other` to these."""
         for f in fields(self):
             setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
@@ -197,7 +198,7 @@ def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Colle
 
 
 def _of_rows(broadcast: PerClient, buffers: Collection[str]) -> Traffic:
-    """The cost of payloads of which different rows are present."""
+    """Return the cost of payloads of which different rows are present."""
     table, sent = broadcast.payloads, broadcast.rows.flatten()
     each = {int(k): payload_size(table[int(k)], buffers) for k in sorted(set(sent.tolist()))}
     parameters, held, size = (sum(each[k][j] for k in sent.tolist()) for j in range(3))

@@ -216,8 +216,9 @@ class Method(BaseModel):
         return tree.empty()
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
-        """Return what goes down: one payload for all, `PerClient` ones in the order of `clients`, or
-        `PerArchitecture` ones.
+        """Return what goes down: one payload for all, or several.
+
+        Several are `PerClient` ones in the order of `clients`, or `PerArchitecture` ones.
         """
         return tree.empty()
 
@@ -265,8 +266,10 @@ class Method(BaseModel):
         return received
 
     def answering(self, memory: Memory) -> nn.Module:
-        """Return what makes a client's answers (methods with `answers`): a module that is called with the outputs
-        [rows, outputs] and the features [rows, width] of samples and returns their answers [rows, outputs].
+        """Return what makes a client's answers (methods with `answers`).
+
+        It is a module that is called with the outputs [rows, outputs] and the features [rows, width] of samples and
+        returns their answers [rows, outputs].
 
         `memory` is what the client's deployed model makes of its own samples. What the answers need of it is in buffers
         of the module, so that it can leave the run beside the model.
@@ -287,7 +290,7 @@ _REGISTRY: dict[str, type[Method]] = {}
 
 
 def register(method: type[Method]) -> type[Method]:
-    """Adds a method class under its `name`; a class decorator."""
+    """Add a method class under its `name`; a class decorator."""
     registered = _REGISTRY.get(method.name)
     if registered is not None and registered is not method:
         raise ConfigError(

@@ -67,7 +67,7 @@ class ServerDistillation(BaseModel):
         return self
 
     def check(self, context: Context) -> None:
-        """Raises ConfigError if the run lacks what these settings need, or its outputs are no probabilities."""
+        """Raise ConfigError if the run lacks what these settings need, or its outputs are no probabilities."""
         if context.task in ("regression", "counts", "survival", "generation"):
             raise ConfigError(
                 f"distillation is of class probabilities, which a task of {context.task} does not have"
@@ -194,7 +194,7 @@ class _Best:
         self.kept: dict[str, Tensor] = {}
 
     def stops(self, step: int, state: dict[str, Tensor], learned: dict[str, Tensor]) -> bool:
-        """Looks at the model after `step` steps; returns whether it has not improved for too long."""
+        """Look at the model after `step` steps; returns whether it has not improved for too long."""
         source, held = self._context.validation, self._context
         assert source is not None
         with torch.no_grad():

@@ -1,0 +1,1 @@
+"""Sources, tables, partitions and federations of clients."""

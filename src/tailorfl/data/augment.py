@@ -22,7 +22,7 @@ _STREAM = 0x696D616765  # "image": apart from what else is drawn from the key of
 
 
 def augment(x: Tensor, keys: Tensor, kind: Augmentation) -> Tensor:
-    """Returns the images `x` [clients, batch, C, H, W] of any dtype, changed at random as `kind` says.
+    """Return the images `x` [clients, batch, C, H, W] of any dtype, changed at random as `kind` says.
 
     flip: each is mirrored left to right with probability 1/2. flip_crop: each is also cut out at one of the
     (2·4 + 1)² places of itself with 4 black (zero) pixels around it, so images that are yet to be normalised get what

@@ -79,7 +79,7 @@ def build(
     joined: Sequence[Sequence[str]] = (),
     seed: int = 0,
 ) -> Federation:
-    """A federation, the same for the same arguments.
+    """Return a federation, the same for the same arguments.
 
     Each random choice has its own stream derived from `seed`, so that changing the split, say, leaves the
     partition as it was.
@@ -145,7 +145,7 @@ def build(
 
 
 def public_set(public: str | Source, samples: int | None, source: Source, seed: int) -> Source:
-    """The public set of a federation of `source`, out of another source, see `tailorfl.data.public`."""
+    """Return the public set of a federation of `source`, out of another source, see `tailorfl.data.public`."""
     taken = public_source(public, samples, source, stream(seed, "public"))
     return replace(taken, augment=source.augment)
 
@@ -168,13 +168,13 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 
 def _domains(source: Source, rows: Ints, names: str | Sequence[str] | None) -> dict[str, Ints]:
-    """The rows of every domain that never trains."""
+    """Return the rows of every domain that never trains."""
     rows_of_domain = domain_rows(source, [names] if isinstance(names, str) else list(names or ()))
     return {domain: np.intersect1d(in_domain, rows) for domain, in_domain in rows_of_domain.items()}
 
 
 def _with_domains(dealt: Dealt, source: Source, domains: Mapping[str, Ints]) -> Dealt:
-    """What was dealt, and each of these domains as a held-out client."""
+    """Return what was dealt, and each of these domains as a held-out client."""
     for domain, rows in domains.items():
         official = official_part(source)[rows]
         dealt = dealt.with_heldout(domain, rows[~official], rows[official])
@@ -189,7 +189,7 @@ def _shifted(
     official_set: bool,
     seed: int,
 ) -> dict[str, Source]:
-    """The shifted sets; of a domain that never trains its official test part, or else all its samples."""
+    """Return the shifted sets; of a domain that never trains its official test part, or else all its samples."""
     source = federation.source
     shifted = {
         domain: subset(source, to_be_tested(source, in_domain), f"{source.name} {domain}")
@@ -205,7 +205,7 @@ def _shifted(
 
 
 def _without(rows: Ints, *taken: Ints) -> Ints:
-    """The ascending `rows` that are in none of the `taken`."""
+    """Return the ascending `rows` that are in none of the `taken`."""
     for other_rows in taken:
         rows = np.setdiff1d(rows, other_rows, assume_unique=True)
     return rows

@@ -37,14 +37,14 @@ def cache_folder() -> Path:
 
 
 def key_of(*facts: object) -> str:
-    """The key of what is made of such facts, by how they print themselves."""
+    """Return the key of what is made of such facts, by how they print themselves."""
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def cached(
     folder: Path, key: str, make: Callable[[Path], None], opened: Callable[[Path], Opened | None]
 ) -> Opened:
-    """What lies under a key in a folder; if nothing does, or not all of it, it is made.
+    """Return what lies under a key in a folder; if nothing does, or not all of it, it is made.
 
     Processes that make the same at the same time do not disturb each other.
 
@@ -77,12 +77,12 @@ def cached(
 
 
 def mapped(file: Path, shape: Sequence[int], kind: torch.dtype) -> Tensor:
-    """The numbers in a file as a tensor of a shape; what is written to it stays in this process."""
+    """Return the numbers in a file as a tensor of a shape; what is written to it stays in this process."""
     return torch.from_file(str(file), shared=False, size=math.prod(shape), dtype=kind).view(*shape)
 
 
 def mark_finite(values: Tensor) -> Tensor:
-    """Returns `values`, of which it is known from now on that all are finite: nobody has to read a file for it."""
+    """Return `values`, of which it is known from now on that all are finite: nobody has to read a file for it."""
     _FINITE[values] = True
     return values
 
@@ -93,7 +93,7 @@ def is_known_finite(values: Tensor) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes what processes left that were killed at work."""
+    """Delete what processes left that were killed at work."""
     for partial in folder.glob(f"*{_PART}"):
         number = partial.name.removesuffix(_PART).split(".")[1]
         if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc").is_dir():

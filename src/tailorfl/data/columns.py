@@ -34,7 +34,7 @@ _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2
 
 
 def bad_cell(name: str, column: str, bad: Any, problem: str) -> DataError:
-    """Returns the error that names a column, how many of its cells are `bad` `[rows]`, and the first of them."""
+    """Return the error that names a column, how many of its cells are `bad` `[rows]`, and the first of them."""
     rows = np.flatnonzero(np.asarray(bad))
     return DataError(
         f"table '{name}': column '{column}' {problem} in {len(rows)} of {len(bad)} rows, "
@@ -48,7 +48,6 @@ def tidy(values: pd.Series[Any], na_values: Sequence[str]) -> pd.Series[Any]:
     Raises:
         DataError: cells are lists, records or bytes.
     """
-
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(values) and not na_values:
@@ -68,7 +67,7 @@ def tidy(values: pd.Series[Any], na_values: Sequence[str]) -> pd.Series[Any]:
 
 
 def kind_of(values: pd.Series[Any]) -> Kind:
-    """What a tidy column holds: numbers (True and False are 1 and 0), words, or nothing at all."""
+    """Return what a tidy column holds: numbers (True and False are 1 and 0), words, or nothing at all."""
     filled_cells = values[values.notna()]
     if filled_cells.empty:
         return "empty"
@@ -103,13 +102,13 @@ def numbers_of(table: str, column: str, values: pd.Series[Any]) -> Floats:
 
 
 def words_of(values: pd.Series[Any]) -> list[str | None]:
-    """Returns the words of a tidy column, None where a cell is missing."""
+    """Return the words of a tidy column, None where a cell is missing."""
     is_filled = values.notna().to_numpy()
     return [word_of(value) if has_word else None for value, has_word in zip(values, is_filled, strict=True)]
 
 
 def word_of(value: Any) -> str:
-    """Returns what a cell is called as a word; 1, 1.0 and "1.0" are one, as other cells of a file decide its form."""
+    """Return what a cell is called as a word; 1, 1.0 and "1.0" are one, as other cells of a file decide its form."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
     if isinstance(value, str) and not is_decimal(value.strip()):
@@ -123,8 +122,7 @@ def word_of(value: Any) -> str:
 
 
 def words_in(values: pd.Series[Any]) -> list[str]:
-    """Returns the words of a column without empty cells."""
-
+    """Return the words of a column without empty cells."""
     import pandas as pd
 
     if values.dtype == object:  # where True and 1 are the same key
@@ -135,7 +133,7 @@ def words_in(values: pd.Series[Any]) -> list[str]:
 
 
 def in_order(words: Sequence[str]) -> list[str]:
-    """Returns different words in an order that does not depend on which others there are: numbers, then the rest."""
+    """Return different words in an order that does not depend on which others there are: numbers, then the rest."""
     numbers = {word: float(word) for word in words if is_decimal(word)}
     return sorted(set(words), key=lambda word: (word not in numbers, numbers.get(word, 0.0), word))
 
@@ -156,7 +154,6 @@ def _stripped(value: Any) -> Any:
 
 def _parsed(cells: pd.Series[Any]) -> pd.Series[Any]:
     """Numbers of cells that are there, NaN for those that are none."""
-
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(cells):
@@ -347,7 +344,7 @@ def counted(words: Sequence[str]) -> str:
 def class_names(
     name: str, frame: pd.DataFrame, labels: Sequence[str], na_values: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Returns the names of the classes of a label column, in order.
+    """Return the names of the classes of a label column, in order.
 
     Raises:
         DataError: there are several such columns, or a cell is empty.
@@ -395,7 +392,7 @@ def target_tensor(name: str, y: Tensor, task: Task) -> Tensor:
 
 
 def outputs_of(y: Tensor, task: Task) -> int:
-    """Returns how many outputs a model needs for targets `y` of a task."""
+    """Return how many outputs a model needs for targets `y` of a task."""
     if task == "classification":
         return int(y.max()) + 1 if y.numel() else 1
     return 1 if task in ("binary", "survival") else y.shape[1]
@@ -414,7 +411,7 @@ def make_source(
     *,
     unprepared: bool = False,
 ) -> Source:
-    """Returns the checked source; `owners` are ids of any kind, images are scaled as `scaling` says.
+    """Return the checked source; `owners` are ids of any kind, images are scaled as `scaling` says.
 
     Features that are `unprepared` may be NaN.
 
@@ -445,7 +442,7 @@ def check_roles(
     na_values: Any = (),
     exclude: Any = (),
 ) -> None:
-    """Raises DataError where the columns that mean something are not given by name."""
+    """Raise DataError where the columns that mean something are not given by name."""
     for role, value in (("client", client), ("split", split)):
         if value is not None and not isinstance(value, str):
             raise DataError(f"{role} should be the name of a column, got a {type(value).__name__}")

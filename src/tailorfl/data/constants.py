@@ -124,7 +124,7 @@ class Constants(OrderedColumns):
         return self.inputs(frame, name), self.targets(frame, name)
 
     def inputs(self, frame: pd.DataFrame, name: str = "table") -> Tensor:
-        """x float32 `[rows, len(names)]` of raw rows; label columns are not looked at.
+        """X float32 `[rows, len(names)]` of raw rows; label columns are not looked at.
 
         Raises:
             DataError: a column is missing that the client has, or a cell of a number is a word.
@@ -151,7 +151,7 @@ class Constants(OrderedColumns):
         return torch.from_numpy(x)
 
     def targets(self, frame: pd.DataFrame, name: str = "table") -> Tensor:
-        """y of raw rows, in the shape and type of the task.
+        """Y of raw rows, in the shape and type of the task.
 
         Raises:
             DataError: a label is missing, empty, out of range or an unknown class.
@@ -165,7 +165,7 @@ class Constants(OrderedColumns):
     def fitted_to(
         self, frame: pd.DataFrame, train_rows: Ints | Sequence[int], name: str = "table"
     ) -> Constants:
-        """Returns the same columns with a client's own means, deviations and fills, which never leave it.
+        """Return the same columns with a client's own means, deviations and fills, which never leave it.
 
         Where it has no number of a column, the constants of all stay. Levels and classes are those of all.
 
@@ -190,7 +190,7 @@ class Constants(OrderedColumns):
 
 
 def combine(summaries: Sequence[Summary]) -> Constants:
-    """Returns the constants of all training rows of the clients together, gaps filled by means.
+    """Return the constants of all training rows of the clients together, gaps filled by means.
 
     Medians are no sums: with `impute` "median" each client takes its own by `Constants.fitted_to`.
 
@@ -227,7 +227,7 @@ def combine(summaries: Sequence[Summary]) -> Constants:
 
 
 def read_constants(path: str | Path) -> Constants:
-    """Returns the constants in a JSON file. Raises DataError if it cannot be read or holds something else."""
+    """Return the constants in a JSON file. Raises DataError if it cannot be read or holds something else."""
     file = Path(path).expanduser()
     try:
         content = json.loads(file.read_text("utf-8"))

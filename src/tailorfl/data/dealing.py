@@ -38,7 +38,7 @@ class Dealt:
     server: Ints
 
     def ordered(self, order: Ints, num_clients: int) -> Dealt:
-        """The clients `order`, in this order, of which the first `num_clients` train."""
+        """Return the clients `order`, in this order, of which the first `num_clients` train."""
         return replace(
             self,
             rows=self.rows.of_clients(order),
@@ -120,7 +120,7 @@ def domain_rows(source: Source, names: Sequence[str]) -> dict[str, Ints]:
 
 
 def to_be_tested(source: Source, rows: Ints) -> Ints:
-    """The official test samples among the int64 `rows` of a held-out domain; all of them if there are none.
+    """Return the official test samples among the int64 `rows` of a held-out domain; all of them if there are none.
 
     Training samples of the domain are what a held-out client adapts on.
     """
@@ -134,7 +134,7 @@ DEFAULT_BINS = 10
 
 
 def official_part(source: Source) -> NDArray[np.bool_]:
-    """`[samples]` bool, True in the official test part; all False where there is none."""
+    """Return `[samples]` bool, True in the official test part; all False where there is none."""
     if source.test is None:
         return np.zeros(len(source), dtype=bool)
     mask: NDArray[np.bool_] = source.test.numpy()
@@ -160,7 +160,7 @@ def capped(source: Source, samples: int | None, rng: Generator) -> Ints:
 
 
 def fitting_partition(source: Source) -> str:
-    """The name of the partition that suits a source: along its own clients or domains, else "dirichlet"."""
+    """Return the name of the partition that suits a source: along its own clients or domains, else "dirichlet"."""
     if "client" in source.groups:
         return "natural"
     return "domain" if "domain" in source.groups else "dirichlet"
@@ -232,7 +232,7 @@ def _heldout_count(heldout: int | Sequence[str]) -> int:
 def _labels(
     source: Source, recipe: str, options: Mapping[str, Any]
 ) -> tuple[Ints, tuple[str, ...] | None, dict[str, Any]]:
-    """What the recipe looks at, the names of groups if it goes along groups, and the recipe's own options."""
+    """Return what the recipe looks at, the names of groups if it goes along groups, and the recipe's own options."""
     recipe_options = dict(options)
     kind = recipe_named(recipe).group
     if kind is None:
@@ -250,7 +250,7 @@ def _labels(
 
 
 def _binned(source: Source, bins: Any) -> Ints:
-    """`[samples]` int64 bin of the first target, equally many samples in each as far as equal targets allow."""
+    """Return `[samples]` int64 bin of the first target, equally many samples in each as far as equal targets allow."""
     if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
         raise ConfigError(
             f"partition option 'bins' must be a whole number of at least 2, but is {shown(bins)}"
@@ -266,7 +266,7 @@ def _numbered(clients: int) -> tuple[str, ...]:
 
 
 def _group_names(rows: Rows, groups: Ints, names: Sequence[str]) -> tuple[str, ...]:
-    """The name of each client's group, numbered where several clients share a group."""
+    """Return the name of each client's group, numbered where several clients share a group."""
     ids = groups[rows.values[rows.starts]].tolist()
     if len(set(ids)) == len(ids):
         return tuple(map(names.__getitem__, ids))

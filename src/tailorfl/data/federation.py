@@ -56,7 +56,7 @@ class Federation:
             )
 
     def __len__(self) -> int:
-        """The number of clients, held-out ones included."""
+        """Return the number of clients, held-out ones included."""
         return len(self.train)
 
     def part(self, part: Part) -> Rows:
@@ -64,7 +64,7 @@ class Federation:
         return Rows.of({"train": self.train, "val": self.val, "test": self.test}[part])
 
     def of_clients(self, order: Ints) -> Federation:
-        """The federation of these clients alone, int64, in this order; all of them train."""
+        """Return the federation of these clients alone, int64, in this order; all of them train."""
         train, val, test = (Rows.of(rows).of_clients(order) for rows in (self.train, self.val, self.test))
         names = tuple(self.names[i] for i in order.tolist())
         return replace(self, train=train, val=val, test=test, names=names, num_clients=len(order))

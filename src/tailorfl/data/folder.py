@@ -49,7 +49,7 @@ def from_folder(
     size: tuple[int, int] | None = None,
     scaling: Channels = "train",
 ) -> Source:
-    """A source from images at `path/CLIENT/CLASS/IMAGE`, or at `path/train/...` and `path/test/...`.
+    """Return a source from images at `path/CLIENT/CLASS/IMAGE`, or at `path/train/...` and `path/test/...`.
 
     Grey images give one channel, anything else three.
     Clients and classes are numbered in alphabetical order over both parts.
@@ -92,7 +92,7 @@ def from_folder(
 def from_client_folder(
     path: str | Path, size: tuple[int, int] | None = None, scaling: Channels = "train"
 ) -> Source:
-    """A source from the images of one client alone, at `path/CLASS/IMAGE`; arguments as of `from_folder`.
+    """Return a source from the images of one client alone, at `path/CLASS/IMAGE`; arguments as of `from_folder`.
 
     Its rows are in the order that they have in the folder of all clients, for which `path` is one of the first level.
 
@@ -119,7 +119,10 @@ def _by_class(
     scaling: Channels,
     train: Tensor | None = None,
 ) -> Source:
-    """The source of images in files, with a label each; channels are scaled by those that are `train`, or by all."""
+    """Return the source of images in files, with a label each.
+
+    Channels are scaled by those that are `train`, or by all.
+    """
     classes, y = np.unique(labels, return_inverse=True)
     x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
     mean, std, scaled = channel_scaling(x if train is None else x[train], scaling)
@@ -149,7 +152,7 @@ def _check_size(size: Any) -> None:
 
 
 def _images(root: Path, group: str) -> Iterator[Path]:
-    """Yields the images below a folder; raises DataError at the first that lies neither 3 nor 4 levels deep.
+    """Yield the images below a folder; raises DataError at the first that lies neither 3 nor 4 levels deep.
 
     So a folder that is none of images (a home folder, a disk) is not walked through to its end.
     """
@@ -229,7 +232,7 @@ def stack_images(images: Iterable[Picture], names: Iterable[str]) -> Tensor:
 
 
 def _eight_bits(image: Picture) -> Picture:
-    """The image in mode "L" if it is grey, otherwise in mode "RGB"."""
+    """Return the image in mode "L" if it is grey, otherwise in mode "RGB"."""
     if image.mode in ("I", "F"):
         raise DataError(
             f"an image has pixels of 32 bits (mode {image.mode}), which would be cut off at 255; save it with 8 or 16 "

@@ -110,7 +110,7 @@ def _heart_table(centre: str) -> pd.DataFrame:
 
 
 def _heart_test_rows(label: np.ndarray) -> np.ndarray:
-    """The protocol's test mask `[samples]` of one hospital; stratified if no class has under 3 patients."""
+    """Return the protocol's test mask `[samples]` of one hospital; stratified if no class has under 3 patients."""
     from sklearn.model_selection import train_test_split
 
     stratify = label if np.bincount(label, minlength=2).min() > 2 else None

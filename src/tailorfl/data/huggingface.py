@@ -39,7 +39,9 @@ def from_datasets(
     cache: str | Path | None = None,
     fingerprint: str | None = None,
 ) -> Source:
-    """A source from a Hugging Face `Dataset` or `IterableDataset`, or a dictionary of them with "train" and "test".
+    """Return a source from a Hugging Face `Dataset` or `IterableDataset`, or a dictionary of two.
+
+    The dictionary has the keys "train" and "test".
 
     Streamed ones go a thousand rows at a time into a file that is mapped and not held in memory; so do the others where
     `cache` names a folder. What was converted is used again for the same fingerprint, and done again where it was
@@ -111,7 +113,7 @@ def huggingface(
     scaling: Channels = "train",
     cache: str | None = None,
 ) -> Source:
-    """A data set of the Hugging Face hub, or one that lies here, read into mapped files.
+    """Return a data set of the Hugging Face hub, or one that lies here, read into mapped files.
 
     Args:
         path: a name on the hub, a folder of files or one that `save_to_disk` wrote; or csv, json, parquet, ... with
@@ -179,7 +181,7 @@ def _parts(dataset: Any) -> dict[str, Any]:
 
 
 def _chosen(path: str, dataset: Any, train: str, test: str | None) -> Any:
-    """The parts that train and test, under these names."""
+    """Return the parts that train and test, under these names."""
     import datasets
 
     if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
@@ -226,7 +228,7 @@ def _numbers_of_classes(
 
 
 def _files_in(folder: Path) -> str:
-    """What tells the files of a folder from others: names, sizes, times of change."""
+    """Return what tells the files of a folder from others: names, sizes, times of change."""
     file_facts = []
     for directory, _, names in os.walk(folder):
         for name in names:

@@ -153,7 +153,7 @@ def omniglot() -> Source:
 
 @data_source("1,797 digits of 8x8 pixels, bundled with scikit-learn")
 def digits() -> Source:
-    """The 1,797 digits bundled with scikit-learn: float32 `[1, 8, 8]` in [0, 1], no official split.
+    """Return the 1,797 digits bundled with scikit-learn: float32 `[1, 8, 8]` in [0, 1], no official split.
 
     From the UCI Optical Recognition of Handwritten Digits set (CC BY 4.0). Needs no data folder.
 
@@ -211,7 +211,7 @@ def _test_mask(train: int, test: int) -> Tensor:
 def _two_parts(
     name: str, arrays: dict[str, NDArray[Any]], classes: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Source:
-    """A source from grey image arrays `x_train`, `y_train`, `x_test`, `y_test`."""
+    """Return a source from grey image arrays `x_train`, `y_train`, `x_test`, `y_test`."""
     images = np.concatenate([arrays["x_train"], arrays["x_test"]])
     return Source(
         name=name,
@@ -229,7 +229,7 @@ def _two_parts(
 def _jpeg_parts(
     name: str, file: str, samples: int | None, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Source:
-    """A source from JPEG parts `train` and `test`, of which at most `samples` images are decoded."""
+    """Return a source from JPEG parts `train` and `test`, of which at most `samples` images are decoded."""
     arrays = _open(file)
     total = len(arrays["y_train"]) + len(arrays["y_test"])
     test = round(_capped(samples, total) * len(arrays["y_test"]) / total)
@@ -249,7 +249,7 @@ def _jpeg_parts(
 
 
 def _decode(jpeg: Bytes, offsets: NDArray[np.int64], count: int) -> Tensor:
-    """The first `count` images of a run of JPEG files, uint8 `[count, 3, height, width]`."""
+    """Return the first `count` images of a run of JPEG files, uint8 `[count, 3, height, width]`."""
     blob = memoryview(jpeg.tobytes())
     first = read_image(io.BytesIO(blob[offsets[0] : offsets[1]]), "RGB")
     images = np.empty((count, *first.shape), dtype=np.uint8)
@@ -275,7 +275,7 @@ def read_image(file: Path | io.BytesIO, mode: str) -> Bytes:
 
 @data_source("features of images that a frozen network has computed, in a .npz file (option path)")
 def features(path: str) -> Source:
-    """A classification source of the feature vectors of a .npz file, such as `studies/features.py` writes.
+    """Return a classification source of the feature vectors of a .npz file, such as `studies/features.py` writes.
 
     Arrays: `x` `[samples, features]` float, `y` `[samples]` int classes from 0, `classes` their names; where there is
     an official test part `test` `[samples]` bool; where there are domains `domain` `[samples]` int and `domains`, their

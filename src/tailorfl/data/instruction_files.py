@@ -37,7 +37,7 @@ class Example:
 
 
 def files_of(path: str | Path) -> list[Path]:
-    """The JSON-lines files that a path means: the file itself, or those of a folder by name.
+    """Return the JSON-lines files that a path means: the file itself, or those of a folder by name.
 
     Raises:
         DataError: if there is none.
@@ -60,7 +60,7 @@ def part_of(file: Path) -> tuple[str, str]:
 
 
 def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> list[Example]:
-    """The examples of files, in their order.
+    """Return the examples of files, in their order.
 
     Args:
         files: of JSON lines, see `read_line`; empty lines are passed over.
@@ -86,7 +86,9 @@ def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> l
 
 
 def read_line(line: str, location: str, client: str, test: bool) -> Example:
-    """The example of a line: an object with `instruction`, `output`, and if given `client` and `category` or `task`.
+    """Return the example of a line.
+
+    An object with `instruction`, `output`, and if given `client` and `category` or `task`.
 
     Args:
         line: the text.
@@ -120,7 +122,7 @@ def _text(content: Mapping[str, Any], key: str, location: str) -> str:
 
 
 def split_options(instruction: str) -> tuple[str, list[str]]:
-    """(the instruction without its options, the options) of one that lists them, each option once and stripped.
+    """Return (the instruction without its options, the options) of one that lists them, each option once and stripped.
 
     The list begins after the last "OPTIONS:"; each option begins on a line of its own with "- " and may go on over
     further lines. An empty line ends the list, and what follows belongs to the instruction. No options: the

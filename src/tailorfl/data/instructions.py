@@ -53,7 +53,9 @@ def instructions(
     padding: str = "right",
     samples: int | None = None,
 ) -> Source:
-    """A source from JSON lines: objects with `instruction`, `output`, and if given `client` and `category` or `task`.
+    """Return a source from JSON lines.
+
+    Objects with `instruction`, `output`, and if given `client` and `category` or `task`.
 
     Clients are the files unless lines name them; categories (or else tasks) are the domains. If a file's name ends in
     _test, its lines are the official test part, and those of all others train.
@@ -176,7 +178,10 @@ class _Layout:
         }
 
     def _option(self, option: str) -> list[int]:
-        """The ids of an option, its end cut off where it is too long: options often differ in their first words."""
+        """Return the ids of an option, its end cut off where it is too long.
+
+        Options often differ in their first words.
+        """
         marks = self.words.marks
         room = room_for(self.option_length, len(marks.before) + len(marks.after))
         return [*marks.before, *self.words.encode(option)[:room], *marks.after]
@@ -222,7 +227,7 @@ def _source(
 
 
 def _domains(examples: Sequence[Example]) -> list[str] | None:
-    """The domain of every example; None where none has one."""
+    """Return the domain of every example; None where none has one."""
     without = [e for e in examples if e.domain is None]
     if len(without) == len(examples):
         return None

@@ -80,7 +80,7 @@ def _name_single(label: str, column: pd.Series[Any]) -> None:
 
 
 def from_zero(label: str, y: Tensor) -> Tensor:
-    """Returns class numbers as they are, int64.
+    """Return class numbers as they are, int64.
 
     Raises:
         DataError: none of them is 0, so that they are counted from another number; or one is no class at all.
@@ -100,7 +100,7 @@ def from_zero(label: str, y: Tensor) -> Tensor:
 
 
 def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
-    """Returns (classes int64 `[samples]`, their names in sorted order) of labels that are texts, None of others."""
+    """Return (classes int64 `[samples]`, their names in sorted order) of labels that are texts, None of others."""
     import pandas as pd
 
     if isinstance(values, Tensor):

@@ -12,7 +12,7 @@ _REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def data_folders() -> tuple[Path, ...]:
-    """The folders searched for data files, in order.
+    """Return the folders searched for data files, in order.
 
     The folder that TAILORFL_DATA names is searched alone, so that a wrong setting is an error and not another
     file.
@@ -25,7 +25,7 @@ def data_folders() -> tuple[Path, ...]:
 
 
 def data_file(name: str) -> Path:
-    """The path of data file `name`, such as `"mnist.npz"`.
+    """Return the path of data file `name`, such as `"mnist.npz"`.
 
     Raises:
         DataError: if no searched folder holds it; the message says which file, where, and how to set

@@ -83,7 +83,7 @@ class Overview:
         return shares
 
     def largest(self) -> tuple[Ints, Floats]:
-        """The cell with most of each client's training samples, and its share, `[clients]` both."""
+        """Return the cell with most of each client's training samples, and its share, `[clients]` both."""
         first = self.counts.argmax(axis=1)
         return first, self.shares[np.arange(len(first)), first]
 
@@ -96,7 +96,7 @@ class Overview:
         return order[np.linspace(0, everyone - 1, most).round().astype(np.int64)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it as JSON can hold it."""
+        """Return all of it as JSON can hold it."""
         return {
             "data": self.name,
             "task": self.task,
@@ -127,7 +127,7 @@ class Overview:
 
 
 def overview(federation: Federation) -> Overview:
-    """Returns the numbers of a federation. No model is needed and nothing is trained."""
+    """Return the numbers of a federation. No model is needed and nothing is trained."""
     source = federation.source
     counted, cells, cell_of = _cells(federation)
     values = _numbers(source)
@@ -152,7 +152,7 @@ def overview(federation: Federation) -> Overview:
 
 
 def _cells(federation: Federation) -> tuple[str, tuple[str, ...], NDArray[Any]]:
-    """(what is counted, names, `[samples]` cell of every sample or `[samples, cells]` 0/1)."""
+    """Return (what is counted, name, `[samples]` cell of every sample or `[samples, cells]` 0/1)."""
     source = federation.source
     values = _numbers(source)
     if values is not None:
@@ -185,7 +185,7 @@ def _counts(federation: Federation, cells: int, cell_of: NDArray[Any]) -> Ints:
 
 
 def _numbers(source: Source) -> Floats | None:
-    """`[samples]` the first target of a regression or of counts, the time of survival, or None."""
+    """Return `[samples]` the first target of a regression or of counts, the time of survival, or None."""
     if source.task not in ("regression", "counts", "survival"):
         return None
     return source.y[:, 1 if source.task == "survival" else 0].double().numpy()
@@ -254,7 +254,7 @@ def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...
 
 
 def _dealt_again(clients: int, samples: int) -> list[Ints]:
-    """Some random orders of all training samples."""
+    """Return some random orders of all training samples."""
     rng = np.random.default_rng(0)
     return [rng.permutation(samples) for _ in range(min(MOST_DEALS, -(-SHUFFLED // clients)))]
 

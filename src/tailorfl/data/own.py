@@ -56,7 +56,7 @@ def from_tensors(
     name: str = "tensors",
     scaling: Channels = "train",
 ) -> Source:
-    """A source from tensors or arrays.
+    """Return a source from tensors or arrays.
 
     Args:
         x: `[samples, ...]`, images as `[samples, channels, height, width]`; uint8 with four axes stays an image
@@ -122,7 +122,7 @@ def from_table(
     sep: str | None = None,
     decimal: str | None = None,
 ) -> Source:
-    """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one row a sample.
+    """Return a source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one row a sample.
 
     Args:
         path: the file, a folder in which each file is a client of its name, or a data frame in memory.
@@ -190,7 +190,6 @@ OF_DATASETS = frozenset({"clients", "task", "test", "scaling"})
 
 def is_data(value: Any) -> bool:
     """Return whether a value is data and not the settings of some."""
-
     import pandas as pd
 
     if isinstance(value, Mapping):
@@ -243,7 +242,6 @@ def _check_options(options: Mapping[str, Any], valid: frozenset[str], kind: str)
 
 def _plain(frames: Mapping[Any, Any]) -> dict[str, pd.DataFrame]:
     """Return each client's frame by its name."""
-
     import pandas as pd
 
     plain: dict[str, pd.DataFrame] = {}
@@ -294,7 +292,7 @@ def _sample(x: Any) -> torch.Tensor:
 
 
 def real_tensor(values: Any, name: str) -> Tensor:
-    """Returns `values` as a tensor.
+    """Return `values` as a tensor.
 
     Args:
         values: numbers as a tensor, an array or nested lists.
@@ -329,7 +327,7 @@ def real_tensor(values: Any, name: str) -> Tensor:
 
 
 def flags(values: Any, name: str) -> Tensor:
-    """Returns `values` as bool. Raises DataError for anything but True and False, 1 and 0."""
+    """Return `values` as bool. Raises DataError for anything but True and False, 1 and 0."""
     values_tensor = real_tensor(values, name)
     if values_tensor.dtype != torch.bool and bool(((values_tensor != 0) & (values_tensor != 1)).any()):
         raise DataError(f"{name} should be True or False for each sample, but holds other values")
@@ -337,8 +335,7 @@ def flags(values: Any, name: str) -> Tensor:
 
 
 def client_ids(clients: Any, name: str) -> pd.Series[Any]:
-    """Returns ids of any kind, one a sample. Raises DataError where they are something else; `name` is the source's."""
-
+    """Return ids of any kind, one a sample. Raises DataError where they are something else; `name` is the source's."""
     import pandas as pd
 
     try:

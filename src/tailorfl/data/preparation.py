@@ -126,11 +126,11 @@ class Preparation:
         return cls(everyone, of_clients)
 
     def of(self, client: str | None) -> Constants:
-        """Returns the constants of a client."""
+        """Return the constants of a client."""
         return self.everyone if client is None else self.own.get(client, self.everyone)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the constants as JSON can hold them."""
+        """Return the constants as JSON can hold them."""
         of_clients = {name: constants.to_dict() for name, constants in self.own.items()}
         return {**self.everyone.to_dict(), **({"clients": of_clients} if of_clients else {})}
 
@@ -147,7 +147,7 @@ def given_digest(source: Source) -> str:
 
 
 def plain(source: Source) -> Source:
-    """Returns a source to which nothing is done.
+    """Return a source to which nothing is done.
 
     Raises:
         DataError: it is a table with words or empty cells.
@@ -172,7 +172,7 @@ def plain(source: Source) -> Source:
 
 
 def by_constants(source: Source, constants: str | Path | Constants) -> Source:
-    """Returns the source of a table prepared by constants that are given, such as public ones.
+    """Return the source of a table prepared by constants that are given, such as public ones.
 
     Raises:
         ConfigError: they are for another label or task.
@@ -196,7 +196,7 @@ def by_constants(source: Source, constants: str | Path | Constants) -> Source:
 
 
 def prepared(federation: Federation, by: Normalisation, founders: int | None = None) -> Federation:
-    """The federation with every feature made ready by statistics of training rows.
+    """Return the federation with every feature made ready by statistics of training rows.
 
     Args:
         federation: its source holds floats, or a table.

@@ -18,7 +18,7 @@ OWN_SHARE = 0.1
 
 
 def subset(source: Source, rows: Ints, name: str) -> Source:
-    """Copies of the samples `rows` as a source of its own, without groups and official split."""
+    """Copy of the samples `rows` as a source of its own, without groups and official split."""
     taken = torch.from_numpy(rows)
     return replace(
         source,
@@ -33,7 +33,7 @@ def subset(source: Source, rows: Ints, name: str) -> Source:
 
 
 def public_from_rows(source: Source, rows: Ints) -> Source:
-    """Samples `rows` of a source as a public set, their labels blanked to 0 so that nothing can use them.
+    """Return samples `rows` of a source as a public set, their labels blanked to 0 so that nothing can use them.
 
     Raises:
         DataError: for a generation task, whose inputs hold the responses.
@@ -48,7 +48,7 @@ def public_from_rows(source: Source, rows: Ints) -> Source:
 
 
 def own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Generator) -> Ints:
-    """`samples` of the training rows among `rows`, ascending, to be taken from the clients; default a tenth.
+    """Return `samples` of the training rows among `rows`, ascending, to be taken from the clients; default a tenth.
 
     Raises:
         DataError: if that leaves no training rows.
@@ -64,7 +64,7 @@ def own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Genera
 
 
 def public_source(public: str | Source, samples: int | None, model_of: Source, rng: Generator) -> Source:
-    """The public set out of another source, `samples` of it drawn at random, or all.
+    """Return the public set out of another source, `samples` of it drawn at random, or all.
 
     Images keep their own set's channel statistics, as in PerAda's released code.
 

@@ -81,7 +81,7 @@ def sources() -> dict[str, str]:
 
 
 def load_source(name: str, **options: Any) -> Source:
-    """The source `name`, with the options of its loader, such as `samples=5000` or `seed=1`.
+    """Return the source `name`, with the options of its loader, such as `samples=5000` or `seed=1`.
 
     `name` may be `module:function`, of a module that was named (`tailorfl.modules`).
 
@@ -114,7 +114,7 @@ def load_source(name: str, **options: Any) -> Source:
 
 
 def loader_of(name: str) -> Callable[..., Source]:
-    """Returns the function that loads a source; of `module:function` that of a module that was named.
+    """Return the function that loads a source; of `module:function` that of a module that was named.
 
     Raises:
         ConfigError: there is none; names the nearest.
@@ -135,7 +135,7 @@ def loader_of(name: str) -> Callable[..., Source]:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Returns the options of a source and their defaults; `inspect.Parameter.empty` where one must be given.
+    """Return the options of a source and their defaults; `inspect.Parameter.empty` where one must be given.
 
     Raises:
         ConfigError: there is no such source.

@@ -45,7 +45,7 @@ class ClientSamples:
 
 
 def client_samples(federation: Federation, client: int) -> ClientSamples:
-    """Returns one client's samples of a whole federation, in the order that they have there."""
+    """Return one client's samples of a whole federation, in the order that they have there."""
     parts = {part: federation.part(part)[client] for part in PARTS}
     rows = np.unique(np.concatenate(list(parts.values())))
     source = subset(federation.source, rows, federation.source.name)
@@ -54,7 +54,7 @@ def client_samples(federation: Federation, client: int) -> ClientSamples:
 
 
 def source_facts(source: Source) -> dict[str, Any]:
-    """Returns what a model has to know of a source, as JSON can hold it; no sample and no statistic of any."""
+    """Return what a model has to know of a source, as JSON can hold it; no sample and no statistic of any."""
     return {
         "name": source.name,
         "task": source.task,
@@ -71,7 +71,7 @@ def source_facts(source: Source) -> dict[str, Any]:
 
 
 def remote_source(facts: Mapping[str, Any]) -> Source:
-    """Returns a source of one empty sample with these facts.
+    """Return a source of one empty sample with these facts.
 
     Raises:
         DataError: they are not what `source_facts` returns.
@@ -109,7 +109,7 @@ def remote_federation(
     public: Source | None = None,
     server: Source | None = None,
 ) -> Federation:
-    """Returns the federation as one process sees it.
+    """Return the federation as one process sees it.
 
     Args:
         source: what a model has to know of the data; its samples are nobody's.

@@ -29,7 +29,7 @@ class Rows(Sequence[Ints]):
 
     @classmethod
     def of(cls, arrays: Sequence[Ints]) -> Rows:
-        """Returns `arrays`, one a client, as Rows; an array object that several clients have is held once.
+        """Return `arrays`, one a client, as Rows; an array object that several clients have is held once.
 
         Raises:
             DataError: an array is not a list of whole numbers.
@@ -55,17 +55,17 @@ class Rows(Sequence[Ints]):
 
     @classmethod
     def cut(cls, values: Ints, sizes: Ints) -> Rows:
-        """Returns `values` cut into one piece a client, of `sizes` `[clients]`."""
+        """Return `values` cut into one piece a client, of `sizes` `[clients]`."""
         stops = np.cumsum(sizes, dtype=np.int64)
         return cls(values, stops - sizes, stops)
 
     @classmethod
     def shared(cls, values: Ints, clients: int) -> Rows:
-        """Returns Rows of which every client has all `values`."""
+        """Return Rows of which every client has all `values`."""
         return cls(values, np.zeros(clients, dtype=np.int64), np.full(clients, len(values), dtype=np.int64))
 
     def __len__(self) -> int:
-        """The number of clients."""
+        """Return the number of clients."""
         return len(self.starts)
 
     @overload
@@ -87,7 +87,7 @@ class Rows(Sequence[Ints]):
         return self.stops - self.starts
 
     def flat(self) -> Ints:
-        """The rows of all clients, one client after another; a view where they lie like that."""
+        """Return the rows of all clients, one client after another; a view where they lie like that."""
         if len(self) and bool((self.starts[1:] == self.stops[:-1]).all()):
             return self.values[self.starts[0] : self.stops[-1]]
         sizes = self.sizes
@@ -100,11 +100,11 @@ class Rows(Sequence[Ints]):
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def of_clients(self, clients: Ints) -> Rows:
-        """The Rows of `clients`, int64, in this order; nothing is copied."""
+        """Return the Rows of `clients`, int64, in this order; nothing is copied."""
         return Rows(self.values, self.starts[clients], self.stops[clients])
 
     def once(self) -> tuple[Rows, Ints]:
-        """(the different arrays, `[clients]` int64 which of them a client has)."""
+        """Return (the different arrays, `[clients]` int64 which of them a client has)."""
         if bool((self.starts[1:] >= self.stops[:-1]).all()):
             return self, np.arange(len(self))
         keys = self.starts * (len(self.values) + 1) + self.stops
@@ -112,11 +112,14 @@ class Rows(Sequence[Ints]):
         return self.of_clients(first), which.astype(np.int64)
 
     def named_by(self, names: Ints) -> Rows:
-        """The Rows that hold `names[row]` in place of every row: rows of the whole out of places in a part of it."""
+        """Return the Rows that hold `names[row]` in place of every row.
+
+        Rows of the whole out of places in a part of it.
+        """
         return Rows(names[self.values], self.starts, self.stops)
 
     def with_client(self, rows: Ints) -> Rows:
-        """The Rows with one more client."""
+        """Return the Rows with one more client."""
         size = len(self.values)
         return Rows(
             np.concatenate([self.values, rows]),

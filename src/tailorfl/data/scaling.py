@@ -44,7 +44,7 @@ class Scaling:
     before: Scaling | None = None
 
     def apply(self, raw: Tensor, client: str | None = None) -> Tensor:
-        """Returns raw numbers `[samples, ...]` as models read them, float32, by the constants of a client."""
+        """Return raw numbers `[samples, ...]` as models read them, float32, by the constants of a client."""
         x = raw if self.before is None else self.before.apply(raw, client)
         row = self.clients.index(client) if client in self.clients else -1
         flat = x.reshape(len(x), -1).to(torch.float64)
@@ -53,14 +53,14 @@ class Scaling:
         return cut.to(torch.float32).reshape(raw.shape)
 
     def of(self, client: str | None) -> dict[str, Any]:
-        """Returns the constants of one client, or those for everybody else, as JSON can hold them."""
+        """Return the constants of one client, or those for everybody else, as JSON can hold them."""
         row = self.clients.index(client) if client in self.clients else -1
         first = {} if self.before is None else {"before": self.before.of(client)}
         cut = {} if self.clip is None else {"clip": self.clip}
         return {"mean": self.mean[row].tolist(), "deviation": self.deviation[row].tolist(), **cut, **first}
 
     def facts(self) -> dict[str, Any]:
-        """Returns the constants as JSON can hold them."""
+        """Return the constants as JSON can hold them."""
         rows = [
             {"mean": mean.tolist(), "deviation": deviation.tolist()}
             for mean, deviation in zip(self.mean, self.deviation, strict=True)
@@ -108,7 +108,7 @@ FITTED_IMAGES = PrivateScaling(
 
 
 def standardised(federation: Federation, by: Normalisation) -> Federation:
-    """The federation with features shifted and scaled by training means and deviations.
+    """Return the federation with features shifted and scaled by training means and deviations.
 
     Standard deviations divide by n - 1, as FLamby's Heart protocol does; a feature that is constant is shifted only.
 

@@ -31,7 +31,7 @@ NOT_OF_SHIFTS = ("path", "data_files", "client", "split")
 def own_shifts(
     source: Source, shifts: Mapping[str, Any], name: str | None, options: Mapping[str, Any], taken: Any
 ) -> dict[str, Source]:
-    """Returns the test sets by name, each a source whose samples a model of `source` reads.
+    """Return the test sets by name, each a source whose samples a model of `source` reads.
 
     Args:
         source: the training data as models see them, scaled.
@@ -59,7 +59,7 @@ def own_shifts(
 
 
 def fitted(source: Source, shifted: Source, name: str) -> Source:
-    """Returns a source with the classes, channels and scaling of `source`, under a name of its own.
+    """Return a source with the classes, channels and scaling of `source`, under a name of its own.
 
     Raises:
         DataError: another task, shape, features or classes.
@@ -116,7 +116,7 @@ def _loaded(source: Source, value: Any, name: str | None, options: Mapping[str, 
 
 
 def _table(source: Source, value: Any) -> Source:
-    """A table with the columns of the training table; a Hugging Face data set's columns are such ones too."""
+    """Return a table with the columns of the training table; a Hugging Face data set's columns are such ones too."""
     name, frame = read_table(value, **source.info.get(READING, {}))
     labels, features = source.info["label"], source.info.get("features")
     if features is None:
@@ -140,7 +140,7 @@ def _table(source: Source, value: Any) -> Source:
 
 
 def _renumbered(source: Source, shifted: Source) -> Tensor:
-    """The targets; classes get the numbers that they have in the training data."""
+    """Return the targets; classes get the numbers that they have in the training data."""
     if source.task not in ("classification", "binary"):
         return shifted.y
     ours, theirs = source.info.get("classes"), shifted.info.get("classes")

@@ -96,7 +96,7 @@ class Source:
             self._expect("test", self.test, (len(self),), torch.bool)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return int(self.x.shape[0])
 
     @property
@@ -118,14 +118,16 @@ class Source:
         return strata_of(self.y, self.task)
 
     def take(self, rows: Tensor) -> Tensor:
-        """The samples `rows`, `[...]` int64 -> `[..., *input_shape]` float32; images are normalised.
+        """Return the samples `rows`, `[...]` int64 -> `[..., *input_shape]` float32; images are normalised.
 
         Token ids stay int64.
         """
         return self._normalised(self._picked(rows))
 
     def take_augmented(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """The samples `rows`, `[clients, batch]` int64 -> `[clients, batch, *input_shape]`, as training sees them.
+        """Return the samples `rows`, `[clients, batch]` int64 -> `[clients, batch, *input_shape]`.
+
+        They are what training sees.
 
         `keys` `[clients]` int64 decide how images are changed, as `augment` says; `rows` of one client `[batch]` have a
         key without axes.
@@ -134,7 +136,7 @@ class Source:
         return self._normalised(x if self.augment == "none" else augment(x, keys, self.augment))
 
     def batch(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples `rows` as `take_augmented` gives them, and their targets."""
+        """Return the samples `rows` as `take_augmented` gives them, and their targets."""
         return self.take_augmented(rows, keys), self.targets(rows)
 
     def feed(self, digest: Any) -> None:
@@ -152,7 +154,10 @@ class Source:
         return self
 
     def at_hand(self, device: torch.device) -> Source:
-        """The data set with every sample in `x`, for whom `take` is not enough; what is missing is made on a device."""
+        """Return the data set with every sample in `x`, for whom `take` is not enough.
+
+        What is missing is made on a device.
+        """
         return self
 
     def _picked(self, rows: Tensor) -> Tensor:
@@ -170,7 +175,7 @@ class Source:
         return x.sub_(mean).div_(std)
 
     def targets(self, rows: Tensor) -> Tensor:
-        """The targets of the samples `rows`, `[...]` int64 -> `[...]` or `[..., outputs]`."""
+        """Return the targets of the samples `rows`, `[...]` int64 -> `[...]` or `[..., outputs]`."""
         return self.y.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.y.shape[1:])
 
     def _expect(self, field_name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -300,14 +305,14 @@ S = TypeVar("S", bound=Source)
 
 
 def copied(kind: type[S], source: Source, **changes: Any) -> S:
-    """A data set of a kind with what `source` has but for `changes`; it has been checked, and is not again."""
+    """Return a data set of a kind with what `source` has but for `changes`; it has been checked, and is not again."""
     copy = object.__new__(kind)
     copy.__dict__.update({name: getattr(source, name) for name in Source.__dataclass_fields__} | changes)
     return copy
 
 
 def strata_of(y: Tensor, task: Task) -> Tensor:
-    """`[samples]` int64 label by which targets `y` of a task are balanced, see `Source.strata`."""
+    """Return `[samples]` int64 label by which targets `y` of a task are balanced, see `Source.strata`."""
     if task == "multilabel":
         combination: Tensor = torch.unique(y, dim=0, return_inverse=True)[1]
         return combination
@@ -357,7 +362,7 @@ NAMED = ("classes", "features")
 
 
 def clean_name(name: str) -> str:
-    """Returns a name without control characters, which are written out, and not longer than `LONGEST_NAME`."""
+    """Return a name without control characters, which are written out, and not longer than `LONGEST_NAME`."""
     printable = visible(name)
     return (
         printable if len(printable) <= LONGEST_NAME else f"{printable[: LONGEST_NAME - 10]}…{_digits(name)}"
@@ -365,7 +370,7 @@ def clean_name(name: str) -> str:
 
 
 def clean_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names as `clean_name` has them; different ones stay different."""
+    """Return the names as `clean_name` has them; different ones stay different."""
     if harmful("".join(names)) is None and max(map(len, names), default=0) <= LONGEST_NAME:
         return tuple(names)
     cleaned: dict[str, str] = {}
@@ -379,7 +384,7 @@ def clean_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def clean_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what else is known of a source, with the names among it cleaned."""
+    """Return what else is known of a source, with the names among it cleaned."""
     clean = {
         key: clean_names([str(n) for n in info[key]]) for key in NAMED if isinstance(info.get(key), tuple)
     }

@@ -55,7 +55,7 @@ class SplitRule:
 
 
 def read_split(split: str | Mapping[str, Any] | None, official: bool) -> SplitRule:
-    """The split that a setting means.
+    """Return the split that a setting means.
 
     Args:
         split: None: 0.7/0.1/0.2, or 0.9/0.1 and the official test part where there is one. "perfed_ckt":
@@ -179,7 +179,7 @@ def random_starts(sizes: Ints, rng: Generator) -> Ints:
 
 
 def evenly_spaced(client: Ints, counts: Ints, start: Ints) -> NDArray[np.bool_]:
-    """`[samples]` bool: `wanted[i]` evenly spaced samples of every client i.
+    """Return `[samples]` bool: `wanted[i]` evenly spaced samples of every client i.
 
     Args:
         client: `[samples]` int64 client of each sample, ascending.
@@ -199,7 +199,7 @@ def evenly_spaced(client: Ints, counts: Ints, start: Ints) -> NDArray[np.bool_]:
 
 
 def ordered(client: Ints, strata: Ints, noise: Floats) -> Ints:
-    """What `np.lexsort((noise, strata, client))` returns, `noise` lying in [0, 1), many times faster.
+    """Return what `np.lexsort((noise, strata, client))` returns, `noise` lying in [0, 1), many times faster.
 
     One number holds all three keys, up to a rounding of the noise that leaves a few neighbours undecided at most.
     """
@@ -225,7 +225,7 @@ def _share(part: str, value: Any) -> float:
 
 
 def stream(seed: int, purpose: str) -> Generator:
-    """The randomness of one purpose, such as "split"."""
+    """Return the randomness of one purpose, such as "split"."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 

@@ -76,7 +76,7 @@ class Gathered:
 def gather(
     name: str, parts: Mapping[str, Any], columns: ColumnSelection, file: Path | None = None
 ) -> Gathered:
-    """Reads data sets of the `datasets` package, held or streamed, "train" before "test".
+    """Read data sets of the `datasets` package, held or streamed, "train" before "test".
 
     Args:
         name: for messages.
@@ -89,12 +89,12 @@ def gather(
     """
     try:
         return _read(name, parts, columns, file, colour=False)
-    except _Coloured:  # an image with colours came after grey ones were written
+    except _ColouredError:  # an image with colours came after grey ones were written
         return _read(name, parts, columns, file, colour=True)
 
 
 def gathered_once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
-    """What is kept under a key in a folder, its inputs mapped; `make` is given the file for the inputs."""
+    """Return what is kept under a key in a folder, its inputs mapped; `make` is given the file for the inputs."""
 
     def written(working: Path) -> None:
         gathered = make(working / _SAMPLES)
@@ -111,7 +111,7 @@ def gathered_once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> G
     return cached(folder, key, written, _open)
 
 
-class _Coloured(Exception):
+class _ColouredError(Exception):
     """Grey images were read as such, and now one has colours."""
 
 
@@ -167,7 +167,7 @@ class _Inputs:
                 block = block.expand(-1, 3, -1, -1)
             elif block.shape[1] == 3 and not self.colour:
                 if self.rows:
-                    raise _Coloured
+                    raise _ColouredError
                 self.colour = True
         shape = tuple(block.shape[1:])
         if self.shape is not None and self.shape != shape:
@@ -228,7 +228,7 @@ def _read(
 
 
 def _batches(part: Any, columns: ColumnSelection) -> Iterator[Mapping[str, Sequence[Any]]]:
-    """Yields the wanted columns of a data set, some rows at a time."""
+    """Yield the wanted columns of a data set, some rows at a time."""
     yield from part.select_columns(columns.all).with_format(None).iter(batch_size=ROWS)
 
 
@@ -251,7 +251,7 @@ def _block(
 
 
 def _open(entry: Path) -> Gathered | None:
-    """What lies in a folder, or None where something is missing."""
+    """Return what lies in a folder, or None where something is missing."""
     import pandas as pd
 
     try:

@@ -59,12 +59,12 @@ class JsonRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the record as JSON can hold it."""
+        """Return the record as JSON can hold it."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], location: str = "") -> Self:
-        """Returns what `to_dict` gave. Raises DataError for anything else; `location` it was found, for the message."""
+        """Return what `to_dict` gave. Raises DataError for anything else; `location` it was found, for the message."""
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -138,7 +138,7 @@ def made_roles(
     min_count: int = 1,
     exclude: str | Sequence[str] = (),
 ) -> Roles:
-    """Returns the roles that options of the source `table` mean (`data.options` but for `constants`)."""
+    """Return the roles that options of the source `table` mean (`data.options` but for `constants`)."""
     return Roles.from_dict(
         {
             "label": listed(label),
@@ -196,7 +196,7 @@ class Summary(OrderedColumns):
 def summarise(
     frame: pd.DataFrame, roles: Roles, train_rows: Ints | Sequence[int], name: str = "table"
 ) -> Summary:
-    """Returns what a client tells of its table.
+    """Return what a client tells of its table.
 
     Args:
         frame: its table, as `tailorfl.data.table_files.read_table` reads it, all rows.

@@ -182,7 +182,7 @@ def _require_spread(heterogeneity: float, condition: float) -> None:
 def _centre_and_weights(
     rng: np.random.Generator, clients: int, dim: int, radius: float
 ) -> tuple[Floats, Floats]:
-    """A unit vector `[dim]`, and `[clients, dim]` with that mean and RMS distance `radius` from it."""
+    """Return a unit vector `[dim]`, and `[clients, dim]` with that mean and RMS distance `radius` from it."""
     centre = rng.standard_normal(dim)
     centre /= np.linalg.norm(centre)
     offsets = rng.standard_normal((clients, dim))
@@ -193,7 +193,7 @@ def _centre_and_weights(
 
 
 def _regression(name: str, x: Floats, y: Floats, samples: int, weights: Floats, centre: Floats) -> Source:
-    """A source from `x` `[clients, rows, dim]`, `y` `[clients, rows]`; the first `samples` rows train."""
+    """Return a source from `x` `[clients, rows, dim]`, `y` `[clients, rows]`; the first `samples` rows train."""
     features, targets = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
     clients, rows, dim = x.shape
     test, groups, group_names = client_layout(clients, samples, rows - samples)

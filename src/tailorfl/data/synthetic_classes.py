@@ -153,7 +153,7 @@ def _noisy(
     generators: tuple[np.random.Generator, torch.Generator],
     into: Floats | None,
 ) -> Iterator[Floats]:
-    """Yields the samples of some clients after the others, [clients, rows, size]: in `into`, or one place for all."""
+    """Yield the samples of some clients after the others, [clients, rows, size]: in `into`, or one place for all."""
     rng, fast = generators
     clients, rows = label.shape
     size = prototypes.shape[1]
@@ -173,7 +173,7 @@ def _noisy(
 def _on_disk(
     settings: object, shape: Sequence[int], drawn: Callable[[Floats | None], Iterator[Floats]]
 ) -> Tensor:
-    """The samples of what is `settings` from the file that is kept of them."""
+    """Return the samples of what is `settings` from the file that is kept of them."""
 
     def make(working: Path) -> None:
         with (working / _SAMPLES).open("wb") as file:

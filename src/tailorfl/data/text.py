@@ -119,12 +119,14 @@ def numbered(values: Sequence[Any], order: Sequence[Any] = ()) -> tuple[Tensor, 
 
 
 def token_info(words: Tokenizer) -> dict[str, Any]:
-    """What a source of tokens says about them in `info`."""
+    """Return what a source of tokens says about them in `info`."""
     return {"tokenizer": words.name, "pad": words.pad, "end": words.end, "vocabulary": words.size}
 
 
 def reading_of(text: str, second: str | None, length: int, padding: str) -> dict[str, Any]:
-    """What a source of texts says in `info[TEXTS]`: columns of a table of such texts, tokens a sample, side of padding.
+    """Return what a source of texts says in `info[TEXTS]`.
+
+    Columns of a table of such texts, tokens a sample, side of padding.
 
     Raises:
         ConfigError: for an unknown side.
@@ -197,7 +199,7 @@ def from_texts(
     sep: str | None = None,
     decimal: str | None = None,
 ) -> Source:
-    """A source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one text a row.
+    """Return a source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one text a row.
 
     Args:
         path: the file, a folder in which each file is a client of its name, or a data frame in memory.

@@ -45,10 +45,10 @@ class Tokenizer(Protocol):
     marks: Marks
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without marks."""
+        """Return the ids of a text, without marks."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids up to the first end, without marks and padding."""
+        """Return the text of ids up to the first end, without marks and padding."""
 
 
 class Bytes:
@@ -59,11 +59,11 @@ class Bytes:
     marks = Marks(between=(1,), after=(1,))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the bytes of a text."""
+        """Return the ids of the bytes of a text."""
         return [byte + 3 for byte in text.encode()]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids up to the first end; bytes that are no UTF-8 become a replacement sign."""
+        """Return the text of ids up to the first end; bytes that are no UTF-8 become a replacement sign."""
         return bytes(i - 3 for i in _until(ids, self.end) if 3 <= i < self.size).decode(errors="replace")
 
 
@@ -83,17 +83,17 @@ class PretrainedTokenizer:
         self.marks = _marks(name, tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without marks."""
+        """Return the ids of a text, without marks."""
         return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids up to the first end, without marks and padding."""
+        """Return the text of ids up to the first end, without marks and padding."""
         return str(self._tokenizer.decode(_until(ids, self.end), skip_special_tokens=True))
 
 
 @functools.cache
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer `name`: "byte", "minilm", a folder, or the name of one on the Hugging Face hub.
+    """Return the tokenizer `name`: "byte", "minilm", a folder, or the name of one on the Hugging Face hub.
 
     Raises:
         MissingExtraError: if transformers is needed and not installed.
@@ -118,14 +118,14 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def single(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
-    """The ids of a text with its marks, at most `length`; a text that is too long is cut by `shortened`."""
+    """Return the ids of a text with its marks, at most `length`; a text that is too long is cut by `shortened`."""
     marks = tokenizer.marks
     room = room_for(length, len(marks.before) + len(marks.after))
     return [*marks.before, *shortened(tokenizer.encode(text), room), *marks.after]
 
 
 def pair(tokenizer: Tokenizer, first: str, second: str, length: int) -> list[int]:
-    """The ids of two texts with their marks, at most `length`; the longer one is cut first."""
+    """Return the ids of two texts with their marks, at most `length`; the longer one is cut first."""
     marks = tokenizer.marks
     room = room_for(length, len(marks.before) + len(marks.between) + len(marks.after))
     a, b = tokenizer.encode(first), tokenizer.encode(second)
@@ -142,7 +142,7 @@ def shortened(ids: list[int], room: int) -> list[int]:
 
 
 def room_for(length: int, taken: int) -> int:
-    """What a row of `length` ids leaves when `taken` are marks.
+    """Return what a row of `length` ids leaves when `taken` are marks.
 
     Raises:
         ConfigError: nothing.
@@ -172,7 +172,7 @@ def _minilm() -> Path:
 
 
 def _marks(name: str, tokenizer: Any) -> Marks:
-    """What the tokenizer adds to a pair of texts, found by marking one."""
+    """Return what the tokenizer adds to a pair of texts, found by marking one."""
     a, b = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("one", "two"))
     pair_ids = list(tokenizer("one", "two")["input_ids"])
     start = _place(pair_ids, a, 0)

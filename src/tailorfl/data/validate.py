@@ -91,7 +91,7 @@ def _check_finite(federation: Federation) -> None:
 
 
 def weaknesses(federation: Federation) -> list[str]:
-    """Returns what is weak about a valid federation, a sentence each.
+    """Return what is weak about a valid federation, a sentence each.
 
     That is clients with a single training sample, with one class only (in training, or in testing too), with test
     classes they never see in training, and with nothing to be tested or selected by.
@@ -144,12 +144,12 @@ def _used_rows(federation: Federation) -> Ints:
 
 
 def _rows_of(federation: Federation, part: Part) -> Ints:
-    """The rows of all clients in one part, those of a shared array once."""
+    """Return the rows of all clients in one part, those of a shared array once."""
     return federation.part(part).once()[0].flat()
 
 
 def _holders(federation: Federation, row: int) -> str:
-    """The first clients that hold a row, for messages."""
+    """Return the first clients that hold a row, for messages."""
     holders = [
         client
         for client in range(len(federation))

@@ -66,12 +66,12 @@ class Agreement:
         return replace(self, names=self.names[:clients], sizes=sizes, prepared=prepared)
 
     def facts(self) -> dict[str, Any]:
-        """Returns it as JSON can hold it."""
+        """Return it as JSON can hold it."""
         return asdict(self)
 
     @classmethod
     def read(cls, facts: Mapping[str, Any]) -> Agreement:
-        """Returns what `facts` gave. Raises MessageError where it is something else."""
+        """Return what `facts` gave. Raises MessageError where it is something else."""
         try:
             agreement = _READER.validate_python(dict(facts))
         except (TypeError, ValueError) as error:
@@ -81,7 +81,7 @@ class Agreement:
         return agreement
 
     def digest(self, sim: Simulation) -> str:
-        """Returns what stands for the job, its method, its settings, and the models' structure, in every message."""
+        """Return what stands for the job, its method, its settings, and the models' structure, in every message."""
         job = self.job
         about = {
             "name": self.experiment.get("name"),  # so an experiment under another name is another job
@@ -116,5 +116,5 @@ def agreement_of(job: Job, clients: DescribedClients) -> Agreement:
 
 
 def structure(tensors: Any) -> list[Sequence[Any]]:
-    """Returns the names, shapes and types of tensors, as JSON can hold them."""
+    """Return the names, shapes and types of tensors, as JSON can hold them."""
     return [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]

@@ -75,7 +75,7 @@ class ClientState:
         return checkpoints.rounds(self.folder)
 
     def state(self, round: int) -> dict[str, Tensor] | None:
-        """Returns the state after a round by name; None where there is none that is sound."""
+        """Return the state after a round by name; None where there is none that is sound."""
         if round not in self.rounds:
             return None
         try:
@@ -113,12 +113,12 @@ class ClientState:
 
 
 def uses_as_facts(uses: Uses) -> list[list[float]]:
-    """Returns uses as JSON can hold them: [rate, noise, gradients, how many]."""
+    """Return uses as JSON can hold them: [rate, noise, gradients, how many]."""
     return [[use.rate, use.noise, use.gradients, count] for use, count in sorted(uses.items())]
 
 
 def uses_from_facts(facts: Any) -> Uses:
-    """Returns what `uses_as_facts` was given. Raises MessageError where it is something else."""
+    """Return what `uses_as_facts` was given. Raises MessageError where it is something else."""
     try:
         found: Uses = Counter({Use(float(q), float(sigma), int(r)): int(n) for q, sigma, r, n in facts})
     except (TypeError, ValueError, OverflowError) as error:

@@ -54,7 +54,7 @@ class Packet:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
-        """Returns its bytes. Raises MessageError where they are more than `LARGEST`."""
+        """Return its bytes. Raises MessageError where they are more than `LARGEST`."""
         from safetensors.torch import save
 
         once = self._same_memory()
@@ -72,7 +72,10 @@ class Packet:
         return hashlib.sha256(body).digest() + body
 
     def _same_memory(self) -> dict[str, str]:
-        """A tensor that is there under several names, as where the global model is what is deployed, travels once."""
+        """Send a tensor once that has several names.
+
+        So it is where the global model is what is deployed.
+        """
         first: dict[tuple[Any, ...], str] = {}
         found: dict[str, str] = {}
         for name, t in self.tensors.items():
@@ -83,7 +86,7 @@ class Packet:
 
     @classmethod
     def decoded(cls, data: bytes, largest: int = LARGEST) -> Packet:
-        """Returns what `encoded` gave.
+        """Return what `encoded` gave.
 
         Raises:
             MessageError: too many bytes, not what was sent, of another protocol, or no packet at all.
@@ -127,25 +130,25 @@ class Packet:
         return cls(kind, facts, tensors)
 
     def digest(self) -> str:
-        """Returns what tells it from any other packet, as hexadecimal digits."""
+        """Return what tells it from any other packet, as hexadecimal digits."""
         return self.encoded()[:DIGEST].hex()
 
     def fact(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """Returns a fact. Raises MessageError where it is missing, or of another type."""
+        """Return a fact. Raises MessageError where it is missing, or of another type."""
         found = self.facts.get(name)
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
             raise MessageError(f"a message '{self.kind}' has no usable '{name}': {str(found)[:60]!r}")
         return found
 
     def part(self, name: str) -> TensorDict:
-        """Returns the tensors whose names begin with `name`/, as the tree that was sent."""
+        """Return the tensors whose names begin with `name`/, as the tree that was sent."""
         start = f"{name}/"
         found = {n[len(start) :]: t for n, t in self.tensors.items() if n.startswith(start)}
         return tree.nest(found.items())
 
 
 def flat(name: str, given: TensorDict) -> dict[str, Tensor]:
-    """Returns the leaves of a tree as tensors of a packet, which `Packet.part(name)` puts together again."""
+    """Return the leaves of a tree as tensors of a packet, which `Packet.part(name)` puts together again."""
     return {f"{name}/{path}": tensor for path, tensor in tree.leaves(given)}
 
 
@@ -155,7 +158,7 @@ def compatible(other: str) -> bool:
 
 
 def failure(reason: str, code: str = "refused") -> Packet:
-    """Returns the answer of somebody who does not do what was asked; `code` is a word that programs read."""
+    """Return the answer of somebody who does not do what was asked; `code` is a word that programs read."""
     return Packet("failure", {"reason": reason[:500], "code": code})
 
 
@@ -180,7 +183,7 @@ def same_shape(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: 
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> str:
-    """Returns the name of the first tensor that holds NaN or infinity; "" where none does."""
+    """Return the name of the first tensor that holds NaN or infinity; "" where none does."""
     return next(
         (n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())), ""
     )

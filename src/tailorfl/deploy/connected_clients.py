@@ -171,7 +171,7 @@ class ConnectedClients:
         return {name: named[name] for name in questions}
 
     def _received(self, tickets: Collection[str]) -> list[Arrival]:
-        """Returns what has come back for letters, each once, whatever else a post brings."""
+        """Return what has come back for letters, each once, whatever else a post brings."""
         found: dict[str, Arrival] = {}
         for arrival in self.post.receive(list(tickets)):
             if arrival.ticket in tickets:
@@ -273,7 +273,7 @@ _HELLO = Packet("hello", {"version": VERSION, "protocol": PROTOCOL})
 
 
 def goodbye(turned_away: str = "") -> Packet:
-    """Returns the last message to a client: there is nothing more, or it is not wanted for a reason."""
+    """Return the last message to a client: there is nothing more, or it is not wanted for a reason."""
     return Packet("goodbye", {"turned_away": turned_away[:500]})
 
 

@@ -71,7 +71,7 @@ Admitted = Callable[[str, str], str]
 
 
 def quiet() -> None:
-    """Turns off Flower's telemetry, its search for updates, and what it prints of every call.
+    """Turn off Flower's telemetry, its search for updates, and what it prints of every call.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -86,7 +86,7 @@ def quiet() -> None:
 
 
 def content(body: bytes) -> RecordDict:
-    """Returns bytes as the content of a message: one array in one record."""
+    """Return bytes as the content of a message: one array in one record."""
     import numpy as np
     from flwr.app import Array, ArrayRecord, RecordDict
 
@@ -94,7 +94,7 @@ def content(body: bytes) -> RecordDict:
 
 
 def body_of(message: Message) -> bytes:
-    """Returns the bytes of a message. Raises ValueError where there are none."""
+    """Return the bytes of a message. Raises ValueError where there are none."""
     import numpy as np
 
     record = message.content.array_records.get(RECORD) if message.has_content() else None
@@ -104,7 +104,7 @@ def body_of(message: Message) -> bytes:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on now."""
+    """Return a port of this machine that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -207,7 +207,7 @@ class Link:
     # -- the post -------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[int, str]:
-        """Returns the nodes that were heard of lately, with the names of their certificates."""
+        """Return the nodes that were heard of lately, with the names of their certificates."""
         with self._lock:
             for node in [node for node, about in self._nodes.items() if about.gone(self._awake)]:
                 self._forget(node)
@@ -218,7 +218,7 @@ class Link:
             return {node: about.name for node, about in self._nodes.items()}
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
-        """Puts letters where their nodes find them."""
+        """Put letters where their nodes find them."""
         there = self.nodes()
         return [self._sent(letter, seconds) if letter.node in there else "" for letter in letters]
 
@@ -246,7 +246,7 @@ class Link:
         return ticket
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        """Returns what has arrived, and for which letters nothing will."""
+        """Return what has arrived, and for which letters nothing will."""
         there = self.nodes()
         found = [self._arrival(ticket, there) for ticket in tickets]
         return [arrival for arrival in found if arrival is not None]
@@ -274,7 +274,7 @@ class Link:
             return arrived
 
     def _read(self, ticket: str, reply: str) -> Arrival | None:
-        """Returns an answer, None where some of it is still on its way."""
+        """Return an answer, None where some of it is still on its way."""
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -297,20 +297,20 @@ class Link:
             self._state.object_store.delete(whole)
 
     def close(self) -> None:
-        """Stops listening; connections that are open get two seconds."""
+        """Stop listening; connections that are open get two seconds."""
         self._over.set()
         self._server.should_exit = True
         self._thread.join(5.0)
 
     def _tick(self) -> None:
-        """Counts the seconds that this process runs: while it sleeps, as its machine may, it hears of nobody."""
+        """Count the seconds that this process runs: while it sleeps, as its machine may, it hears of nobody."""
         while not self._over.wait(TICK_SECONDS):
             self._awake += TICK_SECONDS
 
     # -- what Flower's link state needs ---------------------------------------------------------------------
 
     def _begun(self) -> int:
-        """Returns the number of a run that has no app, and that no silence ends."""
+        """Return the number of a run that has no app, and that no silence ends."""
         from flwr.common.constant import SUPERLINK_NODE_ID
         from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
         from flwr.supercore.task_identity import TaskIdentity
@@ -363,13 +363,13 @@ class Link:
         return self._admitted(name, serial) if name else "there is no certificate, or no name in it"
 
     def _closed(self, connection: int) -> None:
-        """Notes that a connection is over."""
+        """Note that a connection is over."""
         with self._lock:
             for node in self._nodes.values():
                 node.connections.discard(connection)
 
     def _check(self, request: Any, name: str, connection: int) -> tuple[int, str]:
-        """Returns (status, reason) of a call that is refused, (0, "") where it is not."""
+        """Return (status, reason) of a call that is refused, (0, "") where it is not."""
         with self._lock:
             key = getattr(request, "public_key", b"")
             if key:
@@ -390,7 +390,7 @@ class Link:
             return 0, ""
 
     def _heard(self, request: Any, name: str, connection: int) -> None:
-        """Notes after a call that a node has come, or has gone."""
+        """Note after a call that a node has come, or has gone."""
         with self._lock:
             match type(request).__name__:
                 case "ActivateNodeRequest":
@@ -420,7 +420,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _protocol(closed: Callable[[int], None]) -> type:
-    """Returns uvicorn's protocol, whose requests say by which certificate and connection they came."""
+    """Return uvicorn's protocol, whose requests say by which certificate and connection they came."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class Certified(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -446,7 +446,7 @@ def _protocol(closed: Callable[[int], None]) -> type:
 
 
 def _gate(app: ASGIApp, turned_away: Admitted) -> ASGIApp:
-    """Returns an application that hands on the calls of clients that are let in, and reads nothing of others."""
+    """Return an application that hands on the calls of clients that are let in, and read nothing of others."""
     from starlette.responses import JSONResponse
 
     async def gate(scope: Scope, receive: Receive, send: Send) -> None:
@@ -496,11 +496,11 @@ class _Checked:
 # -- the client's side --------------------------------------------------------------------------------------
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """The server cannot be reached now, or has failed; it is tried again."""
 
 
-class Forgotten(Exception):
+class ForgottenError(Exception):
     """The server does not know this node (any more)."""
 
 
@@ -527,7 +527,7 @@ class Connection:
         tls: what secures it; None: nothing does.
         largest: bytes of a letter that are taken.
 
-    Every method may raise `Unreachable`, and RunError where the server turns this client away.
+    Every method may raise `UnreachableError`, and RunError where the server turns this client away.
     """
 
     def __init__(self, server: str, tls: Tls | None, largest: int = LARGEST) -> None:
@@ -546,7 +546,7 @@ class Connection:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def receive(self) -> ServerMessage | None:
-        """Returns the next letter, None where there is none now."""
+        """Return the next letter, None where there is none now."""
         from flwr.common.serde import message_from_proto
         from flwr.proto.fleet_pb2 import PullMessagesRequest
 
@@ -571,7 +571,7 @@ class Connection:
                 raise
 
     def _pulled(self, message: Message, tree: Any) -> bytes | None:
-        """Returns the bytes of a letter, None where they are too many."""
+        """Return the bytes of a letter, None where they are too many."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
@@ -590,7 +590,7 @@ class Connection:
         return body_of(inflate_object_from_contents(whole, parts))  # type: ignore[arg-type]
 
     def send(self, question: ServerMessage, body: bytes) -> None:
-        """Sends the answer to a letter. Raises Forgotten where the server does not wait for it any more."""
+        """Send the answer to a letter. Raises ForgottenError where the server does not wait for it any more."""
         from flwr.app import Message
         from flwr.app.message.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
@@ -655,7 +655,7 @@ class Connection:
 
     @contextmanager
     def _called(self) -> Iterator[None]:
-        """Raises what a failed call means."""
+        """Raise what a failed call means."""
         import httpx
         from flwr.supercore.inflatable.inflatable_utils import (
             ObjectPullError,
@@ -672,14 +672,14 @@ class Connection:
                 raise RunError(f"the server at {self._server} turns this client away: {said}") from error
             if status == 404:
                 self._node = None
-                raise Forgotten(said) from error
+                raise ForgottenError(said) from error
             if status == 413:
-                raise Forgotten(said) from error
-            raise Unreachable(f"it answers with status {status}: {said}") from error
+                raise ForgottenError(said) from error
+            raise UnreachableError(f"it answers with status {status}: {said}") from error
         except (ObjectPullError, ObjectPushError, ObjectUnavailableError) as error:
-            raise Forgotten(str(error)) from error
+            raise ForgottenError(str(error)) from error
         except (httpx.HTTPError, ValueError) as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+            raise UnreachableError(str(error) or type(error).__name__) from error
 
     def _beat(self) -> None:
         """Lets the server hear of this client also while it computes."""

@@ -64,7 +64,7 @@ def served(port: int | None, state: State) -> Iterator[None]:
 
 
 def exposition(numbers: Mapping[str, float]) -> str:
-    """Returns numbers as Prometheus reads them."""
+    """Return numbers as Prometheus reads them."""
     lines: list[str] = []
     for name, value in numbers.items():
         kind = "counter" if name.endswith("_total") else "gauge"

@@ -46,7 +46,7 @@ class Tls:
     key: Path
 
     def for_server(self) -> ssl.SSLContext:
-        """Returns what a server listens with: only who has a certificate of the authority gets an answer.
+        """Return what a server listens with: only who has a certificate of the authority gets an answer.
 
         Raises:
             ConfigError: the files do not belong together.
@@ -56,7 +56,7 @@ class Tls:
         return context
 
     def for_client(self) -> ssl.SSLContext:
-        """Returns what a client connects with. Raises ConfigError where the files do not belong together."""
+        """Return what a client connects with. Raises ConfigError where the files do not belong together."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, side: int) -> ssl.SSLContext:
@@ -73,7 +73,7 @@ class Tls:
         return context
 
     def holder(self) -> str:
-        """Returns the name in the certificate."""
+        """Return the name in the certificate."""
         return _name(_read(self.certificate))
 
 
@@ -89,7 +89,7 @@ class Revoked:
         self._read: tuple[tuple[int, int] | None, frozenset[str]] = None, frozenset()
 
     def why(self, name: str, serial: str) -> str:
-        """Returns why the holder of a certificate is not let in, "" where he is."""
+        """Return why the holder of a certificate is not let in, "" where he is."""
         try:
             status = self._path.stat()
             version = status.st_mtime_ns, status.st_size
@@ -115,7 +115,7 @@ def _number(serial: str) -> str:
 
 
 def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int = DAYS) -> None:
-    """Writes keys and certificates for a new federation, or those of further clients of one that is there.
+    """Write keys and certificates for a new federation, or those of further clients of one that is there.
 
     Args:
         folder: where to; what is there is kept.
@@ -151,7 +151,7 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
 
 
 def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) -> None:
-    """Writes another key and certificate of one client, or of the "server"; a client's former one is revoked.
+    """Write another key and certificate of one client, or of the "server"; a client's former one is revoked.
 
     Raises:
         ConfigError: there is none to renew, or the authority's key is not there.
@@ -165,7 +165,7 @@ def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) 
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Notes that the present certificate of a client is not let in any more. Raises ConfigError where it has none."""
+    """Note that the present certificate of a client is not let in any more. Raises ConfigError where it has none."""
     place = folder / "clients" / slug(name)
     _need(place, [CLIENT])
     path = folder / "server" / REVOKED
@@ -174,7 +174,7 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def server_keys(folder: Path) -> Tls:
-    """Returns what secures a server. Raises ConfigError where files lack, or do not hold any more."""
+    """Return what secures a server. Raises ConfigError where files lack, or do not hold any more."""
     place = _server_folder(folder)
     _need(place, [AUTHORITY, SERVER, SERVER_KEY])
     _check_holds(place / SERVER)
@@ -182,7 +182,7 @@ def server_keys(folder: Path) -> Tls:
 
 
 def client_keys(folder: Path) -> Tls:
-    """Returns what secures a client. Raises ConfigError where files lack, or do not hold any more."""
+    """Return what secures a client. Raises ConfigError where files lack, or do not hold any more."""
     _need(folder, [AUTHORITY, CLIENT, CLIENT_KEY])
     _check_holds(folder / CLIENT)
     return Tls(folder / AUTHORITY, folder / CLIENT, folder / CLIENT_KEY)
@@ -202,7 +202,7 @@ def _need(folder: Path, names: Sequence[str]) -> None:
 
 
 def _check_holds(path: Path) -> None:
-    """Raises ConfigError where a certificate has run out: the other side only ends the connection then."""
+    """Raise ConfigError where a certificate has run out: the other side only ends the connection then."""
     until = _read(path).not_valid_after_utc
     if until < datetime.datetime.now(datetime.UTC):
         raise ConfigError(
@@ -241,7 +241,7 @@ def _make_client(folder: Path, name: str, days: int) -> None:
 
 
 def _authority(folder: Path) -> tuple[str, EllipticCurvePrivateKey]:
-    """Returns the authority's name and its key. Raises ConfigError where that is not there."""
+    """Return the authority's name and its key. Raises ConfigError where that is not there."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -266,7 +266,7 @@ def _signed(
     ca: bool = False,
     hosts: Sequence[str] = (),
 ) -> bytes:
-    """Returns a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client."""
+    """Return a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID

@@ -59,12 +59,12 @@ class LocalRun(Simulation):
     shared: TensorDict | None = None
 
     def group_of(self, client: int) -> Group:
-        """Returns the clients of the same architecture."""
+        """Return the clients of the same architecture."""
         ((group, _),) = by_group(self.groups, (client,))
         return group
 
     def begin_at(self, client: int, round: int, state: dict[str, Tensor] | None) -> None:
-        """Sets the round (the number of those done), and the client's private state; None: what it has at first.
+        """Set the round (the number of those done), and the client's private state; None: what it has at first.
 
         Raises:
             MessageError: the state is of another method or model.
@@ -82,7 +82,7 @@ class LocalRun(Simulation):
         store.put((client,), tree.nest(((p, t.unsqueeze(0).clone()) for p, t in state.items()), [1]))
 
     def one_round(self, client: int, message: TensorDict) -> LocalResult | None:
-        """Returns what comes out of this round of the client; None where its update is not finite."""
+        """Return what comes out of this round of the client; None where its update is not finite."""
         group = self.group_of(client)
         done = self._train(group, (client,), message)
         if not bool(done.finite.all()):
@@ -95,16 +95,17 @@ class LocalRun(Simulation):
         return LocalResult(state, done.replies[0], metrics, done.gradients, Uses() if uses is None else uses)
 
     def evaluated(self, client: int, protocol: Protocol) -> list[Record]:
-        """Returns the records of this client's models on its own parts."""
+        """Return the records of this client's models on its own parts."""
         return evaluate(self, protocol, clients=(client,))
 
     def deployment_message(
         self, group: Group, ids: Sequence[int], steps: int | None
     ) -> TensorDict | PerClient:
+        """Return what the server sent."""
         return self.received
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:
-        """Returns the global model that the server has sent."""
+        """Return the global model that the server has sent."""
         return self.shared
 
     def check_tensors(self, client: int, message: TensorDict) -> None:
@@ -147,13 +148,13 @@ class LocalRun(Simulation):
 
 
 def as_message(parts: TensorDict) -> TensorDict:
-    """Returns what was received as a method sees it: without gradients, in memory of its own."""
+    """Return what was received as a method sees it: without gradients, in memory of its own."""
     with torch.no_grad():
         return tree.nest((p, t.clone()) for p, t in tree.leaves(parts))
 
 
 def hand_over(job: Job, run: LocalRun, client: int, place: Path) -> str:
-    """Writes the model that a client deploys into a folder, with its metrics, and returns a sentence about it."""
+    """Write the model that a client deploys into a folder, with its metrics, and return a sentence about it."""
     kept = keeper(job, run)
     records = evaluate(run, Protocol(("val", "local")), kept=kept, clients=(client,))
     facts = {

@@ -51,16 +51,16 @@ class OwnData(Protocol):
     name: str
 
     def described(self, config: ExperimentConfig, seed: int) -> Described:
-        """Returns what the server is told for an experiment with a seed. Raises DataError where they do not fit."""
+        """Return what the server is told for an experiment with a seed. Raises DataError where they do not fit."""
 
     def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
-        """Returns what is told of the client's own file as the client `number` of clients with these rows."""
+        """Return what is told of the client's own file as the client `number` of clients with these rows."""
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Returns the samples as the client `number` of the federation has them."""
+        """Return the samples as the client `number` of the federation has them."""
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Returns the public set of the experiment; `source` is what a model has to know of the samples."""
+        """Return the public set of the experiment; `source` is what a model has to know of the samples."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class DataShare:
     _held: tuple[Any, Federation] | None = field(default=None, repr=False)
 
     def described(self, config: ExperimentConfig, seed: int) -> Described:
-        """Returns what the server is told."""
+        """Return what the server is told."""
         federation = self._federation(config, seed)
         number = self._number(federation)
         return Described(
@@ -86,12 +86,12 @@ class DataShare:
         raise DataError(f"client '{self.name}' has no file of its own")
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Returns this client's samples, in the order of the simulation."""
+        """Return this client's samples, in the order of the simulation."""
         federation = self._federation(config, seed)
         return client_samples(federation, self._number(federation))
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Returns the public set of the simulation."""
+        """Return the public set of the simulation."""
         return self._federation(config, seed).public
 
     def _number(self, federation: Federation) -> int:

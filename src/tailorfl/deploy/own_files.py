@@ -49,7 +49,7 @@ KINDS: dict[str, OwnDataKind] = {
 
 
 def kind_of(data: DataConfig) -> OwnDataKind:
-    """Returns what clients bring to an experiment with these data.
+    """Return what clients bring to an experiment with these data.
 
     Raises:
         ConfigError: none of their own, or not in this way.
@@ -85,19 +85,19 @@ class OwnFile:
         self._made: dict[str, OwnData] = {}
 
     def described(self, config: ExperimentConfig, seed: int) -> Described:
-        """Returns how many samples there are, and the names of features."""
+        """Return how many samples there are, and the names of features."""
         return self._of(config.data).described(config, seed)
 
     def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
-        """Returns the sizes of this client's parts, and what is told of its samples."""
+        """Return the sizes of this client's parts, and what is told of its samples."""
         return self._of(config.data).summary(config, seed, number, rows)
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Returns this client's samples, prepared as those of all."""
+        """Return this client's samples, prepared as those of all."""
         return self._of(config.data).own(config, seed, number, prepared)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Returns the public set."""
+        """Return the public set."""
         return self._of(config.data).public(config, seed, source)
 
     def _of(self, data: DataConfig) -> OwnData:

@@ -57,14 +57,14 @@ class OwnSamples(ABC):
 
     @abstractmethod
     def read(self, data: DataConfig) -> Source:
-        """Returns the samples as this client alone has them, classes numbered among its own."""
+        """Return the samples as this client alone has them, classes numbered among its own."""
 
     def described(self, config: ExperimentConfig, seed: int) -> Described:
-        """Returns how many samples there are."""
+        """Return how many samples there are."""
         return Described(None, None, {"all": len(self._source(config.data))}, {"features": []})
 
     def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
-        """Returns the sizes of this client's parts, and what all samples have to fit."""
+        """Return the sizes of this client's parts, and what all samples have to fit."""
         source = self._source(config.data)
         train, val, test = self._parts(config, seed, number, rows, source)
         self.policy.check_summary(source, len(train))
@@ -77,7 +77,7 @@ class OwnSamples(ABC):
         return Summarised({"train": len(train), "val": len(val), "test": len(test)}, told.to_dict())
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Returns this client's samples, with the classes, channels and scaling of all."""
+        """Return this client's samples, with the classes, channels and scaling of all."""
         source, facts = self._source(config.data), prepared["facts"]
         train, val, test = self._parts(config, seed, number, prepared["rows"], source)
         info, y = dict(source.info), source.y
@@ -102,7 +102,7 @@ class OwnSamples(ABC):
         return ClientSamples(fitted, train, val, test)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Returns the public set, out of a source that every client can read."""
+        """Return the public set, out of a source that every client can read."""
         if config.data.public is None:
             return None
         return public_set(config.data.public, config.data.public_samples, source, seed)
@@ -129,7 +129,7 @@ class OwnTexts(OwnSamples):
     data = "text_table"
 
     def read(self, data: DataConfig) -> Source:
-        """Returns the texts as tokens."""
+        """Return the texts as tokens."""
         options = dict(data.options)
         self.policy.check_columns([str(options[key]) for key in ("label", "text") if key in options])
         # Of the two classes of a binary label a client may have one.
@@ -145,12 +145,12 @@ class OwnImages(OwnSamples):
     data = "folder"
 
     def read(self, data: DataConfig) -> Source:
-        """Returns the images as bytes."""
+        """Return the images as bytes."""
         return from_client_folder(self.path, **{k: v for k, v in data.options.items() if k != "group"})
 
 
 def check_samples(data: DataConfig) -> None:
-    """Raises ConfigError where clients' own texts or images cannot be what an experiment says of its data."""
+    """Raise ConfigError where clients' own texts or images cannot be what an experiment says of its data."""
     if data.normalise != "none":
         raise ConfigError(
             f"data.normalise={data.normalise} is for numbers of a table; '{data.name}' has none, so leave it out"
@@ -162,7 +162,7 @@ def check_samples(data: DataConfig) -> None:
 def common_samples(
     data: DataConfig, features: Sequence[str], rows: Sequence[int], told: Sequence[Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns (by what all clients prepare their samples, what a model has to know of them), as JSON can hold them.
+    """Return (by what all clients prepare their samples, what a model has to know of them), as JSON can hold them.
 
     Args:
         data: the experiment's.

@@ -52,12 +52,12 @@ class OwnTable:
         self._read: tuple[tuple[DataConfig, tuple[str, ...]], Source] | None = None
 
     def described(self, config: ExperimentConfig, seed: int) -> Described:
-        """Returns how many rows there are, and the names of the features."""
+        """Return how many rows there are, and the names of the features."""
         source = self._source(config.data)
         return Described(None, None, {"all": len(source)}, {"features": list(source.info["features"])})
 
     def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
-        """Returns the sizes of this client's parts, and what the constants of all are made of.
+        """Return the sizes of this client's parts, and what the constants of all are made of.
 
         Args:
             config: the experiment.
@@ -93,7 +93,7 @@ class OwnTable:
                 raise PolicyError(f"column '{column}' has {len(summary.levels)} words; max_levels says fewer")
 
     def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Returns this client's samples, prepared as `common` says."""
+        """Return this client's samples, prepared as `common` says."""
         try:
             features, sent = tuple(map(str, prepared["features"])), prepared[CONSTANTS]
         except (TypeError, KeyError) as error:
@@ -120,13 +120,13 @@ class OwnTable:
         return ClientSamples(self._prepared(config, source, constants, train, given), train, val, test)
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Returns the public set, out of a source that every client can read."""
+        """Return the public set, out of a source that every client can read."""
         if config.data.public is None:
             return None
         return public_set(config.data.public, config.data.public_samples, source, seed)
 
     def _source(self, data: DataConfig, features: tuple[str, ...] = ()) -> Source:
-        """The table as it was read; `features` in the order of everybody."""
+        """Return the table as it was read; `features` in the order of everybody."""
         if self._read is None or self._read[0] != (data, features):
             options = _but(data.options, CONSTANTS)
             reading = {key: options[key] for key in ("sep", "decimal") if key in options}
@@ -173,7 +173,7 @@ class OwnTable:
 
 
 def check_table(data: DataConfig) -> None:
-    """Raises ConfigError where clients' own tables cannot be what an experiment says of its data."""
+    """Raise ConfigError where clients' own tables cannot be what an experiment says of its data."""
     if "label" not in data.options:
         raise ConfigError("the experiment does not say which column is the label: data.options.label=COLUMN")
 
@@ -181,7 +181,7 @@ def check_table(data: DataConfig) -> None:
 def common_tables(
     data: DataConfig, features: Sequence[str], rows: Sequence[int], told: Sequence[Summary]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns (by what all clients prepare their rows, what a model has to know of them), as JSON can hold them.
+    """Return (by what all clients prepare their rows, what a model has to know of them), as JSON can hold them.
 
     Args:
         data: the experiment's.

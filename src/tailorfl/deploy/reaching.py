@@ -18,7 +18,7 @@ _REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")
 
 
 def address(given: str) -> tuple[str, int]:
-    """Returns (host, port). Raises ConfigError where it is no HOST:PORT."""
+    """Return (host, port). Raises ConfigError where it is no HOST:PORT."""
     host, _, port = given.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"an address is HOST:PORT, such as 127.0.0.1:8000, but is '{given}'")
@@ -26,7 +26,7 @@ def address(given: str) -> tuple[str, int]:
 
 
 def in_the_way(server: str, tls: Tls | None) -> str:
-    """Returns why a server cannot be reached now, "" where it can.
+    """Return why a server cannot be reached now, "" where it can.
 
     Raises:
         RunError: it never will be as things stand: one side does not take the other's certificate, or one of them uses
@@ -65,7 +65,7 @@ def _words(error: ssl.SSLError) -> str:
 
 
 def _answer(host: str, port: int, context: ssl.SSLContext) -> bytes:
-    """Returns what a server says to a request; only then TLS has taken both sides' certificates."""
+    """Return what a server says to a request; only then TLS has taken both sides' certificates."""
     with (
         socket.create_connection((host, port), timeout=SECONDS) as plain,
         context.wrap_socket(plain, server_hostname=host) as secured,
@@ -119,7 +119,7 @@ class Reach:
         """Why it could not be reached at the last try, "" where it could."""
 
     def failed(self, why: str) -> None:
-        """Notes that a call has failed.
+        """Note that a call has failed.
 
         Raises:
             RunError: all will as things stand, see `in_the_way`.
@@ -130,7 +130,7 @@ class Reach:
         self.trouble = trouble
 
     def succeeded(self) -> None:
-        """Notes that a call was answered."""
+        """Note that a call was answered."""
         if self.trouble:
             self._told(f"the server at {self._server} can be reached")
         self.trouble = ""

@@ -419,7 +419,7 @@ class RemoteRounds(Simulation):
     # -- evaluation -----------------------------------------------------------------------------------------
 
     def questions_about_models(self, kind: Any, clients: Sequence[int], **more: Any) -> dict[int, Packet]:
-        """Returns for every client what it needs to make the model that it deploys, as a packet of a kind."""
+        """Return for every client what it needs to make the model that it deploys, as a packet of a kind."""
         found: dict[int, Packet] = {}
         for group, where in by_group(self.groups, clients):
             shared = self.global_model(group.name)

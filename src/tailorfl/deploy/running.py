@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tailorfl.deploy.client_session import ClientSession
 from tailorfl.deploy.codec import failure
-from tailorfl.deploy.flower import Connection, Forgotten, Link, ServerMessage, Unreachable
+from tailorfl.deploy.flower import Connection, ForgottenError, Link, ServerMessage, UnreachableError
 from tailorfl.deploy.health import served
 from tailorfl.deploy.keys import Revoked, client_keys, server_keys
 from tailorfl.deploy.reaching import Reach, address
@@ -41,7 +41,7 @@ def run_server(
     anywhere: bool = False,
     health: int | None = None,
 ) -> ExperimentResult:
-    """Runs an experiment with clients that connect to `listen`, and returns its result.
+    """Run an experiment with clients that connect to `listen`, and return its result.
 
     `keys` is the server's folder as `tailorfl deploy keys` writes it; None leaves the connection open to everybody who
     reaches it, which without `anywhere` are programs of this machine. `health` is a port for those who watch over it.
@@ -82,7 +82,7 @@ class Rounds(Observer):
     done = 0
 
     def round_done(self, job: Job, done: RoundResult) -> None:
-        """Counts one."""
+        """Count one."""
         self.done += 1
 
 
@@ -146,9 +146,9 @@ def _answer_all(connection: Connection, reach: Reach, member: ClientSession, tol
                 answer = _answer(member, question, told)
             connection.send(question, answer)
             question, last = None, time.monotonic()
-        except Forgotten:  # a server that was started again asks again, and gets the answer that is kept
+        except ForgottenError:  # a server that was started again asks again, and gets the answer that is kept
             question = None
-        except Unreachable as error:
+        except UnreachableError as error:
             if member.ended and not stay:  # nobody waits for what it says to the last message
                 return
             reach.failed(str(error))

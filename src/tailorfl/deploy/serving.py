@@ -50,7 +50,7 @@ GOODBYE_SECONDS = 5.0
 
 
 def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns an experiment as it can take place on real machines: with a checkpoint after every round.
+    """Return an experiment as it can take place on real machines: with a checkpoint after every round.
 
     Raises:
         ConfigError: it cannot; says why, before anything starts.
@@ -541,7 +541,7 @@ def host_experiment(
     told: Callable[[str], None] = lambda sentence: None,
     observer: Observer | None = None,
 ) -> ExperimentResult:
-    """Runs an experiment with the clients of a post, and returns its result.
+    """Run an experiment with the clients of a post, and return its result.
 
     Args:
         post: how messages travel.

@@ -40,19 +40,19 @@ class Transport(Protocol):
     """Sends letters to nodes and brings their answers."""
 
     def nodes(self) -> dict[int, str]:
-        """Returns the nodes that can be reached now, each with the name in its certificate, or "".
+        """Return the nodes that can be reached now, each with the name in its certificate, or "".
 
         One that comes back may have another number.
         """
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
-        """Sends letters that nobody waits for longer than `seconds`; returns a ticket for each, "" where it fails."""
+        """Send letters that nobody waits for longer than `seconds`; returns a ticket for each, "" where it fails."""
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        """Returns what has come back for any of these letters, without waiting. Each is brought once."""
+        """Return what has come back for any of these letters, without waiting. Each is brought once."""
 
     def close(self) -> None:
-        """Ends it, within seconds; letters under way are lost."""
+        """End it, within seconds; letters under way are lost."""
 
 
 class InProcessTransport:
@@ -66,7 +66,7 @@ class InProcessTransport:
         self._sent = 0
 
     def nodes(self) -> dict[int, str]:
-        """Returns all nodes."""
+        """Return all nodes."""
         return dict.fromkeys(sorted(self.members), "")
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
@@ -80,12 +80,12 @@ class InProcessTransport:
         return tickets
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        """Returns what is there."""
+        """Return what is there."""
         ready = [t for t in tickets if t in self._pending and self._pending[t].done()]
         return [self._arrival(ticket) for ticket in ready]
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._workers.shutdown(wait=True)
 
     def _asked(self, letter: Letter) -> bytes:

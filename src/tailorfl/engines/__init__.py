@@ -1,0 +1,1 @@
+"""Ways to apply one client's function to a cohort, in this process, in others, or on a cluster."""

@@ -90,7 +90,7 @@ class Auto:
         return self.current if self.pool is None else PooledEngine(self.current, self.pool)
 
     def choose(self, name: str) -> None:
-        """Fixes the choice, by what a run's records call it.
+        """Fix the choice, by what a run's records call it.
 
         Raises:
             ConfigError: the machine has no instructions for its precision.
@@ -105,25 +105,25 @@ class Auto:
             one.place.precision = precision
 
     def hold(self, store: StateStore) -> StateStore:
-        """Returns the store that keeps what `store` keeps where the engines want the states."""
+        """Return the store that keeps what `store` keeps where the engines want the states."""
         return self._running.hold(store)
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Runs the function on every client with its state of `store`."""
+        """Run the function on every client with its state of `store`."""
         self._settle(task, Stored(store).of)
         return self._attempt(task, lambda engine: engine.train(task, store))
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        """Returns what the function makes of every client, stacked."""
+        """Return what the function makes of every client, stacked."""
         self._settle(task, states.of if isinstance(states, Stored) else lambda ids: states[: len(ids)])
         return self._attempt(task, lambda engine: engine.map(task, states))
 
     def predict(self, asked: Inference) -> list[Tensor]:
-        """Returns the outputs of each model on its rows."""
+        """Return the outputs of each model on its rows."""
         return self._running.predict(asked)
 
     def _attempt(self, task: CohortTask, run: Callable[[Engine], T]) -> T:
-        """Returns what `run` makes of the engine that was chosen, or of the loop where that cannot run the model."""
+        """Return what `run` makes of the engine that was chosen, or of the loop where that cannot run the model."""
         try:
             return run(self._running)
         except Exception as error:
@@ -174,7 +174,7 @@ class Auto:
         self._decide(seconds, clients)
 
     def _decide(self, seconds: Mapping[Way, float], clients: int) -> None:
-        """Takes the fastest way of the precision that is worth it, and says so."""
+        """Take the fastest way of the precision that is worth it, and say so."""
         of = {
             precision: {k: s for (k, p), s in seconds.items() if p == precision} for _, precision in seconds
         }
@@ -216,7 +216,7 @@ def keep_choice(engine: Engine, name: str) -> None:
 def _repeated(
     seconds: Mapping[Way, float], task: CohortTask, states: TensorDict, more: bool
 ) -> dict[Way, float]:
-    """Returns the least of several runs of each way, or the first where that takes long; `more`: one more even then."""
+    """Return the least of several runs of each way, or the first where that takes long; `more`: one more even then."""
     total = sum(seconds.values())
     if total >= PROBE_SECONDS and not more:
         return dict(seconds)

@@ -36,11 +36,11 @@ class CohortTask:
 
     @classmethod
     def of(cls, function: ClientFunction, cohort: Cohort, message: TensorDict | PerClient) -> CohortTask:
-        """Returns the task of clients that get a message."""
+        """Return the task of clients that get a message."""
         return cls(function, cohort, *table_of(message))
 
     def part(self, positions: Sequence[int] | Tensor) -> CohortTask:
-        """Returns the task of the clients at `positions`."""
+        """Return the task of the clients at `positions`."""
         where = torch.as_tensor(positions, dtype=torch.int64)
         index = None if self.index is None else self.index[where]
         return replace(self, cohort=self.cohort.part(where.tolist()), index=index)
@@ -51,7 +51,7 @@ class CohortTask:
         return str(getattr(self.function, "about", "client code"))
 
     def unlike(self, position: int, first: int, what: str) -> ClientError:
-        """Returns the error for a client whose result differs in structure from that of another one."""
+        """Return the error for a client whose result differs in structure from that of another one."""
         ids, number = self.cohort.ids, self.cohort.round + 1
         return ClientError(
             f"{self.about} of client {ids[position]}, round {number}: what it returned {what}, unlike what client "
@@ -68,7 +68,7 @@ class Stored:
     fresh: bool = False
 
     def of(self, ids: Sequence[int]) -> TensorDict:
-        """Returns those of clients, [clients, ...]."""
+        """Return those of clients, [clients, ...]."""
         return self.store.fresh(ids) if self.fresh else self.store.get(ids)
 
 
@@ -94,7 +94,7 @@ class Inference:
         return self.models * len(self.rows) if isinstance(self.rows, Tensor) else sum(map(len, self.rows))
 
     def of_models(self, step: int) -> list[Inference]:
-        """Returns it in pieces of `step` models each."""
+        """Return it in pieces of `step` models each."""
         pieces = []
         for start in range(0, self.models, step):
             rows = self.rows if isinstance(self.rows, Tensor) else self.rows[start : start + step]
@@ -102,14 +102,14 @@ class Inference:
         return pieces
 
     def of_rows(self, step: int) -> list[Inference]:
-        """Returns it in pieces of `step` samples of each model."""
+        """Return it in pieces of `step` samples of each model."""
         if isinstance(self.rows, Tensor):
             return [replace(self, rows=rows) for rows in torch.split(self.rows, step)]
         starts = range(0, max(map(len, self.rows), default=0), step)
         return [replace(self, rows=[r[s : s + step] for r in self.rows]) for s in starts]
 
     def joined(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Returns the outputs of each model from those of the pieces, of some models or of some rows each."""
+        """Return the outputs of each model from those of the pieces, of some models or of some rows each."""
         if sum(map(len, pieces)) == self.models:
             return [outputs for piece in pieces for outputs in piece]
         return [torch.cat([piece[i] for piece in pieces]) for i in range(self.models)]
@@ -127,19 +127,19 @@ class Engine(Protocol):
         """What networks multiply in: float32, tf32 or bfloat16; the server's own networks do as well."""
 
     def hold(self, store: StateStore) -> StateStore:
-        """Returns the store that keeps what `store` keeps where this engine wants the states."""
+        """Return the store that keeps what `store` keeps where this engine wants the states."""
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Runs a function that returns (new state, reply, metrics) on every client with its state of `store`.
+        """Run a function that returns (new state, reply, metrics) on every client with its state of `store`.
 
         New states are staged: they take effect when the caller commits them.
         """
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        """Returns what the function makes of every client, stacked: [clients, ...] in the order of the cohort's ids.
+        """Return what the function makes of every client, stacked: [clients, ...] in the order of the cohort's ids.
 
         `states` are [clients, ...], or where they are kept; nothing is stored.
         """
 
     def predict(self, asked: Inference) -> list[Tensor]:
-        """Returns the outputs of each model on its rows, [rows, outputs]."""
+        """Return the outputs of each model on its rows, [rows, outputs]."""

@@ -32,7 +32,7 @@ DATA_SHARE = 0.5
 
 
 def device_of(asked: str) -> torch.device:
-    """Returns the device of a setting: cpu, cuda (the first GPU), cuda:N, or auto (cuda where there is one).
+    """Return the device of a setting: cpu, cuda (the first GPU), cuda:N, or auto (cuda where there is one).
 
     Raises:
         ConfigError: it is not one of these, or torch does not see such a GPU.
@@ -87,13 +87,13 @@ class Place:
         return self.device.type == "cpu"
 
     def tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors on the device."""
+        """Return the tensors on the device."""
         if self.is_host:
             return dict(tensors)
         return {path: t.to(self.device, non_blocking=True) for path, t in tensors.items()}
 
     def source(self, source: Source) -> Source:
-        """Returns the data set on the device, or one that hands it over batch by batch where it does not fit."""
+        """Return the data set on the device, or one that hands it over batch by batch where it does not fit."""
         if self.is_host:
             return source
         if source not in self._sources:
@@ -107,7 +107,7 @@ class Place:
         return self._sources[source]
 
     def inference(self, asked: Inference) -> Inference:
-        """Returns the models and their source on the device; rows stay where they are."""
+        """Return the models and their source on the device; rows stay where they are."""
         if self.is_host:
             return asked
         states = tree.nest(self.tensors(dict(tree.leaves(asked.states))).items(), asked.states.batch_size)
@@ -115,7 +115,7 @@ class Place:
         return replace(asked, model=model, states=states, source=source)
 
     def cohort(self, cohort: Cohort) -> Cohort:
-        """Returns the cohort with its data and the frozen tensors of its model on the device."""
+        """Return the cohort with its data and the frozen tensors of its model on the device."""
         if self.is_host:
             return cohort
         return replace(
@@ -127,7 +127,7 @@ class Place:
         )
 
     def calculating(self) -> contextlib.AbstractContextManager[Any]:
-        """A block of its precision, in which new tensors lie on the device, those of a method's own code too."""
+        """Return a block of its precision, in which new tensors lie on the device, those of a method's own code too."""
         if self.is_host:
             return computing(self.precision, self.device)
         return self.device if self.precision == "float32" else self._calculating()
@@ -139,7 +139,10 @@ class Place:
 
 
 def _place_there(device: torch.device, precision: str) -> Place:
-    """The place of another process. Raises ConfigError where its machine has no instructions for the precision."""
+    """Return the place of another process.
+
+    Raises ConfigError where its machine has no instructions for the precision.
+    """
     check_precision(precision, device)
     return Place(device, precision)
 
@@ -151,14 +154,14 @@ class Fetched(Source):
 
     @classmethod
     def of(cls, source: Source, device: torch.device) -> Fetched:
-        """Returns the samples of `source`, taken to `device` batch by batch."""
+        """Return the samples of `source`, taken to `device` batch by batch."""
         return _to_train_on(cls, source, target=device)
 
     def _picked(self, rows: Tensor) -> Tensor:
         return self._moved(super()._picked(rows.to(HOST)))
 
     def targets(self, rows: Tensor) -> Tensor:
-        """The targets of the samples `rows`, on the device."""
+        """Return the targets of the samples `rows`, on the device."""
         return self._moved(super().targets(rows.to(HOST)))
 
     def _moved(self, batch: Tensor) -> Tensor:
@@ -168,7 +171,7 @@ class Fetched(Source):
 
 
 def _to_train_on(kind: type[S], source: Source, **changes: Any) -> S:
-    """A data set with the samples of `source` for clients to train on.
+    """Return a data set with the samples of `source` for clients to train on.
 
     Natural groups, the official split and what partitions look at stay behind.
     """

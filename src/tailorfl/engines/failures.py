@@ -9,5 +9,5 @@ def unsupported(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, for a log, or its type where it has none."""
+    """Return the first line of an error's message, for a log, or its type where it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

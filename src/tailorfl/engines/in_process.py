@@ -46,11 +46,11 @@ class InProcessEngine(ABC):
         return self.place.precision
 
     def hold(self, store: StateStore) -> StateStore:
-        """Returns `store` itself."""
+        """Return `store` itself."""
         return store
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Runs the function on every client; only one chunk has its states taken out of the store at a time."""
+        """Run the function on every client; only one chunk has its states taken out of the store at a time."""
         out = Stacked(len(task.cohort.ids), self.room, task.unlike)
         for positions in self.chunks(task.cohort):
             part = task.part(positions)
@@ -60,16 +60,16 @@ class InProcessEngine(ABC):
         return out.updates()
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        """Returns what the function makes of every client, stacked."""
+        """Return what the function makes of every client, stacked."""
         given = states if isinstance(states, TensorDict) else states.of(task.cohort.ids)
         return self.run(task, given)
 
     @abstractmethod
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Returns what the function makes of every client with its state, stacked."""
+        """Return what the function makes of every client with its state, stacked."""
 
     def predict(self, asked: Inference) -> list[Tensor]:
-        """Returns the outputs of each model on its rows."""
+        """Return the outputs of each model on its rows."""
         if not asked.samples:
             return [torch.zeros(0, asked.source.outputs)] * asked.models
         with self.place.calculating():
@@ -77,38 +77,38 @@ class InProcessEngine(ABC):
 
     @abstractmethod
     def outputs(self, asked: Inference) -> list[Tensor]:
-        """Returns the outputs of each model in host memory; the models and their source lie on the device.
+        """Return the outputs of each model in host memory; the models and their source lie on the device.
 
         There is at least one row.
         """
 
     @abstractmethod
     def shares(self, asked: Inference) -> list[Inference]:
-        """Returns the pieces in which several processes may be asked, which give the bits of the whole."""
+        """Return the pieces in which several processes may be asked, which give the bits of the whole."""
 
     @abstractmethod
     def chunk_of(self, cohort: Cohort) -> int:
-        """Returns how many clients make up a chunk."""
+        """Return how many clients make up a chunk."""
 
     def chunks(self, cohort: Cohort) -> Iterator[Tensor]:
-        """Yields the positions of each chunk's clients, int64 [clients]: those with most samples first.
+        """Yield the positions of each chunk's clients, int64 [clients]: those with most samples first.
 
         The size is asked for again each time: what fits into memory may have shown in the chunk before.
         """
         return cut(cohort, partial(self.next_chunk, cohort))
 
     def next_chunk(self, cohort: Cohort, left: Tensor) -> Tensor:
-        """Returns the first of the positions that are `left`, as many as make up the next chunk."""
+        """Return the first of the positions that are `left`, as many as make up the next chunk."""
         return left[: evenly(len(left), self.chunk_of(cohort))]
 
 
 def largest_first(cohort: Cohort) -> Tensor:
-    """Returns the positions of a cohort's clients, int64 [clients], those with most samples first."""
+    """Return the positions of a cohort's clients, int64 [clients], those with most samples first."""
     return torch.from_numpy(np.argsort(-cohort.sizes, kind="stable"))
 
 
 def cut(cohort: Cohort, first_of: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-    """Yields the positions of a cohort's clients in parts, of those that are left each time what `first_of` takes."""
+    """Yield the positions of a cohort's clients in parts, of those that are left each time what `first_of` takes."""
     left = largest_first(cohort)
     while len(left):
         part = first_of(left)
@@ -117,5 +117,5 @@ def cut(cohort: Cohort, first_of: Callable[[Tensor], Tensor]) -> Iterator[Tensor
 
 
 def evenly(clients: int, most: int) -> int:
-    """Returns the size of the next chunk where `clients` are left: as few chunks as can be, and those alike."""
+    """Return the size of the next chunk where `clients` are left: as few chunks as can be, and those alike."""
     return -(-clients // -(-clients // most))

@@ -64,7 +64,7 @@ class Room:
         self._free: list[Tensor] = []
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns a tensor whose numbers are whatever lay there."""
+        """Return a tensor whose numbers are whatever lay there."""
         size = int(torch.Size(shape).numel()) * dtype.itemsize
         if size <= _LARGEST_MMAP_THRESHOLD:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -83,7 +83,7 @@ class Room:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Returns the bytes that are free on a device; None where nobody says."""
+    """Return the bytes that are free on a device; None where nobody says."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
@@ -95,7 +95,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def fitting(device: torch.device, bytes_each: float) -> int:
-    """Returns how many clients that take `bytes_each` fit into the free memory, at least one."""
+    """Return how many clients that take `bytes_each` fit into the free memory, at least one."""
     free = free_memory(device)
     return sys.maxsize if free is None else max(1, int(USABLE * free / max(bytes_each, 1.0)))
 
@@ -110,7 +110,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def halved(cohort: Cohort, device: torch.device, error: BaseException) -> int:
-    """Returns how many clients to try after those of `cohort` did not fit together, and says so in the log.
+    """Return how many clients to try after those of `cohort` did not fit together, and say so in the log.
 
     Raises:
         MemoryLimitError: it was a single one.
@@ -129,7 +129,7 @@ def halved(cohort: Cohort, device: torch.device, error: BaseException) -> int:
 
 
 def too_large(cohort: Cohort, device: torch.device) -> MemoryLimitError:
-    """The error of a client that does not fit into memory even alone; `cohort` holds it alone."""
+    """Return the error of a client that does not fit into memory even alone; `cohort` holds it alone."""
     config = cohort.config
     length = f"{config.epochs:,} epochs" if config.steps is None else f"{config.steps:,} steps"
     return MemoryLimitError(
@@ -141,7 +141,7 @@ def too_large(cohort: Cohort, device: torch.device) -> MemoryLimitError:
 
 
 def release(device: torch.device) -> None:
-    """Gives back what a failed chunk has left behind."""
+    """Give back what a failed chunk has left behind."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -156,7 +156,7 @@ class Peak:
         self._start = torch.cuda.memory_allocated(device)
 
     def bytes(self) -> int:
-        """Returns it."""
+        """Return it."""
         return int(torch.cuda.max_memory_allocated(self.device)) - self._start
 
 

@@ -205,6 +205,7 @@ class WatchedFunction:
         self._function, self.about, self.trained = task.function, task.about, False
 
     def __call__(self, client: Client, state: TensorDict, message: TensorDict) -> Parts:
+        """Call the function, and note whether the client trained."""
         parts = self._function(client, state, message)
         self.trained = self.trained or bool(client.metrics)
         return parts

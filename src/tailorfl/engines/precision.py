@@ -39,7 +39,7 @@ def check_precision(asked: str, device: torch.device) -> None:
 
 
 def available(device: torch.device) -> tuple[str, ...]:
-    """Returns the precisions that a device has instructions for, float32 first."""
+    """Return the precisions that a device has instructions for, float32 first."""
     if device.type == "cuda":
         tensor_cores = torch.cuda.get_device_capability(device) >= AMPERE
         half = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -54,14 +54,17 @@ def _processor_has_bfloat16() -> bool:
 
 
 def computing(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """A block in which clients calculate in a precision on a device; afterwards everything is as it was."""
+    """Return a block in which clients calculate in a precision on a device; afterwards everything is as it was."""
     if precision == "bfloat16":
         return in_bfloat16(device.type)
     return _tf32() if precision == "tf32" else nullcontext()
 
 
 def at_server(precision: str) -> AbstractContextManager[Any]:
-    """A block in which the server's networks compute as the clients' do, as far as the host has instructions for it."""
+    """Return a block in which the server's networks compute as the clients' do.
+
+    The host may lack the instructions for it.
+    """
     half = precision == "bfloat16" and _processor_has_bfloat16()
     return in_bfloat16("cpu") if half else nullcontext()
 
@@ -82,7 +85,7 @@ def _tf32() -> Iterator[None]:
 
 
 def chosen(seconds: Mapping[str, float]) -> tuple[str, str]:
-    """Returns (precision to take, why in words) by what a few steps took in each; float32 is among them.
+    """Return (precision to take, why in words) by what a few steps took in each; float32 is among them.
 
     The fastest is taken where it is `WORTH` times as fast as float32 or more.
     """

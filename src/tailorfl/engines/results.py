@@ -41,7 +41,7 @@ class Stacked:
         self._first = 0
 
     def put(self, where: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
-        """Writes the tensors of one client (`where` its position) or of several, [len(where), ...]."""
+        """Write the tensors of one client (`where` its position) or of several, [len(where), ...]."""
         one = isinstance(where, int)
         at = int(where if one else where[0])  # type: ignore[index]
         if isinstance(where, Tensor) and torch.equal(where, torch.arange(self.clients)):
@@ -66,27 +66,27 @@ class Stacked:
                 held[path][where] = tensor.cpu()  # values that are put must be where they are put to
 
     def put_updates(self, where: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
-        """Writes what came out of the training of some clients."""
+        """Write what came out of the training of some clients."""
         self.put(where, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
 
     def updates(self) -> CohortUpdates:
-        """Returns what came out of the training of all."""
+        """Return what came out of the training of all."""
         replies, metrics, rest = self.parts()
         return CohortUpdates(replies, metrics, rest["finite"])
 
     def parts(self) -> Parts:
-        """Returns the collected TensorDicts."""
+        """Return the collected TensorDicts."""
         return tuple(tree.nest(part.items(), [self.clients]) for part in self._parts)
 
 
 def all_finite(*parts: Mapping[str, Tensor]) -> Tensor:
-    """Returns whether one client has only finite numbers in all `parts`, bool 0-d."""
+    """Return whether one client has only finite numbers in all `parts`, bool 0-d."""
     sums = (float(t.sum()) for part in parts for t in part.values() if t.is_floating_point())
     return torch.tensor(all(map(math.isfinite, sums)))
 
 
 def finite_clients(*parts: TensorDict) -> Tensor:
-    """Returns which clients have only finite numbers in all `parts` ([clients, ...] each), bool [clients]."""
+    """Return which clients have only finite numbers in all `parts` ([clients, ...] each), bool [clients]."""
     clients = parts[0].batch_size[0]
     ok = torch.ones(clients, dtype=torch.bool)
     for part in parts:

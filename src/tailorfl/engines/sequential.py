@@ -34,11 +34,11 @@ class Sequential(InProcessEngine):
     kind = "sequential"
 
     def chunk_of(self, cohort: Cohort) -> int:
-        """Returns how many clients make up a chunk: the results do not depend on it, workers share the work so."""
+        """Return how many clients make up a chunk: the results do not depend on it, workers share the work so."""
         return -(-len(cohort.ids) // CHUNKS)
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Runs the function on every client; what a client returns goes straight to its place among all."""
+        """Run the function on every client; what a client returns goes straight to its place among all."""
         out = Stacked(len(task.cohort.ids), self.room, task.unlike)
         for positions in self._pieces(task.cohort):
             part = task.part(positions)
@@ -51,20 +51,20 @@ class Sequential(InProcessEngine):
         return out.updates()
 
     def _pieces(self, cohort: Cohort) -> Iterator[Tensor]:
-        """Yields the positions of clients whose batches are planned at once, int64: more than a chunk of small ones."""
+        """Yield the positions of clients whose batches are planned at once, int64: more than a chunk of small ones."""
         fitting = PIECE_BYTES // (4 * max(sum(cohort.model.sizes.values()), 1))
         most = min(max(fitting, 1), PLAN_BLOCK)
         return cut(cohort, lambda left: left[: evenly(len(left), most)])
 
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Returns what the function makes of every client, stacked."""
+        """Return what the function makes of every client, stacked."""
         out = Stacked(len(task.cohort.ids), self.room, task.unlike)
         for position, found in enumerate(self._found(task, states)):
             out.put(position, found)
         return out.parts()
 
     def _found(self, task: CohortTask, states: TensorDict) -> Iterator[list[dict[str, Tensor]]]:
-        """What the function makes of one client after another, by path."""
+        """Yield what the function makes of one client after another, by path."""
         cohort, received, index = task.cohort, task.received, task.index
         home = self.place.cohort(cohort)
         everyone = self._moved(received) if index is None else received
@@ -81,14 +81,14 @@ class Sequential(InProcessEngine):
             yield [dict(tree.leaves(part)) for part in found]
 
     def _moved(self, part: TensorDict) -> TensorDict:
-        """The tensors on the device."""
+        """Return the tensors on the device."""
         if self.place.is_host:
             return part
         moved: TensorDict = tree.nest(self.place.tensors(dict(tree.leaves(part))).items(), part.batch_size)
         return moved
 
     def outputs(self, asked: Inference) -> list[Tensor]:
-        """Returns the outputs of each model on its rows."""
+        """Return the outputs of each model on its rows."""
         models = one_by_one(asked.model, tree.tensors(asked.states), asked.models, asked.source.x.device)
 
         def of_all(x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Sequential(InProcessEngine):
         ]
 
     def shares(self, asked: Inference) -> list[Inference]:
-        """Returns some models each; of one model on many samples, passes over some samples each."""
+        """Return some models each; of one model on many samples, passes over some samples each."""
         if asked.models == 1:
             return asked.of_rows(rows_at_once(asked.source))
         return asked.of_models(-(-asked.models // SHARES))

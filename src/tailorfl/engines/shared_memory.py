@@ -111,7 +111,7 @@ class Block:
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def __getstate__(self) -> Any:
-        """What a process that is being started gets in its place: the open file."""
+        """Return what a process that is being started gets in its place: the open file."""
         from multiprocessing.reduction import DupFd
 
         return cast(Any, DupFd)(self._file.fileno())

@@ -63,7 +63,7 @@ class StateStore:
         self._seen = 0
 
     def __len__(self) -> int:
-        """Number of clients that have a state of their own."""
+        """Return number of clients that have a state of their own."""
         return len(self._row)
 
     @property
@@ -79,18 +79,18 @@ class StateStore:
     # -- reading --------------------------------------------------------------------------------------------
 
     def get(self, ids: Sequence[int]) -> TensorDict:
-        """Returns the states of `ids` as copies, [len(ids), ...].
+        """Return the states of `ids` as copies, [len(ids), ...].
 
         A client that never trained has its start.
         """
         return self.fetch(self.rows(ids), ids)
 
     def rows(self, ids: Sequence[int]) -> list[int]:
-        """Returns the rows in which the states of `ids` are, `NO_ROW` for those that have their start."""
+        """Return the rows in which the states of `ids` are, `NO_ROW` for those that have their start."""
         return [self._row.get(i, NO_ROW) for i in ids]
 
     def fetch(self, rows: Sequence[int], ids: Sequence[int]) -> TensorDict:
-        """Returns what stands in `rows`, which are those of `ids`, as copies, [len(ids), ...]."""
+        """Return what stands in `rows`, which are those of `ids`, as copies, [len(ids), ...]."""
         out = {}
         missing = [k for k, row in enumerate(rows) if row < 0]
         starts = self.starts([ids[k] for k in missing])
@@ -106,24 +106,24 @@ class StateStore:
         return tree.nest(out.items(), [len(rows)])
 
     def starts(self, ids: Sequence[int]) -> dict[str, Tensor]:
-        """Returns by path what `ids` have before they ever train, [len(ids), ...] (views where all have the same)."""
+        """Return by path what `ids` have before they ever train, [len(ids), ...] (views where all have the same)."""
         if self._own_start is None or not ids:
             return {p: t.expand(len(ids), *t.shape) for p, t in self._start.items()}
         drawn = [dict(tree.leaves(self._own_start(i))) for i in ids]
         return {p: torch.stack([one[p] for one in drawn]) for p in self._start}
 
     def fresh(self, ids: Sequence[int]) -> TensorDict:
-        """Returns what `ids` have before they ever train, [len(ids), ...]."""
+        """Return what `ids` have before they ever train, [len(ids), ...]."""
         return tree.nest(self.starts(ids).items(), [len(ids)])
 
     # -- writing --------------------------------------------------------------------------------------------
 
     def stage(self, ids: Sequence[int], states: TensorDict) -> None:
-        """Keeps `states` [len(ids), ...] as the next ones of `ids`; until `commit`, `get` returns those they had."""
+        """Keep `states` [len(ids), ...] as the next ones of `ids`; until `commit`, `get` returns those they had."""
         self.write(self.reserve(ids), states)
 
     def reserve(self, ids: Sequence[int]) -> list[int]:
-        """Returns for each of `ids` a row that its next state may be written to, until `commit` or `rollback`."""
+        """Return for each of `ids` a row that its next state may be written to, until `commit` or `rollback`."""
         if not self._start:
             return []
         for i in ids:
@@ -134,7 +134,7 @@ class StateStore:
         return [self._staged[i] for i in ids]
 
     def write(self, rows: Sequence[int], states: TensorDict) -> None:
-        """Writes `states` [clients, ...] into reserved rows, [clients] or none where states have no entries."""
+        """Write `states` [clients, ...] into reserved rows, [clients] or none where states have no entries."""
         if not states.batch_size[0]:
             return
         new = dict(tree.leaves(states))
@@ -150,7 +150,7 @@ class StateStore:
         self._saw(len(rows))
 
     def commit(self, ids: Sequence[int]) -> None:
-        """Makes what was staged for `ids` their states, and drops what was staged for others."""
+        """Make what was staged for `ids` their states, and drops what was staged for others."""
         staged, self._staged = self._staged, {}
         for i in ids:
             if i not in staged:
@@ -162,23 +162,23 @@ class StateStore:
             heapq.heappush(self._free, row)
 
     def rollback(self) -> None:
-        """Drops everything that was staged."""
+        """Drop everything that was staged."""
         self.commit(())
 
     def put(self, ids: Sequence[int], states: TensorDict) -> None:
-        """Stores `states` [len(ids), ...] for `ids` at once."""
+        """Store `states` [len(ids), ...] for `ids` at once."""
         self.stage(ids, states)
         self.commit(ids)
 
     def forget(self, ids: Sequence[int]) -> None:
-        """Gives `ids` their start again."""
+        """Give `ids` their start again."""
         for i in ids:
             heapq.heappush(self._free, self._row.pop(i))
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Tensor]:
-        """Returns everything as named tensors: the ids and the used rows of every entry.
+        """Return everything as named tensors: the ids and the used rows of every entry.
 
         In memory they are copies. With a folder they are views of its files, which need not fit in memory:
         write them out before anything is stored.
@@ -202,7 +202,7 @@ class StateStore:
                 array[: len(self._row)] = tensors[f"state/{path}"]
 
     def _compact(self) -> None:
-        """Moves states into the first rows, row by row, so that no rows between them are unused."""
+        """Move states into the first rows, row by row, so that no rows between them are unused."""
         used = len(self._row)
         holes = iter(sorted(set(range(used)) - set(self._row.values())))
         for i, row in self._row.items():
@@ -216,7 +216,7 @@ class StateStore:
     # -- memory ---------------------------------------------------------------------------------------------
 
     def share(self) -> None:
-        """Keeps the states from now on where processes see them that are started later."""
+        """Keep the states from now on where processes see them that are started later."""
         if self._block is not None:
             return
         held, capacity = self._arrays, self.capacity
@@ -226,7 +226,7 @@ class StateStore:
             self._arrays[path].copy_(array)
 
     def see(self, capacity: int) -> None:
-        """Makes rows visible here that the process that stores has added since this one was started."""
+        """Make rows visible here that the process that stores has added since this one was started."""
         assert self._block is not None
         if capacity > self.capacity:
             self._arrays = {
@@ -236,12 +236,12 @@ class StateStore:
             self.capacity = capacity
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a process that is being started gets: where states lie, and none of them."""
+        """Return what a process that is being started gets: where states lie, and none of them."""
         nothing = {"_arrays": {}, "_row": {}, "_staged": {}, "_free": [], "capacity": 0}
         return {**self.__dict__, **nothing}
 
     def _saw(self, rows: int) -> None:
-        """Notes that so many rows were read or written: of states on disk not all need be in memory at once."""
+        """Note that so many rows were read or written: of states on disk not all need be in memory at once."""
         self._seen += rows * self._bytes
         if self._folder is not None and self._block is not None and self._seen > RESIDENT_BYTES:
             self._seen = 0

@@ -58,7 +58,7 @@ class Vectorized(InProcessEngine):
         self.most: int | None = None
 
     def chunk_of(self, cohort: Cohort) -> int:
-        """Returns how many clients train together."""
+        """Return how many clients train together."""
         wanted = self.chunk if self.chunk is not None else self._fitting(cohort)
         return wanted if self.most is None else min(wanted, self.most)
 
@@ -77,7 +77,7 @@ class Vectorized(InProcessEngine):
         return min(wanted, fitting(device, COPIES * 4 * model.scalars))
 
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Returns what the function makes of every client, stacked."""
+        """Return what the function makes of every client, stacked."""
         cohort, move = task.cohort, self.place.tensors
         state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(task.received))
         left, out = largest_first(cohort), Stacked(len(cohort.ids), self.room, task.unlike)
@@ -107,7 +107,7 @@ class Vectorized(InProcessEngine):
         return out.parts()
 
     def _attempt(self, model: Model, part: Cohort, run: Callable[[], Found]) -> Found | None:
-        """Returns what `run` makes of a part of the cohort, or None where memory was not enough for so many clients.
+        """Return what `run` makes of a part of the cohort, or None where memory was not enough for so many clients.
 
         Raises:
             MemoryLimitError: it was not enough for a single one.
@@ -128,7 +128,7 @@ class Vectorized(InProcessEngine):
         return found
 
     def outputs(self, asked: Inference) -> list[Tensor]:
-        """Returns the outputs of each model on its rows."""
+        """Return the outputs of each model on its rows."""
         rows, states, common = asked.rows, tree.tensors(asked.states), isinstance(asked.rows, Tensor)
         table = rows if isinstance(rows, Tensor) else padded([r.numpy() for r in rows])[0]
         device = asked.source.x.device
@@ -145,12 +145,12 @@ class Vectorized(InProcessEngine):
         return list(every) if common else [own[: len(r)] for own, r in zip(every, rows, strict=True)]
 
     def shares(self, asked: Inference) -> list[Inference]:
-        """Returns all models on some samples each, as they go through them in one process."""
+        """Return all models on some samples each, as they go through them in one process."""
         return asked.of_rows(rows_at_once(asked.source, asked.models))
 
 
 def _apply(task: CohortTask, states: dict[str, Tensor], received: dict[str, Tensor]) -> Found:
-    """Maps the function over `states` [clients, ...] and what is received, [clients, ...] where there is an index."""
+    """Map the function over `states` [clients, ...] and what is received, [clients, ...] where there is an index."""
     parts = 0
 
     def one(position: Tensor, state: dict[str, Tensor], message: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""Metrics, statistics over clients and seeds, calibration and generation."""

@@ -51,12 +51,12 @@ class Interval:
 
 
 def value(metric: str, said: Predictions) -> float:
-    """Returns a metric of one client's predictions; NaN where it is undefined."""
+    """Return a metric of one client's predictions; NaN where it is undefined."""
     return float(_measured(said.task, metric, said.outputs, said.y, np.array([len(said.y)]))[0])
 
 
 def resampled(metric: str, said: Predictions, seed: int, resamples: int = RESAMPLES) -> Floats:
-    """Returns the metric on every resample of one client's predictions, [resamples].
+    """Return the metric on every resample of one client's predictions, [resamples].
 
     Resamples depend on the seed, the client and its number of samples alone.
     """
@@ -73,7 +73,7 @@ def resampled(metric: str, said: Predictions, seed: int, resamples: int = RESAMP
 
 
 def interval(values: Floats) -> Interval | None:
-    """Returns the percentile interval of a metric, or of a difference, on resamples; None where too few are defined."""
+    """Return the percentile interval of a metric, or of a difference, on resamples; None where too few are defined."""
     known = values[np.isfinite(values)]
     if len(known) < ENOUGH * len(values):
         return None
@@ -97,7 +97,7 @@ def _times(drawn: Ints) -> Floats:
 
 
 def _counted(metric: str, said: Predictions, times: Floats) -> Floats:
-    """The metric of resamples, whose counts of classes are sums over samples."""
+    """Return the metric of resamples, whose counts of classes are sums over samples."""
     y = said.y.ravel().astype(np.int64)
     logits: NDArray[Any] = said.outputs
     if said.task == "binary":
@@ -108,7 +108,7 @@ def _counted(metric: str, said: Predictions, times: Floats) -> Floats:
 
 
 def _areas(said: Predictions, times: Floats) -> Floats:
-    """The AUC of resamples: the share of pairs in the right order, every pair as often as it is drawn."""
+    """Return the AUC of resamples: the share of pairs in the right order, every pair as often as it is drawn."""
     p, y = probabilities(said.task, said.outputs), said.y.ravel().astype(np.int64)
     if np.isnan(p).any():
         return np.full(len(times), np.nan)

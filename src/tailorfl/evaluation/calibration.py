@@ -39,12 +39,12 @@ FURTHER: dict[str, tuple[str, ...]] = {"classification": ("auc", "brier", "ece")
 
 
 def all_metrics(task: str) -> tuple[str, ...]:
-    """Returns the names of all metrics that a task has."""
+    """Return the names of all metrics that a task has."""
     return (*METRICS[task], *FURTHER.get(task, ()))
 
 
 def probabilities(task: str, outputs: Tensor | NDArray[Any], temperature: float = 1.0) -> Floats:
-    """Returns the probabilities of the classes, [samples, classes] (two of a binary task), of outputs / temperature.
+    """Return the probabilities of the classes, [samples, classes] (two of a binary task), of outputs / temperature.
 
     `outputs` are logits [samples, classes], of a binary task [samples] or [samples, 1].
     """
@@ -66,7 +66,9 @@ def further_parts(
     sizes: ArrayLike,
     names: Iterable[str],
 ) -> dict[str, Floats]:
-    """The metrics `names` out of `FURTHER` of every part of the samples, by name [parts], as `compute_parts` does it.
+    """Return the metrics `names` out of `FURTHER` of every part of the samples, by name [parts].
+
+    The arguments are those of `compute_parts`.
 
     `auc` of several classes is the mean over classes of that of each against the rest, by its probability: over the
     classes of which the part has samples, but not those alone. NaN where there are none.
@@ -88,7 +90,7 @@ def further_parts(
 
 
 def brier(p: Floats, y: Ints) -> float:
-    """The Brier score of probabilities [samples, classes] and classes [samples]."""
+    """Return the Brier score of probabilities [samples, classes] and classes [samples]."""
     if not len(y):
         return NAN
     if p.shape[1] == 2:
@@ -117,7 +119,7 @@ class Reliability:
 
     @classmethod
     def binned(cls, confidence: Floats, right: Bools, bins: int = BINS) -> Reliability:
-        """The bins of samples by their confidence and whether the prediction is right, [samples] each."""
+        """Return the bins of samples by their confidence and whether the prediction is right, [samples] each."""
         if np.isnan(confidence).any():
             return cls(np.array([len(right)]), np.array([NAN]), np.array([NAN]))
         if not len(right):
@@ -136,7 +138,10 @@ class Reliability:
 
 
 def error_by_chance(p: Floats, rng: np.random.Generator) -> float:
-    """The calibration error to expect if probabilities [samples, classes] were true: the mean of `DRAWS` draws."""
+    """Return the calibration error to expect if probabilities [samples, classes] were true.
+
+    The mean of `DRAWS` draws.
+    """
     if not len(p) or np.isnan(p).any():
         return NAN
     confidence = p.max(axis=1)  # of the classes it matters alone whether the predicted one is right
@@ -146,7 +151,7 @@ def error_by_chance(p: Floats, rng: np.random.Generator) -> float:
 
 
 def _bins(confidence: Floats, right: Bools, bins: int = BINS) -> tuple[Ints, Ints, Ints, Floats]:
-    """Samples in the order of their bins, where bins begin, their sizes and accuracy for every row of `right`.
+    """Return samples in the order of their bins, where bins begin, their sizes and accuracy for every row of `right`.
 
     `confidence` [samples], at least one; `right` [rows, samples]; the accuracy is [rows, bins].
     """

@@ -37,7 +37,7 @@ class Truth:
 
     @classmethod
     def of(cls, federation: Federation, weighting: Weights = "uniform") -> Truth:
-        """Returns the truth of a federation of linear regressions, each client one of the source's groups.
+        """Return the truth of a federation of linear regressions, each client one of the source's groups.
 
         Raises:
             ConfigError: the source holds no true weights, or clients mix samples of several.
@@ -66,7 +66,7 @@ class Truth:
         return cls(H, c, share, weights[torch.cat(owners)])
 
     def errors(self, models: Tensor, lam: float) -> dict[str, Tensor]:
-        """Returns the squared distances of personal models [clients, dim] by measure, each [clients] float64."""
+        """Return the squared distances of personal models [clients, dim] by measure, each [clients] float64."""
         _, optimum = closed_form(self.H, self.c, self.p, lam)
         v = models.double()
         return {
@@ -77,7 +77,7 @@ class Truth:
 
 
 def linear_models(sim: Simulation, dim: int) -> Tensor:
-    """Returns the deployable models of the training clients as vectors, [clients, dim].
+    """Return the deployable models of the training clients as vectors, [clients, dim].
 
     Raises:
         ConfigError: the model has other parameters than `dim` weights.

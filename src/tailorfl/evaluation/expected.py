@@ -14,7 +14,7 @@ import numpy as np
 def expected_best(
     scores: Sequence[float], draws: Sequence[int], *, higher_is_better: bool = True
 ) -> list[float]:
-    """Returns the expected best of so many scores drawn with replacement, one number for each of `draws`.
+    """Return the expected best of so many scores drawn with replacement, one number for each of `draws`.
 
     Args:
         scores: those of the trials, in any order.

@@ -18,7 +18,7 @@ from tailorfl.training.cohort import rows_at_once
 
 
 def features(model: Model, state: TensorDict, source: Source, rows: Tensor) -> Tensor:
-    """Returns the features of one model on samples `rows`, float [rows, width]; [0, 0] without samples."""
+    """Return the features of one model on samples `rows`, float [rows, width]; [0, 0] without samples."""
     if not len(rows):
         return torch.zeros(0, 0)
     tensors = tree.tensors(state)
@@ -27,6 +27,6 @@ def features(model: Model, state: TensorDict, source: Source, rows: Tensor) -> T
 
 
 def feature_distances(personal: Tensor, shared: Tensor) -> Tensor:
-    """Returns the distance of features [samples, width] of two models on every sample, [samples]."""
+    """Return the distance of features [samples, width] of two models on every sample, [samples]."""
     found: Tensor = torch.linalg.vector_norm(personal - shared, dim=1)
     return found

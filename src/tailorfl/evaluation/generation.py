@@ -71,7 +71,7 @@ def earned(
 
 
 def prompts(source: Source, rows: Tensor, pad: int) -> Tensor:
-    """What stands before the responses of samples, int64 [rows, longest], padded on the left.
+    """Return what stands before the responses of samples, int64 [rows, longest], padded on the left.
 
     Samples are padded on the left themselves, so a prompt only has to move to the right.
     """
@@ -86,13 +86,13 @@ def prompts(source: Source, rows: Tensor, pad: int) -> Tensor:
 
 
 def reference(source: Source, row: int, words: Tokenizer) -> str:
-    """The right response of a sample, as its tokens say it."""
+    """Return the right response of a sample, as its tokens say it."""
     y = source.y[row]
     return words.decode(y[y != NO_TARGET].tolist())
 
 
 def tokenizer_of(source: Source) -> Tokenizer:
-    """The tokenizer that a source was made with.
+    """Return the tokenizer that a source was made with.
 
     Raises:
         DataError: the source does not name it.

@@ -36,20 +36,20 @@ class Judge(Protocol):
     """What an evaluation asks; `models` are [clients, ...] in the order of the cohort, `rows` rows of a source."""
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """What is found of every client's model on its own rows of the cohort's source, [rows, ...] each."""
+        """Return what is found of every client's model on its own rows of the cohort's source, [rows, ...] each."""
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """What is found of every client's model on the same rows, [rows, ...] each."""
+        """Return what is found of every client's model on the same rows, [rows, ...] each."""
 
     def shared(
         self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> list[Tensor]:
-        """What is found of ONE model on several lists of rows, [rows, ...] each."""
+        """Return what is found of ONE model on several lists of rows, [rows, ...] each."""
 
     def numbers(
         self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """The loss and the metrics of what was found on several lists of rows of a source, by name one a list."""
+        """Return the loss and the metrics on several lists of rows of a source, by name one a list."""
 
 
 def make_judge(
@@ -60,7 +60,10 @@ def make_judge(
     method: Method,
     further: Sequence[str] = (),
 ) -> Judge:
-    """The judge of a task and a method; `further` are metrics out of `tailorfl.evaluation.calibration.FURTHER`."""
+    """Return the judge of a task and a method.
+
+    `further` are metrics out of `tailorfl.evaluation.calibration.FURTHER`.
+    """
     if task == "generation":
         return Texts(engine, generation)
     return (
@@ -102,7 +105,7 @@ class Outputs:
     def numbers(
         self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """The loss and the task's metrics, and `rouge1` where answers earn credit."""
+        """Return the loss and the task's metrics, and `rouge1` where answers earn credit."""
         sizes, every = [len(r) for r in rows], torch.cat(list(rows))
         outputs, y = torch.cat(list(found)), source.targets(every)
         measured = compute_parts(source.task, outputs, y, sizes)
@@ -142,7 +145,7 @@ class Answers(Outputs):
         return self._answered(cohort, models, found, source, [rows] * len(found))
 
     def answering(self, cohort: Cohort, models: TensorDict) -> list[nn.Module]:
-        """What makes the answers of every client's model, see `Method.answering`."""
+        """Return what makes the answers of every client's model, see `Method.answering`."""
         if self.known is None or self.known[0] is not models:
             of_train, of_val = (
                 self._seen(cohort, models, [torch.from_numpy(r) for r in part])
@@ -160,14 +163,14 @@ class Answers(Outputs):
         source: Source,
         rows: Sequence[Tensor],
     ) -> list[Tensor]:
-        """What the method answers on rows of each client, of which the models make `outputs`."""
+        """Return what the method answers on rows of each client, of which the models make `outputs`."""
         return [
             answer(found, features(cohort.model, models[k], source, rows[k])) if len(found) else found
             for k, (found, answer) in enumerate(zip(outputs, self.answering(cohort, models), strict=True))
         ]
 
     def _seen(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[tuple[Shown, Tensor]]:
-        """What each model makes of rows of its client, and their targets."""
+        """Return what each model makes of rows of its client, and their targets."""
         source = cohort.source
         return [
             (Shown(outputs, features(cohort.model, models[k], source, rows[k])), source.targets(rows[k]))
@@ -176,7 +179,7 @@ class Answers(Outputs):
 
 
 def _losses(task: str, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[float]:
-    """The loss of every part, NaN of an empty one."""
+    """Return the loss of every part, NaN of an empty one."""
     of_samples = SAMPLE_LOSSES.get(task)
     if of_samples is not None:
         values = of_samples(outputs, y).double().numpy()
@@ -234,7 +237,7 @@ class Texts:
     def numbers(
         self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """The loss and the task's metrics."""
+        """Return the loss and the task's metrics."""
         outputs, sizes = torch.cat(list(found)), [len(f) for f in found]
         losses = [float(f[:, 0].mean()) if len(f) else float("nan") for f in found]
         measured = compute_parts(source.task, outputs[:, 1:], source.targets(torch.cat(list(rows))), sizes)

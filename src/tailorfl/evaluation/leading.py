@@ -29,7 +29,7 @@ UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c
 
 
 def leading(source: Source, wanted: str | None = None) -> str:
-    """Returns the metric that comes first on a source: the one that is wanted, or what suits the data.
+    """Return the metric that comes first on a source: the one that is wanted, or what suits the data.
 
     Raises:
         ConfigError: the task has no such metric; names those that it has.
@@ -65,7 +65,7 @@ def check_target(target: float | None, metric: str) -> None:
 
 
 def further(source: Source, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns which of the metrics that are wanted are not measured anyway, each once.
+    """Return which of the metrics that are wanted are not measured anyway, each once.
 
     Raises:
         ConfigError: the task has no such metric; names those that it has.
@@ -77,7 +77,7 @@ def further(source: Source, wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def dominated(source: Source) -> str:
-    """Returns whose samples are mostly of one class, and how much; "" where nobody's are.
+    """Return whose samples are mostly of one class, and how much; "" where nobody's are.
 
     Looked at is what is the same for every seed: all samples, and of two classes those of the natural clients. Of
     samples that are elsewhere nobody knows.

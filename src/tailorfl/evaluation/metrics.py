@@ -109,7 +109,7 @@ def compute_parts(
 
 
 def _of_part(task: str, scores: Floats, targets: Floats) -> dict[str, float]:
-    """The metrics of a task whose parts are looked at one by one."""
+    """Return the metrics of a task whose parts are looked at one by one."""
     if task == "survival":
         return {"c_index": concordance_index(targets[:, 0], targets[:, 1], scores)}
     if task == "regression":
@@ -131,7 +131,7 @@ class ClassCounts:
 
     @classmethod
     def of(cls, outputs: NDArray[Any], y: NDArray[Any], sizes: ArrayLike) -> ClassCounts:
-        """The counts of `outputs` [samples, classes], logits or probabilities, and `y` [samples] classes.
+        """Return the counts of `outputs` [samples, classes], logits or probabilities, and `y` [samples] classes.
 
         A tie is won by the lower class. Raises ValueError for a class outside 0 .. classes - 1.
         """
@@ -150,7 +150,7 @@ class ClassCounts:
         return cls(*(np.bincount(c, minlength=shape[0] * classes).reshape(shape) for c in counted))
 
     def metrics(self) -> dict[str, Floats]:
-        """The three metrics that follow from counts, [parts]; all NaN for a part without samples.
+        """Return the three metrics that follow from counts, [parts]; all NaN for a part without samples.
 
         accuracy: the share of hits. balanced_accuracy: mean recall over the classes that occur in the targets.
         macro_f1: mean F1 over the classes in targets or predictions. All as in scikit-learn.
@@ -285,7 +285,7 @@ def credited(outputs: Tensor | NDArray[Any], credit: Tensor | NDArray[Any]) -> f
 
 
 def _of_responses(scores: Floats) -> dict[str, float]:
-    """The metrics of a generation task from [samples, 5] (right tokens, tokens, precision, recall, F1)."""
+    """Return the metrics of a generation task from [samples, 5] (right tokens, tokens, precision, recall, F1)."""
     generated = scores[~np.isnan(scores[:, 4]), 2:]
     precision, recall, f1 = 100 * generated.mean(axis=0) if len(generated) else (float("nan"),) * 3
     return {
@@ -303,7 +303,7 @@ def _names(task: str) -> tuple[str, ...]:
 
 
 def _as_given(values: Tensor | NDArray[Any]) -> NDArray[Any]:
-    """The values on the CPU in their own precision, or a higher one where numpy does not know it."""
+    """Return the values on the CPU in their own precision, or a higher one where numpy does not know it."""
     if not isinstance(values, np.ndarray) and hasattr(values, "detach"):
         there = values.detach().cpu()
         values = there.numpy() if there.dtype.itemsize >= 4 else there.double().numpy()
@@ -311,7 +311,7 @@ def _as_given(values: Tensor | NDArray[Any]) -> NDArray[Any]:
 
 
 def _array(values: Tensor | NDArray[Any]) -> Floats:
-    """The values as float64 on the CPU, which is exact for float32, float16, bfloat16 and class numbers."""
+    """Return the values as float64 on the CPU, which is exact for float32, float16, bfloat16 and class numbers."""
     if not isinstance(values, np.ndarray) and hasattr(values, "detach"):
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)

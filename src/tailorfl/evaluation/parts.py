@@ -17,7 +17,7 @@ Bools = NDArray[np.bool_]
 
 
 def owners(sizes: Ints) -> Ints:
-    """The part of every sample, [samples]."""
+    """Return the part of every sample, [samples]."""
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
@@ -38,7 +38,7 @@ def tables(sizes: Ints) -> list[tuple[Ints, Ints]]:
 
 
 def sums(values: Floats, sizes: Ints) -> Floats:
-    """The sum of every part of `values` [samples], [parts]; 0 of an empty one."""
+    """Return the sum of every part of `values` [samples], [parts]; 0 of an empty one."""
     out = np.zeros(len(sizes))
     for chosen, samples in tables(sizes):
         out[chosen] = values[samples].sum(axis=1)
@@ -46,18 +46,21 @@ def sums(values: Floats, sizes: Ints) -> Floats:
 
 
 def means(values: Floats, sizes: Ints) -> Floats:
-    """The mean of every part of `values` [samples], [parts]; NaN of an empty one."""
+    """Return the mean of every part of `values` [samples], [parts]; NaN of an empty one."""
     with np.errstate(invalid="ignore"):
         return sums(values, sizes) / sizes
 
 
 def means_where(values: Floats, chosen: Bools) -> Floats:
-    """The mean over the chosen entries of every row of `values` [parts, entries], [parts]; NaN where there are none."""
+    """Return the mean over the chosen entries of every row of `values` [parts, entries], [parts].
+
+    NaN where there are none.
+    """
     return means(values[chosen], chosen.sum(axis=1))
 
 
 def areas(scores: Floats, positive: Bools, sizes: Ints) -> Floats:
-    """The area under the ROC curve of every part, [parts]; each has samples of both classes.
+    """Return the area under the ROC curve of every part, [parts]; each has samples of both classes.
 
     `scores` [samples] are finite, `positive` [samples]. The curve has a corner for every distinct score, without those
     that lie on a line between their neighbours, and its area is summed by trapezoids, in the order and with the

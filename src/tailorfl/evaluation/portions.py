@@ -61,7 +61,7 @@ class Portions:
 
 
 def _widest_layer(group: Group, source: Source) -> int:
-    """The most numbers that a layer with parameters hands on of one sample, pooled where it pools them."""
+    """Return the most numbers that a layer with parameters hands on of one sample, pooled where it pools them."""
     found = [1]
 
     def note(_: nn.Module, __: object, made: object) -> None:
@@ -96,5 +96,5 @@ def alike(sizes: Ints) -> list[Ints]:
 
 
 def tensors(rows: Rows) -> list[Tensor]:
-    """The rows of every client as a tensor."""
+    """Return the rows of every client as a tensor."""
     return [torch.from_numpy(mine) for mine in rows]

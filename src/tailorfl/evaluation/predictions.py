@@ -33,7 +33,7 @@ class Predictions:
     outputs: NDArray[np.float32]
 
     def of(self, client: int) -> Predictions:
-        """Returns those of one client."""
+        """Return those of one client."""
         mine = self.client == client
         return Predictions(self.task, self.client[mine], self.row[mine], self.y[mine], self.outputs[mine])
 
@@ -59,7 +59,7 @@ class Kept:
         source: Source,
         rows: Sequence[Tensor],
     ) -> None:
-        """Takes what was found of every client on its rows of a part, where it is of deployed models and wanted."""
+        """Take what was found of every client on its rows of a part, where it is of deployed models and wanted."""
         if model != self.deployed or part not in self.parts:
             return
         for client, outputs, mine in zip(ids, found, rows, strict=True):
@@ -77,7 +77,7 @@ class Kept:
         return not any(self._found.values())
 
     def part(self, name: str) -> Predictions:
-        """Returns what was noted of a part, in the order of clients."""
+        """Return what was noted of a part, in the order of clients."""
         found = sorted(self._found[name], key=lambda one: int(one.client[0]))
         if not found:
             none = np.empty(0, dtype=np.int64)

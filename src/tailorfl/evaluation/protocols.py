@@ -90,7 +90,7 @@ def evaluate(
     kept: Kept | None = None,
     clients: Sequence[int] | None = None,
 ) -> list[Record]:
-    """Returns one record per client, set and model, of the simulation as it stands; `clients` are all that train.
+    """Return one record per client, set and model, of the simulation as it stands; `clients` are all that train.
 
     `participants` are the clients that the last round had sampled; the set of that name is of them (and of all clients
     where training is pooled). With `selection`, which is told of the present ones, the personal models of training
@@ -146,7 +146,7 @@ def _subset(name: str, rows: Any, protocol: Protocol) -> Tensor:
 
 
 def headline(sim: Simulation) -> tuple[str, str]:
-    """Returns (model, metric) that stands for a method: its deployable model and the task's primary metric."""
+    """Return (model, metric) that stands for a method: its deployable model and the task's primary metric."""
     return ("personal" if sim.method.has_personal else "global"), primary(sim.federation.source.task)[0]
 
 
@@ -170,11 +170,11 @@ class _Measure:
         )
 
     def _rows(self, part: str, ids: Sequence[int]) -> Rows:
-        """The validation or test rows of clients."""
+        """Return the validation or test rows of clients."""
         return self.sim.federation.part("val" if part == "val" else "test").of_clients(np.asarray(ids))
 
     def validation(self, ids: Sequence[int], models: TensorDict) -> dict[str, list[float]]:
-        """Returns the loss and the metrics of some clients' models [clients, ...] on their own validation parts."""
+        """Return the loss and the metrics of some clients' models [clients, ...] on their own validation parts."""
         cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
         once, which = self._rows("val", ids).once()
         held = tensors(once)
@@ -191,7 +191,7 @@ class _Measure:
         common: Mapping[str, tuple[Source, Tensor]],
         name: str | None = None,
     ) -> None:
-        """Adds the records of some clients' models [clients, ...] on their own parts and on common sets."""
+        """Add the records of some clients' models [clients, ...] on their own parts and on common sets."""
         cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
         with torch.no_grad():
             for part in own:
@@ -216,7 +216,7 @@ class _Measure:
     def _further(
         self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """What is asked for beside the task's metrics, of every client's model on rows of its own."""
+        """Return what is asked for beside the task's metrics, of every client's model on rows of its own."""
         each = [models[k] for k in range(len(rows))]
         return {
             **self._apart(cohort, models, source, rows),
@@ -226,7 +226,7 @@ class _Measure:
     def _sharp(
         self, model: Model, states: Sequence[TensorDict], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """The sharpness of models on rows of each; nothing where nobody asks."""
+        """Return the sharpness of models on rows of each; nothing where nobody asks."""
         rho = self.protocol.sharpness
         if rho is None:
             return {}
@@ -234,7 +234,7 @@ class _Measure:
         return {"sharpness": found}
 
     def participants(self, ids: tuple[int, ...], selection: Selection | None) -> None:
-        """Adds the set `participants`: the records of `local` of those clients where they are at hand, or measured."""
+        """Add the set `participants`: the records of `local` of those clients where they are at hand, or measured."""
         known, chosen = "local" in self.protocol.sets, set(ids)
         for model in ("personal", "global") if known else ():
             rows = self.records.get((model, "local"), [])
@@ -250,7 +250,7 @@ class _Measure:
         self.shared(ids, ["local"], {}, "participants")
 
     def hostile(self, ids: tuple[int, ...], selection: Selection | None) -> None:
-        """Adds the set `malicious`: models on the own test parts of clients of whom no other set has anything."""
+        """Add the set `malicious`: models on the own test parts of clients of whom no other set has anything."""
         if self.sim.method.has_personal:
             seen = ["local"] if selection is None else ["local", "val"]
             for part, models in self.sim.personal_models(ids, self.at_once(ids, seen, {})):
@@ -288,7 +288,7 @@ class _Measure:
         common: Mapping[str, tuple[Source, Tensor]],
         name: str | None = None,
     ) -> None:
-        """Adds the records of the global model on clients' own parts and on common sets, if there is one.
+        """Add the records of the global model on clients' own parts and on common sets, if there is one.
 
         Where clients have different architectures, each client's is the global model of its own, and common sets
         see all of them.
@@ -333,7 +333,7 @@ class _Measure:
         further: Mapping[str, list[float]] = MappingProxyType({}),
         which: Ints | None = None,
     ) -> None:
-        """Adds a record for every client of what was found; `which` of it is a client's, by default one each."""
+        """Add a record for every client of what was found; `which` of it is a client's, by default one each."""
         columns: dict[str, Sequence[Any]] = {
             "samples": [len(f) for f in found],
             **self.judge.numbers(found, source, rows),

@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values adjusted for being looked at together (Holm, 1979); NaN are no tests and stay NaN.
+    """Return p-values adjusted for being looked at together (Holm, 1979); NaN are no tests and stay NaN.
 
     The k-th smallest of m is multiplied by m − k + 1, is at least its predecessor, and at most 1.
     """

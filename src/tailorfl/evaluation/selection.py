@@ -49,7 +49,7 @@ class Choice:
 
 
 def refuse_private(level: PrivacyLevel | None) -> None:
-    """Raises ConfigError under privacy of samples, which a choice by validation samples would break."""
+    """Raise ConfigError under privacy of samples, which a choice by validation samples would break."""
     if level == "sample":
         raise ConfigError(
             "eval.select=val chooses personal models by the validation samples of their client without noise, which "
@@ -83,7 +83,7 @@ class Selection:
     def update(
         self, ids: Sequence[int], models: TensorDict, scores: Mapping[str, Sequence[float]], round: int
     ) -> TensorDict:
-        """Returns the chosen models of clients of one architecture, `models` [clients, ...] and `scores` among them.
+        """Return the chosen models of clients of one architecture, `models` [clients, ...] and `scores` among them.
 
         `scores` has the primary metric and the loss of each on its validation part.
         """
@@ -97,7 +97,7 @@ class Selection:
         return self.models(ids)
 
     def models(self, ids: Sequence[int]) -> TensorDict:
-        """Returns the chosen models of clients of one architecture, [clients, ...]."""
+        """Return the chosen models of clients of one architecture, [clients, ...]."""
         return self._store(ids).get(ids)
 
     def _store(self, ids: Sequence[int]) -> StateStore:
@@ -105,7 +105,7 @@ class Selection:
         return self._models[group.name]
 
     def summary(self) -> dict[str, Any]:
-        """Returns by what was chosen, and the mean, first and last of the chosen rounds."""
+        """Return by what was chosen, and the mean, first and last of the chosen rounds."""
         rounds = [choice.round for choice in self.choices.values()]
         return {
             "by": "val",
@@ -116,7 +116,7 @@ class Selection:
         }
 
     def csv(self) -> str:
-        """Returns a table with a row for every client: the chosen round, and its validation score."""
+        """Return a table with a row for every client: the chosen round, and its validation score."""
         import pandas as pd
 
         rows = [
@@ -130,7 +130,7 @@ class Selection:
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Tensor]:
-        """Returns everything as named tensors, from which `load` continues exactly."""
+        """Return everything as named tensors, from which `load` continues exactly."""
         chosen = sorted(self.choices.items())
         tensors = {
             f"{PREFIX}clients": torch.tensor([client for client, _ in chosen], dtype=torch.int64),

@@ -23,7 +23,7 @@ from tailorfl.training.objective import LOSSES
 
 
 def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho: float) -> float:
-    """Returns F(w + ρ g/‖g‖) − F(w) on samples `rows`; NaN without samples, 0 where the gradient is zero."""
+    """Return F(w + ρ g/‖g‖) − F(w) on samples `rows`; NaN without samples, 0 where the gradient is zero."""
     if not len(rows):
         return float("nan")
     leaves = {n: state.get(n).detach().clone().requires_grad_() for n in model.parameters}
@@ -43,7 +43,7 @@ def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho
 
 
 def mean_loss(model: Model, state: dict[str, Tensor] | TensorDict, source: Source, rows: Tensor) -> float:
-    """Returns the mean loss of the task of one model on samples `rows`, in evaluation mode; NaN without samples."""
+    """Return the mean loss of the task of one model on samples `rows`, in evaluation mode; NaN without samples."""
     if not len(rows):
         return float("nan")
     held = tree.tensors(state) if isinstance(state, TensorDict) else state
@@ -52,7 +52,7 @@ def mean_loss(model: Model, state: dict[str, Tensor] | TensorDict, source: Sourc
 
 
 def _blocks(source: Source, rows: Tensor) -> Iterator[tuple[Tensor, float]]:
-    """Samples that go through the model together, and their share of all.
+    """Yield samples that go through the model together, and their share of all.
 
     The Cox loss compares all samples with each other, so they stay together.
     """

@@ -82,7 +82,7 @@ def summarize(
 
 
 def tails(values: ArrayLike, percents: Iterable[int], *, low: bool) -> list[float]:
-    """Returns the means of the ceil(p N / 100) lowest (or highest) of N values, a number for each p; NaN is left out.
+    """Return the means of the ceil(p N / 100) lowest (or highest) of N values, a number for each p; NaN is left out.
 
     Without any value they are NaN.
     """
@@ -93,14 +93,14 @@ def tails(values: ArrayLike, percents: Iterable[int], *, low: bool) -> list[floa
 
 
 def mean(values: ArrayLike) -> float:
-    """The mean of a metric over the clients that have it, NaN where none has: that of `summarize`."""
+    """Return the mean of a metric over the clients that have it, NaN where none has: that of `summarize`."""
     scores = np.asarray(values, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return _mean(scores[~np.isnan(scores)])
 
 
 def summaries(records: Iterable[Record]) -> Summaries:
-    """Returns {model: {set: {metric: statistics over clients}}} of the records of one evaluation, the loss last."""
+    """Return {model: {set: {metric: statistics over clients}}} of the records of one evaluation, the loss last."""
     return {
         model: {
             name: {
@@ -118,7 +118,7 @@ def summaries(records: Iterable[Record]) -> Summaries:
 
 
 def means(records: Iterable[Record]) -> dict[str, float]:
-    """Returns {model/set/metric: mean over clients} of the records of one evaluation, as `summaries` has it."""
+    """Return {model/set/metric: mean over clients} of the records of one evaluation, as `summaries` has it."""
     return {
         f"{model}/{name}/{metric}": mean([row[metric] for row in rows])
         for model, sets in _grouped(records).items()
@@ -128,7 +128,7 @@ def means(records: Iterable[Record]) -> dict[str, float]:
 
 
 def quantiles(records: Iterable[Record], metric: str) -> dict[str, float]:
-    """Returns {model/set/metric/pQ: quantile Q in percent over clients} of one metric; nothing where it is unmeasured.
+    """Return {model/set/metric/pQ: quantile Q in percent over clients} of one metric; nothing where it is unmeasured.
 
     Clients without samples of a set are left out; the quantile lies between the two nearest clients, linearly.
     """
@@ -153,7 +153,7 @@ def _grouped(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
 
 
 def _measured(record: Record) -> tuple[str, ...]:
-    """The names of what a record measures, the loss last."""
+    """Return the names of what a record measures, the loss last."""
     return (*(name for name in record if name not in (*OF_RECORD, "loss")), "loss")
 
 

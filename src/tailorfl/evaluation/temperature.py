@@ -23,7 +23,7 @@ samples and rises with 50; where logits are right it falls by 0.015 with 50, by 
 
 
 def fitted(said: Predictions) -> float | None:
-    """Returns the temperature of one client's validation part.
+    """Return the temperature of one client's validation part.
 
     None with fewer than `FEWEST` samples, and of a model whose outputs are not finite.
     """
@@ -52,7 +52,7 @@ def fitted(said: Predictions) -> float | None:
 
 
 def measures(said: Predictions, temperature: float = 1.0) -> dict[str, float]:
-    """Returns ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without any."""
+    """Return ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without any."""
     from scipy.special import logsumexp
 
     p, y = probabilities(said.task, said.outputs, temperature), said.y.ravel().astype(np.int64)

@@ -21,7 +21,7 @@ PARTS = {"val": "validation", "local": "test"}
 
 
 def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
-    """Returns what is known of a model, as JSON can hold it."""
+    """Return what is known of a model, as JSON can hold it."""
     config = run.job.config
     settings = config.model_of(run.job.method).architectures[model.architecture]
     temperature = temperature_of(run.store, model.client)
@@ -42,7 +42,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
 
 
 def inputs_of(run: Restored, model: Deployed) -> dict[str, Any]:
-    """Returns how raw samples become inputs of one model; of the scaling constants its client's own alone."""
+    """Return how raw samples become inputs of one model; of the scaling constants its client's own alone."""
     source = run.sim.given.source
     facts, client = meaning(source), None if model.client is None else model.name
     if SCALING in source.info:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tailorfl.errors import ConfigError, ModelError, RunError
 from tailorfl.export.facts import FORMAT, facts_of
 from tailorfl.export.formats import ONNX, TORCHSCRIPT, write_onnx, write_torchscript
-from tailorfl.export.source_code import NotWritable, written
+from tailorfl.export.source_code import NotWritableError, written
 from tailorfl.export.transformer import code, head_of, is_transformer, merged, write_parts
 from tailorfl.export.written_model import lines_for, text_of
 from tailorfl.models.lora import lora_layers
@@ -76,7 +76,7 @@ def export(
     overwrite: bool = False,
     source: Any = None,
 ) -> list[Exported]:
-    """Writes models of a run, each into the folder of its name below `out`, and returns what was written.
+    """Write models of a run, each into the folder of its name below `out`, and return what was written.
 
     Args:
         folder: result folder of an experiment.
@@ -124,7 +124,7 @@ def _models(run: Restored, clients: Sequence[int], shared: bool, steps: int | No
 
 
 def _check_free(place: Path, overwrite: bool) -> None:
-    """Raises ConfigError where something else lies than an export that may be replaced."""
+    """Raise ConfigError where something else lies than an export that may be replaced."""
     if not place.exists() or not any(place.iterdir() if place.is_dir() else [place]):
         return
     if not (place / FACTS).is_file():
@@ -144,7 +144,7 @@ def write(
     onnx: bool = False,
     torchscript: bool = False,
 ) -> Exported:
-    """Writes one model into a folder and compares what was written with it, see `export`."""
+    """Write one model into a folder and compares what was written with it, see `export`."""
     with replacing_folder(place) as part:
         facts, off = _write_into(part, place, run, model, merge, onnx, torchscript)
     return Exported(place, facts, off)
@@ -153,7 +153,7 @@ def write(
 def _write_into(
     part: Path, place: Path, run: Restored, model: Deployed, merge: bool, onnx: bool, torchscript: bool
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Writes one model into a folder that will be called `place`; returns its facts and by how much outputs differ."""
+    """Write one model into a folder that will be called `place`; returns its facts and by how much outputs differ."""
     facts = facts_of(run, model)
     who = "the global model" if model.client is None else f"the model of {model.name}"
     title = f"{who[0].upper()}{who[1:]}, made by {run.job.method.label} in {model.round} rounds."
@@ -165,7 +165,7 @@ def _write_into(
     try:
         network, program = _written(model, facts, part, place, merge), False
         facts["files"] = {"code": "model.py", "weights": "model.safetensors"}
-    except NotWritable as reason:
+    except NotWritableError as reason:
         network, program = "", True
         _program(module, sample, part / "model.pt2", str(reason))
         facts["files"] = {"code": "model.py", "weights": "model.pt2"}
@@ -184,7 +184,7 @@ def _write_into(
 
 
 def _files(folder: Path, facts: Mapping[str, Any]) -> list[str]:
-    """The files of an export, those of a base model beside it too, as a path from its folder names them."""
+    """Return the files of an export, those of a base model beside it too, as a path from its folder names them."""
     base = facts.get("transformer", {}).get("base", ".")
     found = [(folder, Path()), *([(folder / base, Path(base))] if base.startswith("..") else [])]
     return sorted(
@@ -230,7 +230,7 @@ def checked(folder: Path) -> dict[str, Any]:
 
 
 def _written(model: Deployed, facts: dict[str, Any], part: Path, place: Path, merge: bool) -> str:
-    """Writes the weights, and returns the code of the network; NotWritable where there is none."""
+    """Write the weights, and return the code of the network; NotWritableError where there is none."""
     if not is_transformer(model.module):
         network = written(model.module)
         tensors(model.module.state_dict(), part / "model.safetensors")
@@ -242,19 +242,19 @@ def _written(model: Deployed, facts: dict[str, Any], part: Path, place: Path, me
 
 
 def tensors(named: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors as safetensors, tied ones under every name."""
+    """Write tensors as safetensors, tied ones under every name."""
     with replacing(path) as part:
         write_tensors(part, named)
 
 
 def sample_for(run: Restored, model: Deployed) -> Tensor:
-    """Returns some samples as the model sees them: its client's own, else the first client's."""
+    """Return some samples as the model sees them: its client's own, else the first client's."""
     rows = run.sim.given.train[model.client or 0][:TRIED]
     return run.sim.given.source.take(torch.as_tensor(rows))
 
 
 def loaded(place: Path) -> ModuleType:
-    """Returns the model.py of an export as a module of its own. It is code, and it is run.
+    """Return the model.py of an export as a module of its own. It is code, and it is run.
 
     Raises:
         ModelError: it cannot be run, as where a package is missing.
@@ -276,7 +276,7 @@ def loaded(place: Path) -> ModuleType:
 def difference(
     module: nn.Module, other: Any, sample: Tensor, place: Path, tolerance: float = TOLERANCE
 ) -> float:
-    """Returns by how much outputs differ at most, for several samples and for one.
+    """Return by how much outputs differ at most, for several samples and for one.
 
     Raises:
         ModelError: by more than rounding.
@@ -295,7 +295,7 @@ def difference(
 
 
 def _program(module: nn.Module, sample: Tensor, path: Path, reason: str) -> None:
-    """Writes a module as a program of torch.export, which needs none of its code."""
+    """Write a module as a program of torch.export, which needs none of its code."""
     batch = torch.export.Dim("batch", min=1)
     try:
         several = torch.cat([sample, sample])[: max(2, len(sample))]

@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 
 
 def write_onnx(module: nn.Module, sample: Tensor, path: Path) -> float:
-    """Writes a module as ONNX with any number of samples, and returns by how much onnxruntime's outputs differ.
+    """Write a module as ONNX with any number of samples, and return by how much onnxruntime's outputs differ.
 
     Raises:
         MissingExtraError: a package of the extra `export` is missing.
@@ -58,7 +58,7 @@ def write_onnx(module: nn.Module, sample: Tensor, path: Path) -> float:
 
 
 def write_torchscript(module: nn.Module, sample: Tensor, path: Path) -> float:
-    """Writes a module as a TorchScript trace, for `torch.jit.load`, and returns by how much its outputs differ.
+    """Write a module as a TorchScript trace, for `torch.jit.load`, and return by how much its outputs differ.
 
     Raises:
         ModelError: it cannot be traced, or its outputs are others with other numbers of samples.

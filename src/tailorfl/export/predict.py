@@ -49,7 +49,7 @@ def predict(
     source: Any = None,
     ids: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Returns what a client's model says of new data, a row a sample in the order of the data.
+    """Return what a client's model says of new data, a row a sample in the order of the data.
 
     Classes: `predicted` and a column of probabilities for each. Labels: a probability each. Regression: the numbers.
     Counts: how many are expected.
@@ -92,7 +92,7 @@ def write_predictions(found: pd.DataFrame, path: Path) -> None:
 def _model(
     folder: Path, client: str | None, method: str | None, seed: int | None, steps: int | None, source: Any
 ) -> tuple[nn.Module, Mapping[str, Callable[..., Any]], dict[str, Any]]:
-    """The network, what prepares its inputs and reads its outputs, and its facts."""
+    """Return the network, what prepares its inputs and read its outputs, and its facts."""
     if (folder / FACTS).is_file():
         facts = checked(folder)
         if client not in (None, facts["name"]):
@@ -127,7 +127,7 @@ def _model(
 def _read(
     data: str | Path | pd.DataFrame, facts: Mapping[str, Any], ids: list[str]
 ) -> tuple[pd.DataFrame, Tensor]:
-    """(what names each sample, the raw samples; of a table with constants the prepared ones)."""
+    """Return (what names each sample, the raw samples; of a table with constants the prepared ones)."""
     import pandas as pd
 
     inputs, reading = facts["inputs"], facts["reading"]

@@ -1,9 +1,9 @@
 """A network written out as Python that needs torch alone: its layers, and the forward passes of its classes.
 
-Layers of torch.nn are written as they print themselves; of any other class the forward pass, and the methods it calls,
-are copied as they stand, and its constructor takes the parts it is made of. That covers what is built of layers in a
-forward pass that uses nothing but torch. What it does not cover raises `NotWritable`, and whatever is written is run
-and compared before anybody gets it (`tailorfl.export.folder`).
+Layers of torch.nn are written as they print themselves; of any other class the forward pass, and the methods it
+calls, are copied as they stand, and its constructor takes the parts it is made of. That covers what is built of
+layers in a forward pass that uses nothing but torch. What it does not cover raises `NotWritableError`, and whatever
+is written is run and compared before anybody gets it (`tailorfl.export.folder`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIDTH = 100
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class NotWritable(Exception):
+class NotWritableError(Exception):
     """Says why a network cannot be written out."""
 
 
@@ -52,20 +52,20 @@ class Writer:
         self.constants: dict[str, Any] = {}
 
     def text(self, network: nn.Module) -> str:
-        """Returns imports, classes and a function `network()`.
+        """Return imports, classes and a function `network()`.
 
         Raises:
-            NotWritable: see the message.
+            NotWritableError: see the message.
         """
         seen: set[int] = set()
         for name, part in network.named_modules(remove_duplicate=False):
             if id(part) in seen:
-                raise NotWritable(f"'{name}' is used in two places")
+                raise NotWritableError(f"'{name}' is used in two places")
             seen.add(id(part))
             if any(getattr(part, hooks) for hooks in HOOKS):
-                raise NotWritable(f"'{name}' has hooks")
+                raise NotWritableError(f"'{name}' has hooks")
             if part._non_persistent_buffers_set:
-                raise NotWritable(f"'{name}' has tensors that no state names")
+                raise NotWritableError(f"'{name}' has tensors that no state names")
             if not _is_torchs(part):
                 self._look_at(part)
         made = _laid_out(self._value(network), 1, len("    return "))
@@ -82,7 +82,7 @@ class Writer:
         return "\n".join(lines) + "\n"
 
     def _imports(self) -> Iterator[str]:
-        """The imports, one line a module."""
+        """Yield the imports, one line a module."""
         self.imports |= {"from torch import nn", "from torch import Tensor"}  # annotations are copied too
         yield from sorted(line for line in self.imports if line.startswith("import "))
         taken: dict[str, list[str]] = {}
@@ -95,17 +95,17 @@ class Writer:
     # -- classes --------------------------------------------------------------------------------------------
 
     def _look_at(self, part: nn.Module) -> None:
-        """Notes what has to be written of a module's class."""
+        """Note what has to be written of a module's class."""
         kind = type(part)
         known = self.classes.setdefault(kind.__name__, _Class(kind))
         if known.kind is not kind:
-            raise NotWritable(f"two classes are called {kind.__name__}")
+            raise NotWritableError(f"two classes are called {kind.__name__}")
         if isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            raise NotWritable(f"{kind.__name__} is a container of its own kind")
+            raise NotWritableError(f"{kind.__name__} is a container of its own kind")
         if not known.methods:
             for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
                 if base.__module__.startswith("torch."):
-                    raise NotWritable(f"{kind.__name__} is made from {base.__name__}")
+                    raise NotWritableError(f"{kind.__name__} is made from {base.__name__}")
             self._add_method(known, "forward")
         used = {attribute for method in known.methods.values() for attribute in _attributes(method)}
         plain = [name for name in part.__dict__ if name in used and not name.startswith("_")]
@@ -115,10 +115,10 @@ class Writer:
         known.buffers |= set(part._buffers)
 
     def _add_method(self, known: _Class, name: str) -> None:
-        """Notes a method and those that it calls, and where what it uses comes from."""
+        """Note a method and those that it calls, and where what it uses comes from."""
         method = inspect.getattr_static(known.kind, name)
         if not isinstance(method, FunctionType) or method.__closure__:
-            raise NotWritable(f"{known.kind.__name__}.{name} is no plain method")
+            raise NotWritableError(f"{known.kind.__name__}.{name} is no plain method")
         known.methods[name] = method
         for used in _globals(method):
             self._find(used, method)
@@ -127,15 +127,15 @@ class Writer:
             if own is None or attribute in known.methods or hasattr(nn.Module, attribute):
                 continue
             if not isinstance(own, FunctionType):
-                raise NotWritable(f"{known.kind.__name__}.{attribute} is no plain method")
+                raise NotWritableError(f"{known.kind.__name__}.{attribute} is no plain method")
             self._add_method(known, attribute)
 
     def _find(self, name: str, method: FunctionType) -> None:
-        """Notes how a name that a method uses comes to be known."""
+        """Note how a name that a method uses comes to be known."""
         if name not in method.__globals__:
             if hasattr(builtins, name):
                 return
-            raise NotWritable(f"{method.__qualname__} uses '{name}', which nothing defines")
+            raise NotWritableError(f"{method.__qualname__} uses '{name}', which nothing defines")
         value = method.__globals__[name]
         if isinstance(value, ModuleType) and value.__name__.split(".")[0] in ("torch", "math"):
             above, _, last = value.__name__.rpartition(".")
@@ -144,13 +144,13 @@ class Writer:
             return
         if isinstance(value, bool | int | float | str):
             if self.constants.setdefault(name, value) != value:
-                raise NotWritable(f"'{name}' stands for two numbers")
+                raise NotWritableError(f"'{name}' stands for two numbers")
             return
         for home in (functional, torch, nn):
             if getattr(home, name, None) is value:
                 self.imports.add(f"from {home.__name__} import {name}")
                 return
-        raise NotWritable(f"{method.__qualname__} uses '{name}', which is not of torch")
+        raise NotWritableError(f"{method.__qualname__} uses '{name}', which is not of torch")
 
     def _class(self, one: _Class) -> Iterator[str]:
         yield f"class {one.kind.__name__}(nn.Module):"
@@ -175,7 +175,7 @@ class Writer:
     # -- values ---------------------------------------------------------------------------------------------
 
     def _value(self, value: Any) -> Any:
-        """A value as code: a text, or (opening, parts, closing) of one that may take several lines."""
+        """Return a value as code: a text, or (opening, parts, closing) of one that may take several lines."""
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, Tensor):
@@ -189,7 +189,7 @@ class Writer:
             return repr(value)
         if _is_plain(value):
             return repr(value)
-        raise NotWritable(f"a {type(value).__name__} is no number and no text")
+        raise NotWritableError(f"a {type(value).__name__} is no number and no text")
 
     def _module(self, module: nn.Module) -> Any:
         children = {name: self._value(part) for name, part in module._modules.items()}
@@ -197,7 +197,7 @@ class Writer:
             known = self.classes[type(module).__name__]
             absent = [name for name in known.takes if not hasattr(module, name)]
             if absent:
-                raise NotWritable(f"some {type(module).__name__} have no '{absent[0]}'")
+                raise NotWritableError(f"some {type(module).__name__} have no '{absent[0]}'")
             given = [
                 (f"{name}=", children[name] if name in children else self._value(getattr(module, name)))
                 for name in known.takes
@@ -206,7 +206,7 @@ class Writer:
         if type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
             return self._container(type(module).__name__, children)
         if children:
-            raise NotWritable(f"{type(module).__name__} is made of parts that its text does not tell")
+            raise NotWritableError(f"{type(module).__name__} is made of parts that its text does not tell")
         text = f"nn.{module!r}"
         # Norms of before torch 2.13 take no `bias`.
         return text.replace(", bias=True", "") if is_norm(module) else text
@@ -216,7 +216,7 @@ class Writer:
             inside = [("", one) for one in children.values()]
             return (f"nn.{kind}(", inside, ")") if kind == "Sequential" else (f"nn.{kind}([", inside, "])")
         if not all(name.isidentifier() and not keyword.iskeyword(name) for name in children):
-            raise NotWritable(f"a {kind} has parts whose names are no words of Python")
+            raise NotWritableError(f"a {kind} has parts whose names are no words of Python")
         named = [(f"{name}=", one) for name, one in children.items()]
         if kind == "ModuleDict":
             return "nn.ModuleDict(dict(", named, "))"
@@ -225,19 +225,19 @@ class Writer:
 
 
 def written(network: nn.Module) -> str:
-    """Returns a network as the text of a Python module with a function `network()`, which takes no tailorfl to run.
+    """Return a network as the text of a Python module with a function `network()`, which takes no tailorfl to run.
 
     Raises:
-        NotWritable: its forward pass needs more than torch, or its structure cannot be told in text.
+        NotWritableError: its forward pass needs more than torch, or its structure cannot be told in text.
     """
     try:
         return Writer().text(network)
     except (OSError, TypeError, SyntaxError) as error:  # no source, as of classes typed into a prompt
-        raise NotWritable(f"its source cannot be read: {error}") from error
+        raise NotWritableError(f"its source cannot be read: {error}") from error
 
 
 def _laid_out(value: Any, depth: int, used: int) -> str:
-    """A value of `Writer._value` in as few lines as the width allows; `used` columns of the first are taken."""
+    """Return a value of `Writer._value` in as few lines as the width allows; `used` columns of the first are taken."""
     flat = _flat(value)
     if isinstance(value, str) or used + len(flat) <= WIDTH:
         return flat
@@ -268,7 +268,7 @@ def _is_plain(value: Any) -> bool:
 def _tree(method: Callable[..., Any]) -> ast.FunctionDef:
     (found,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
     if not isinstance(found, ast.FunctionDef) or found.decorator_list:
-        raise NotWritable(f"{method.__qualname__} is no plain method")
+        raise NotWritableError(f"{method.__qualname__} is no plain method")
     for node in ast.walk(found):  # annotations of a written method are not looked up when it runs
         if isinstance(node, ast.AnnAssign | ast.arg):
             node.annotation = ast.Constant(None)
@@ -277,7 +277,7 @@ def _tree(method: Callable[..., Any]) -> ast.FunctionDef:
 
 
 def _attributes(method: FunctionType) -> list[str]:
-    """What a method takes from self."""
+    """Return what a method takes from self."""
     return [
         node.attr
         for node in ast.walk(_tree(method))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailorfl.export.source_code import NotWritable
+from tailorfl.export.source_code import NotWritableError
 from tailorfl.methods.ranked_lora import fold_ranks
 from tailorfl.models import heads
 from tailorfl.models.adapters import Adapted
@@ -64,7 +64,7 @@ def is_transformer(module: nn.Module) -> bool:
 
 
 def code(module: nn.Module) -> str:
-    """Returns the code of what stands on a base, with `load`."""
+    """Return the code of what stands on a base, with `load`."""
     made, kinds = {
         Classifier: (
             'Classifier(base, Reading(**told["reading"]), told["outputs"])',
@@ -94,17 +94,17 @@ def _source(part: Any) -> str:
 def write_parts(
     module: nn.Module, live: Collection[str], place: Path, home: Path, attention: str, *, merge: bool
 ) -> dict[str, Any]:
-    """Writes base and adapter, and returns what model.json says under `transformer`.
+    """Write base and adapter, and return what model.json says under `transformer`.
 
     The base goes into a folder beside that of the model, where it is the same for all clients (`live` has none of its
     tensors); else, and where LoRA is merged into it, into the model's own. `place` is the folder that is written, and
     `home` what it will be called.
 
     Raises:
-        NotWritable: bottleneck adapters, of which PEFT has none.
+        NotWritableError: bottleneck adapters, of which PEFT has none.
     """
     if any(isinstance(part, Adapted) for part in module.modules()):
-        raise NotWritable("bottleneck adapters stand inside its blocks")
+        raise NotWritableError("bottleneck adapters stand inside its blocks")
     top: Any = module
     whole: Any = copy.deepcopy(top.__dict__["_causal"] if isinstance(module, Language) else top.base)
     fold_ranks(whole)
@@ -133,14 +133,14 @@ def write_parts(
 
 
 def head_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the tensors that are neither the base's nor the adapter's."""
+    """Return the tensors that are neither the base's nor the adapter's."""
     if not isinstance(module, Classifier):
         return {}
     return {f"head.{name}": tensor for name, tensor in module.head.state_dict().items()}
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """Returns a copy in which LoRA's products are added to the weights beside them."""
+    """Return a copy in which LoRA's products are added to the weights beside them."""
     found = copy.deepcopy(module)
     fold_ranks(found)
     top: Any = found
@@ -149,7 +149,7 @@ def merged(module: nn.Module) -> nn.Module:
 
 
 def _without_lora(whole: nn.Module, merge: bool) -> Any:
-    """A copy of a Hugging Face model without LoRA, which is added to its weights with `merge`."""
+    """Return a copy of a Hugging Face model without LoRA, which is added to its weights with `merge`."""
     bare = copy.deepcopy(whole)
     _unload(bare, merge)
     for name in ("peft_config", "_hf_peft_config_loaded"):
@@ -169,7 +169,7 @@ def _unload(whole: nn.Module, merge: bool) -> None:
 
 
 def _write_adapter(whole: Any, place: Path, base: Path) -> None:
-    """Writes LoRA as `PeftModel.save_pretrained` does."""
+    """Write LoRA as `PeftModel.save_pretrained` does."""
     from safetensors.torch import save_file
 
     settings = copy.deepcopy(_settings(whole))
@@ -190,9 +190,9 @@ def _write_adapter(whole: Any, place: Path, base: Path) -> None:
 
 
 def _settings(whole: nn.Module) -> Any:
-    """The LoraConfig that its layers were made with."""
+    """Return the LoraConfig that its layers were made with."""
     for part in whole.modules():
         found: Any = getattr(part, "peft_config", None)
         if isinstance(found, dict) and "default" in found:
             return found["default"]
-    raise NotWritable("its LoRA layers tell no settings")
+    raise NotWritableError("its LoRA layers tell no settings")

@@ -70,7 +70,7 @@ ANSWERS = {
 
 
 def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool = False) -> str:
-    """Returns model.py; `network` is the code that defines `network()`, "" for a program of torch.export."""
+    """Return model.py; `network` is the code that defines `network()`, "" for a program of torch.export."""
     beside = ", peft and transformers" if "transformers" in network else ""
     inputs = facts["inputs"]
     names = inputs.get("classes")
@@ -92,7 +92,7 @@ def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool
 
 
 def _parted(code: str) -> tuple[str, str]:
-    """(imports, those of every export among them, and what comes after them)."""
+    """Return (imports, those of every export among them, and what comes after them)."""
     lines = code.splitlines()
     end = next((k for k, line in enumerate(lines) if not line.startswith(("import ", "from "))), len(lines))
     asked = sorted({*IMPORTS, *lines[:end]}, key=lambda line: (line.split()[1].split(".")[0], line))
@@ -102,7 +102,7 @@ def _parted(code: str) -> tuple[str, str]:
 
 
 def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
-    """Returns the lines with which somebody without tailorfl loads an export and asks it."""
+    """Return the lines with which somebody without tailorfl loads an export and ask it."""
     inputs = facts["inputs"]
     shape = ", ".join(map(str, [1, *inputs["shape"]]))
     kind = {"image": ", dtype=torch.uint8", "tokens": ", dtype=torch.int64"}.get(inputs["type"], "")
@@ -132,7 +132,7 @@ def _has_words(inputs: Mapping[str, Any]) -> bool:
 
 
 def _prepare(inputs: Mapping[str, Any]) -> str:
-    """The code of `prepare`, with the constants that it needs."""
+    """Return the code of `prepare`, with the constants that it needs."""
     shape = ", ".join(map(str, inputs["shape"]))
     if inputs["type"] == "tokens":
         return _function(

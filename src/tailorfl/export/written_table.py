@@ -70,7 +70,7 @@ def numbers_alone(preparation: Mapping[str, Any]) -> bool:
 
 
 def prepare_table(preparation: Mapping[str, Any]) -> str:
-    """Returns the code of `prepare` by the constants of a table (`Constants.to_dict()`)."""
+    """Return the code of `prepare` by the constants of a table (`Constants.to_dict()`)."""
     columns = preparation["columns"]
     if numbers_alone(preparation):
         held = {key: [column[key] for column in columns.values()] for key in ("mean", "deviation", "fill")}

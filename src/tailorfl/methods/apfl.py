@@ -95,5 +95,5 @@ def of_mixture(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
 
 
 def of_both(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
-    """The direction of (w, v), both at the models of before the step."""
+    """Return the direction of (w, v), both at the models of before the step."""
     return TensorDict({"w": of_global(state, grad, alpha), "v": of_mixture(state, grad, alpha)})

@@ -1,5 +1,6 @@
-"""CFL (Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy
-Constraints", IEEE TNNLS 2020).
+"""CFL (Sattler et al., IEEE TNNLS 2020).
+
+"Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints."
 
     one model per group of clients that go the same way; a group splits where FedAvg stands still but its clients do not
 

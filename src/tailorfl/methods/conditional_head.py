@@ -45,7 +45,7 @@ class ConditionalHead(nn.Module):
 
 
 def add_condition(module: nn.Module) -> None:
-    """Turns the head of a network into a `ConditionalHead` with its weights and u = 0; in place.
+    """Turn the head of a network into a `ConditionalHead` with its weights and u = 0; in place.
 
     Raises:
         ModelError: the head is no ordinary linear layer inside a network.

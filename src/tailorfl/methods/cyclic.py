@@ -1,5 +1,6 @@
-"""Cyclic weight transfer (Chang et al., "Distributed Deep Learning Networks Among Institutions for Medical Imaging",
-JAMIA 2018; "Cyclic" of FLamby, Ogier du Terrail et al., NeurIPS 2022).
+"""Cyclic weight transfer (Chang et al., JAMIA 2018; "Cyclic" of FLamby, Ogier du Terrail et al., NeurIPS 2022).
+
+"Distributed Deep Learning Networks Among Institutions for Medical Imaging."
 
     min over w:  Σ_i p_i F_i(w),   one client after another
 

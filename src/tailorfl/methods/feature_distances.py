@@ -90,6 +90,6 @@ def _by_micro_batch(squares: Tensor, weight: Tensor | None, micro_batch: int) ->
 
 
 def _norm(square: Tensor) -> Tensor:
-    """The root, with gradient 0 at 0."""
+    """Return the root, with gradient 0 at 0."""
     positive = square > 0
     return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)

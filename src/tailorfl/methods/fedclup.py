@@ -1,5 +1,7 @@
-"""FedCLUP (Yu et al., "Understanding the Statistical Accuracy-Communication Trade-off in Personalized Federated
-Learning with Minimax Guarantees", ICML 2025), deterministic and stochastic.
+"""FedCLUP (Yu et al., ICML 2025).
+
+"Understanding the Statistical Accuracy-Communication Trade-off in Personalized Federated Learning with Minimax
+Guarantees." Deterministic and stochastic.
 
     min over w, v_i:  Σ_i (1/N) ( F_i(v_i) + (λ/2)‖v_i − w‖² )
 
@@ -168,7 +170,10 @@ class FedCLUP(TwoModels):
 
     @staticmethod
     def _state(w: TensorDict, lam: float, collect: bool, rule: TensorDict) -> TensorDict:
-        """The server's state with a changing λ: `collect` says that λ has just left 0 and w is yet to be made."""
+        """Return the server's state with a changing λ.
+
+        `collect` says that λ has just left 0 and w is yet to be made.
+        """
         told = {"lam": torch.tensor(lam, dtype=torch.float64), "collect": torch.tensor(int(collect))}
         return TensorDict({"w": w, **told, "rule": rule})
 
@@ -263,7 +268,7 @@ class FedCLUP(TwoModels):
         return tuple(lam for lam in values if lam > 0)
 
     def steps_of_theory(self, lr: float) -> int:
-        """The smallest K of Theorem 2's proof for γ and η in use and the λ that needs most; `lr` is the run's η.
+        """Return the smallest K of Theorem 2's proof for γ and η in use and the λ that needs most; `lr` is the run's η.
 
         Raises:
             ConfigError: no K meets the condition.

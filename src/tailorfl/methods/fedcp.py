@@ -1,5 +1,6 @@
-"""FedCP (Zhang et al., "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional
-Policy", KDD 2023).
+"""FedCP (Zhang et al., KDD 2023).
+
+"FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy."
 
     a gate splits the features of every sample between a personal head and a common one
     out = h_i(r ⊙ z) + h((1 − r) ⊙ z),    r = softmax over a pair of (G(z ⊙ c_i/‖c_i‖) + Gumbel noise), its first

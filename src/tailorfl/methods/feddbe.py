@@ -1,5 +1,6 @@
-"""FedDBE: FedAvg + DBE (Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space",
-NeurIPS 2023).
+"""FedDBE: FedAvg + DBE (Zhang et al., NeurIPS 2023).
+
+"Eliminating Domain Bias for Federated Learning in Representation Space."
 
     a private bias in the space of features, and feature means that are held at one consensus
     F(h(z + b_i)) + κ/d_z Σ_k ½ (r_k − m̄_k)²,    z the features, r their running mean in a round
@@ -125,7 +126,7 @@ class OffsetLinear(nn.Linear):
 
 
 def add_offset(module: nn.Module) -> None:
-    """Turns the head of a network into an `OffsetLinear` with the vector 0, in place: no name and no output changes.
+    """Turn the head of a network into an `OffsetLinear` with the vector 0, in place: no name and no output changes.
 
     Raises:
         ModelError: the head is no ordinary linear layer.

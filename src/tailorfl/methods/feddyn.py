@@ -1,5 +1,7 @@
-"""FedDyn (Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021): a global model without client
-drift. Local stationary points are made to agree with the global one.
+"""FedDyn (Acar et al., ICLR 2021).
+
+"Federated Learning Based on Dynamic Regularization." A global model without client drift. Local stationary points are
+made to agree with the global one.
 
     server sends w
     client i:  θ = LocalSGD from w on F_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − w‖²;   g_i = g_i − α (θ − w);   sends θ

@@ -1,5 +1,6 @@
-"""FedNova (Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-NeurIPS 2020).
+"""FedNova (Wang et al., NeurIPS 2020).
+
+"Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization."
 
     min over w:  Σ_i p_i F_i(w), without the bias of clients that take unequally many steps
 

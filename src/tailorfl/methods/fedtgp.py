@@ -1,5 +1,7 @@
-"""FedTGP (Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
-Data and Model Heterogeneity in Federated Learning", AAAI 2024).
+"""FedTGP (Zhang et al., AAAI 2024).
+
+"FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
+Heterogeneity in Federated Learning."
 
     FedProto whose prototypes are trained on the server, apart from each other
 

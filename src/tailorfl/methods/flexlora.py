@@ -1,5 +1,6 @@
-"""FlexLoRA (Bai et al., "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
-Resources", NeurIPS 2024).
+"""FlexLoRA (Bai et al., NeurIPS 2024).
+
+"Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources."
 
     clients have LoRA of ranks r_i of their own; the server averages what they add to the weights and cuts it anew
 

@@ -1,5 +1,6 @@
-"""FLoRA (Wang et al., "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations",
-NeurIPS 2024).
+"""FLoRA (Wang et al., NeurIPS 2024).
+
+"FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations."
 
     every round trains LoRA anew, of a rank r_i by client, and is merged into W: no error of averaged factors
 

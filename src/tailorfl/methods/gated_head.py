@@ -50,7 +50,7 @@ class GatedHead(nn.Module):
 
 
 def add_gate(module: nn.Module) -> None:
-    """Turns the head of a network into a `GatedHead` of two equal heads; in place.
+    """Turn the head of a network into a `GatedHead` of two equal heads; in place.
 
     Raises:
         ModelError: the head is no ordinary linear layer inside a network.
@@ -71,7 +71,7 @@ def is_own(name: str, tensor: Tensor, module: nn.Module) -> bool:
 
 
 def common(module: nn.Module) -> list[str]:
-    """Returns the names of the tensors of the other head, as a selector."""
+    """Return the names of the tensors of the other head, as a selector."""
     return [
         f"{path}.common.{name}"
         for path, part in module.named_modules()

@@ -1,5 +1,6 @@
-"""GPFL (Zhang et al., "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized
-Federated Learning", ICCV 2023).
+"""GPFL (Zhang et al., ICCV 2023).
+
+"GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated Learning."
 
     class embeddings that all share guide one copy of the features; the personal task uses another copy
     cov(z, u) = relu(z ⊙ (1 + γ(u)) + β(u)),   V = (γ, β), each Linear, ReLU, LayerNorm

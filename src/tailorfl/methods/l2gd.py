@@ -73,7 +73,7 @@ class L2GD(Method):
 
     @property
     def probability(self) -> float:
-        """p."""
+        """P."""
         return self.p if self.smoothness is None else self.lam / (self.lam + self.smoothness)
 
     def pull(self, lr: float) -> float:

@@ -111,5 +111,5 @@ def mixed(models: TensorDict, weights: Tensor) -> TensorDict:
 
 
 def _flat(models: TensorDict) -> list[Tensor]:
-    """The tensors of a stack as matrices [N, scalars] float64."""
+    """Return the tensors of a stack as matrices [N, scalars] float64."""
     return [t.double().reshape(len(t), -1) for t in tree.tensors(models).values()]

@@ -95,7 +95,7 @@ class MOON(FedAvg):
 
 
 def project(module: nn.Module, width: int) -> None:
-    """Puts Linear(d, d), ReLU, Linear(d, width) before the head, which is drawn anew on that width; in place.
+    """Put Linear(d, d), ReLU, Linear(d, width) before the head, which is drawn anew on that width; in place.
 
     Raises:
         ModelError: the network has no linear head, or the head is the whole network.

@@ -38,7 +38,7 @@ class Voting(nn.Module):
         self.lam, self.raw = lam, raw
 
     def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
-        """Outputs [rows, outputs] and features [rows, d_z] -> their mixture, the logarithm of one of probabilities."""
+        """Return the mixture of outputs [rows, outputs] and features [rows, d_z], in logarithms for probabilities."""
         own = outputs if self.raw else outputs.softmax(1)
         mixed = self.lam * self.vote(features) + (1 - self.lam) * own
         return mixed if self.raw else mixed.clamp(min=LEAST).log()

@@ -1,5 +1,7 @@
-"""Per-FedAvg (Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach", NeurIPS 2020): a model from which one step of a client leads to a good personal one.
+"""Per-FedAvg (Fallah et al., NeurIPS 2020).
+
+"Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach." A model from
+which one step of a client leads to a good personal one.
 
     min over w:  (1/N) Σ_i F_i(w − α ∇F_i(w))
 

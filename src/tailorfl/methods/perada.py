@@ -1,5 +1,4 @@
-"""PerAda (Xie et al., "PerAda: Parameter-Efficient Federated Learning Personalization with Generalization Guarantees",
-CVPR 2024).
+"""PerAda: parameter-efficient federated learning personalization (Xie et al., CVPR 2024).
 
     f(u, ·): a frozen pretrained backbone u and a small adapter set; what is written here is the adapter set alone
     min over v_m:  F_m(u, v_m) + (λ/2)‖v_m − w‖²

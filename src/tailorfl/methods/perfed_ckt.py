@@ -1,6 +1,7 @@
-"""PerFed-CKT (Cho et al., "Personalized Federated Learning for Heterogeneous Clients with Clustered Knowledge
-Transfer", arXiv 2109.08119, 2021): clients of any architecture exchange class probabilities on a public set P, never
-weights.
+"""PerFed-CKT (Cho et al., arXiv 2109.08119, 2021).
+
+"Personalized Federated Learning for Heterogeneous Clients with Clustered Knowledge Transfer." Clients of any
+architecture exchange class probabilities on a public set P, never weights.
 
     min over w_k:  F_k(w_k) + (λ/|P|) Σ_{x in P} ‖s̄_k(x) − s(w_k, x)‖²,    s(w, x) = softmax of the model's outputs
 

@@ -1,5 +1,7 @@
-"""PLGU: personalize locally, generalize universally (Qu et al., "How To Prevent the Poor Performance Clients for
-Personalized Federated Learning?", CVPR 2023). Layer-wise sharpness-aware minimisation, see `tailorfl.methods.ascent`.
+"""PLGU: personalize locally, generalize universally (Qu et al., CVPR 2023).
+
+"How To Prevent the Poor Performance Clients for Personalized Federated Learning?" Layer-wise sharpness-aware
+minimisation, see `tailorfl.methods.ascent`.
 
 PLGU-LF, layer freezing:
 

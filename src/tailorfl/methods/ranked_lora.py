@@ -30,7 +30,7 @@ class RankedUp(nn.Module):
 
 
 def add_ranks(module: nn.Module) -> None:
-    """Turns every factor B of LoRA in a network into a `RankedUp` with m = 1, in place: no output changes."""
+    """Turn every factor B of LoRA in a network into a `RankedUp` with m = 1, in place: no output changes."""
     factors = {
         path: part
         for path, part in module.named_modules()
@@ -41,7 +41,7 @@ def add_ranks(module: nn.Module) -> None:
 
 
 def fold_ranks(module: nn.Module) -> None:
-    """Turns every `RankedUp` into the linear layer B · diag(m), in place: no output changes."""
+    """Turn every `RankedUp` into the linear layer B · diag(m), in place: no output changes."""
     ranked = {path: part for path, part in module.named_modules() if isinstance(part, RankedUp)}
     for path, part in ranked.items():
         plain = nn.Linear(part.weight.shape[1], part.weight.shape[0], bias=False, device="meta")

@@ -1,5 +1,7 @@
-"""SCAFFOLD, option II (Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020): a global model without client drift, which is measured and subtracted.
+"""SCAFFOLD, option II (Karimireddy et al., ICML 2020).
+
+"SCAFFOLD: Stochastic Controlled Averaging for Federated Learning." A global model without client drift, which is
+measured and subtracted.
 
     server sends (w, c)
     client i:  y = w;  K steps  y = y − η (∇F_i(y) − c_i + c);   c_i⁺ = c_i − c + (w − y)/(K η)

@@ -68,7 +68,7 @@ class TwoAdapters(nn.Module):
         self.register_buffer("memory", torch.zeros(width).to(like))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples -> outputs."""
+        """Return samples -> outputs."""
         if self.training:
             outputs, z = self.weighted(x, self.mix)
             self.features(z)
@@ -78,7 +78,7 @@ class TwoAdapters(nn.Module):
         return self.weighted(x, torch.stack([self.mix[0] + kappa, self.mix[1] - kappa], -1))[0]
 
     def weighted(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns outputs and features with weights [2], or [batch, 2], of the two sets."""
+        """Return outputs and features with weights [2], or [batch, 2], of the two sets."""
         features: list[Tensor] = []
         layers = [self.network.get_submodule(name) for name in self.adapted]
         handles = [
@@ -96,7 +96,7 @@ class TwoAdapters(nn.Module):
         return outputs, z[:, -1] if z.dim() == 3 else z
 
     def scaled(self, both: Tensor, weights: Tensor) -> Tensor:
-        """Returns (A_g x, A_e x) [batch, ..., 2 r], each half times its weight."""
+        """Return (A_g x, A_e x) [batch, ..., 2 r], each half times its weight."""
         pair = both.reshape(*both.shape[:-1], 2, both.shape[-1] // 2)
         factor_weights = weights[:, None]
         if weights.dim() == 2:
@@ -105,7 +105,7 @@ class TwoAdapters(nn.Module):
 
 
 def with_two_adapters(network: nn.Module) -> TwoAdapters:
-    """Returns a network whose layers with LoRA have a second set of factors, drawn as the first.
+    """Return a network whose layers with LoRA have a second set of factors, drawn as the first.
 
     Raises:
         ModelError: it has no such layer, or no features of a known width.

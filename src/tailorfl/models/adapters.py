@@ -35,13 +35,13 @@ class ResidualAdapter(nn.Module):
         nn.init.normal_(self.conv.weight, std=RESIDUAL_DEVIATION)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input and a little of its own; `x` is not written to."""
+        """Return the input and a little of its own; `x` is not written to."""
         out: Tensor = x + self.conv(self.dropout(self.norm(x)))
         return out
 
 
 def optional_adapter(channels: int, norm: str, dropout: float | None) -> nn.Module:
-    """A residual adapter, or an Identity where `dropout` is None: names of the backbone do not depend on it."""
+    """Return a residual adapter, or an Identity where `dropout` is None: names of the backbone do not depend on it."""
     return nn.Identity() if dropout is None else ResidualAdapter(channels, norm, dropout)
 
 
@@ -69,7 +69,7 @@ class BottleneckAdapter(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input and a little of its own; `x` is not written to."""
+        """Return the input and a little of its own; `x` is not written to."""
         out: Tensor = x + self.up(self.down(self.dropout(x)).relu())
         return out
 
@@ -89,7 +89,7 @@ class Adapted(nn.Module):
 
 
 def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> None:
-    """Puts an adapter behind the attention output and the MLP output of every block, before it is added to the stream.
+    """Put an adapter behind the attention output and the MLP output of every block, before it is added to the stream.
 
     The two are found by inspection: the last linear layer inside the block's attention, and the last one beside it.
 
@@ -122,7 +122,7 @@ def _attention(block: nn.Module) -> str | None:
 
 
 def adapted_blocks(module: nn.Module) -> list[nn.Module]:
-    """Returns the blocks that hold bottleneck adapters."""
+    """Return the blocks that hold bottleneck adapters."""
     return [
         block
         for block in _listed(module)
@@ -141,5 +141,5 @@ def transformer_blocks(base: nn.Module) -> tuple[str, ...]:
 
 
 def _listed(module: nn.Module) -> list[nn.Module]:
-    """The members of all lists of modules, which is where transformers keep their blocks."""
+    """Return the members of all lists of modules, which is where transformers keep their blocks."""
     return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]

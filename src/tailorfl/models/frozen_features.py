@@ -38,7 +38,7 @@ DISTURBED = 0.1
 State = Mapping[str, Tensor]
 
 
-class NoFeatures(Exception):
+class NoFeaturesError(Exception):
     """Why the frozen layers of a network are not computed once."""
 
 
@@ -158,7 +158,7 @@ class StandIn(nn.Module):
         self.turn = 0
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the original."""
+        """Return an attribute of the original."""
         if "original" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.__dict__["original"], name)
@@ -179,7 +179,7 @@ class StandIn(nn.Module):
         return call.like_returned(call.of_batch(self.features, self.device))
 
 
-class _Enough(Exception):
+class _EnoughError(Exception):
     """Everything that is kept has been computed."""
 
 
@@ -201,19 +201,22 @@ class FeatureExtractor:
         return FeatureExtractor(self.model.on(device), self.boundary, state)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Samples [batch, ...] -> [batch, width]; in float32 whatever the rest multiplies in, as it is done once."""
+        """Return features [batch, width] of samples [batch, ...].
+
+        They are float32 whatever the rest multiplies in, as it is done once.
+        """
         boundary, tensors = self.boundary, list[Tensor]()
         calls = boundary.replaced[boundary.name]
 
         def note(_: nn.Module, __: Any, returned: Any) -> None:
             tensors.append(calls[len(tensors)].tensor(returned))
             if len(tensors) == len(calls):
-                raise _Enough
+                raise _EnoughError
 
         with torch.no_grad(), in_float32(), self.model.bound(self._state) as module:
             handle = module.get_submodule(boundary.name).register_forward_hook(note)
             try:
-                with suppress(_Enough):
+                with suppress(_EnoughError):
                     module(x)
             finally:
                 handle.remove()
@@ -231,15 +234,15 @@ def find_boundary(model: Model, state: State, x: Tensor) -> Boundary:
         x: some samples, [SAMPLES, ...].
 
     Raises:
-        NoFeatures: nothing is frozen, the network declares no boundary, or something trains before it; says which.
+        NoFeaturesError: nothing is frozen, the network declares no boundary, or something trains before it; says which.
         ModelError: the declaration is wrong: names the module.
     """
     if not any(name in model.frozen for name, _ in model.module.named_parameters()):
-        raise NoFeatures("nothing is frozen")
+        raise NoFeaturesError("nothing is frozen")
     declared = getattr(model.module, "feature_boundary", None)
     names = (declared,) if isinstance(declared, str) else tuple(declared or ())
     if not names:
-        raise NoFeatures(f"a {type(model.module).__name__} declares no feature_boundary")
+        raise NoFeaturesError(f"a {type(model.module).__name__} declares no feature_boundary")
     modules = dict(model.module.named_modules())
     for name in names:
         if name not in modules or not name:
@@ -252,7 +255,9 @@ def find_boundary(model: Model, state: State, x: Tensor) -> Boundary:
         boundary = _boundary(model, calls, name, x)
         if boundary is not None:
             return _checked(model, state, x, boundary)
-    raise NoFeatures(f"what trains, or draws at random, stands before '{names[0]}' of its feature_boundary")
+    raise NoFeaturesError(
+        f"what trains, or draws at random, stands before '{names[0]}' of its feature_boundary"
+    )
 
 
 class _Calls:
@@ -329,7 +334,7 @@ def _boundary(model: Model, calls: Mapping[str, _Calls], name: str, x: Tensor) -
     samples = Output(tuple(x.shape[1:]), 1, x.dtype, None, end if tokens else None)
     boundary = Boundary(name, {**replaced, name: tuple(placed)}, samples)
     if tokens and (int(x.max()) > LARGEST_ID or torch.finfo(boundary.dtype).bits < 32):
-        raise NoFeatures(f"token ids cannot be kept as {boundary.dtype}")
+        raise NoFeaturesError(f"token ids cannot be kept as {boundary.dtype}")
     return boundary
 
 
@@ -361,7 +366,7 @@ def _checked(model: Model, state: State, x: Tensor, boundary: Boundary) -> Bound
     """Return the boundary, with what is not kept as cheap as the network allows.
 
     Raises:
-        NoFeatures: what stands before it depends on what trains.
+        NoFeaturesError: what stands before it depends on what trains.
         ModelError: the rest does not give what the whole network gives.
     """
     problem = ""
@@ -378,7 +383,7 @@ def _checked(model: Model, state: State, x: Tensor, boundary: Boundary) -> Bound
     else:
         raise _wrong(model, boundary.name, problem)
     if not _agree(model, state, _disturbed(state, model.parameters), x, tried):
-        raise NoFeatures(f"what trains is read before '{boundary.name}', its feature_boundary")
+        raise NoFeaturesError(f"what trains is read before '{boundary.name}', its feature_boundary")
     return tried
 
 

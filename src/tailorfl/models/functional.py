@@ -96,7 +96,7 @@ class Model:
 
     @classmethod
     def of(cls, module: nn.Module) -> Model:
-        """Returns the Model of a module you built.
+        """Return the Model of a module you built.
 
         Fresh initial states call `reset_parameters` wherever it exists.
         """
@@ -112,11 +112,11 @@ class Model:
         return cls(factory)
 
     def changed(self, change: Callable[[nn.Module], object]) -> Model:
-        """Returns the model of modules that `change` alters in place; what it adds is drawn last and trains."""
+        """Return the model of modules that `change` alters in place; what it adds is drawn last and train."""
         return self._after(change, self.frozen)
 
     def several(self, count: int, join: Callable[[Sequence[nn.Module]], nn.Module]) -> Model:
-        """Returns the model of `count` networks of this kind, drawn one after another, that `join` makes one of.
+        """Return the model of `count` networks of this kind, drawn one after another, that `join` makes one of.
 
         It holds them as its attribute `networks`. The first is drawn as this model's own; what is frozen in this model
         is so in each.
@@ -125,7 +125,7 @@ class Model:
         return Model(factory, trainable=partial(is_live, self.frozen), seed=self._seed)
 
     def inside(self, outer: Callable[[nn.Module], nn.Module], name: str) -> Model:
-        """Returns the model of what `outer` makes of every module, which it holds by that attribute.
+        """Return the model of what `outer` makes of every module, which it holds by that attribute.
 
         What is frozen stays so under its new name; what `outer` adds is drawn last and trains.
         """
@@ -141,7 +141,7 @@ class Model:
         return Model(make, trainable=lambda full, *_: full not in frozen, seed=self._seed)
 
     def freezing(self, still: Selector) -> Model:
-        """Returns the model in which what `still` picks never changes either, as drawn with the model's seed."""
+        """Return the model in which what `still` picks never changes either, as drawn with the model's seed."""
         frozen = self.frozen | select(self.module, still, allow_empty=True)
         if frozen == self.frozen:
             return self
@@ -150,7 +150,7 @@ class Model:
         )
 
     def thawing(self, moving: Selector) -> Model:
-        """Returns the model in which what `moving` picks may change, too, from the values that it has in this one."""
+        """Return the model in which what `moving` picks may change, too, from the values that it has in this one."""
         picked = self.frozen & select(self.module, moving, allow_empty=True)
         if not picked:
             return self
@@ -158,13 +158,13 @@ class Model:
         return self._after(partial(_with_values, values), self.frozen - picked)
 
     def _after(self, change: Callable[[nn.Module], object], frozen: frozenset[str]) -> Model:
-        """The model of modules that `change` alters once they are prepared, of which `frozen` never changes."""
+        """Return the model of modules that `change` alters once they are prepared, of which `frozen` never changes."""
         steps = [step for step in (self._prepare, change) if step is not None]
         prepare = partial(_in_turn, steps)
         return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
 
     def on(self, device: torch.device) -> Model:
-        """Returns the model with its frozen tensors on `device`: itself where it has none, else one that is kept."""
+        """Return the model with its frozen tensors on `device`: itself where it has none, else one that is kept."""
         if not self.frozen:
             return self
         if device not in self._elsewhere:
@@ -176,7 +176,7 @@ class Model:
         return self._elsewhere[device]
 
     def from_features(self, begin: Callable[[nn.Module], object]) -> Model:
-        """Returns the model of what comes after some frozen layers: of the same state, its inputs their features.
+        """Return the model of what comes after some frozen layers: of the same state, its inputs their features.
 
         `begin` changes a module in place so that it begins there, see `tailorfl.models.frozen_features.Boundary.apply`.
 
@@ -210,7 +210,7 @@ class Model:
     def split(
         self, personal: Selector = "none", *, held: Selector = "none", allow_empty: bool = False
     ) -> Split:
-        """Returns the split that keeps `personal` on the client and shares what else may change.
+        """Return the split that keeps `personal` on the client and shares what else may change.
 
         Of what is shared clients do not train `held`: it is sent, and `aggregate` alone changes it.
 
@@ -221,7 +221,7 @@ class Model:
         return Split.of(self.module, personal, still, held=held, allow_empty=allow_empty)
 
     def init(self, seed: int) -> TensorDict:
-        """Returns the initial state drawn with `seed`; equal seeds give equal states.
+        """Return the initial state drawn with `seed`; equal seeds give equal states.
 
         Global random state is left as it was.
         """
@@ -229,14 +229,14 @@ class Model:
         return TensorDict({n: tensors[n].detach().clone() for n in self.sizes}, batch_size=[])
 
     def __call__(self, state: State, x: Tensor) -> Tensor:
-        """Returns the outputs of the model in evaluation mode, [batch, outputs].
+        """Return the outputs of the model in evaluation mode, [batch, outputs].
 
         `x` [batch, *input shape].
         """
         return self._eval(state, x)
 
     def outputs_and_features(self, state: State, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the outputs in evaluation mode and the features they are made of, [batch, width].
+        """Return the outputs in evaluation mode and the features they are made of, [batch, width].
 
         Features are what goes into the head: the module that the attribute `feature_layer` of the network names, else
         the last linear layer. Of an input [batch, length, width] the last position is taken, as in FedOA's code.
@@ -245,17 +245,17 @@ class Model:
         return outputs, features()
 
     def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Returns the outputs in evaluation mode, and what returns the features or says that the model has none."""
+        """Return the outputs in evaluation mode, and what returns the features or says that the model has none."""
         return self._eval.with_features(state, x)
 
     @contextmanager
     def bound(self, state: State) -> Iterator[nn.Module]:
-        """Yields the module in evaluation mode with a state in place, for what is not a plain forward pass."""
+        """Yield the module in evaluation mode with a state in place, for what is not a plain forward pass."""
         with self._eval.holding(state) as module:
             yield module
 
     def alone(self, state: State) -> nn.Module:
-        """Returns a module in evaluation mode that has the values of a state and of the frozen tensors for itself.
+        """Return a module in evaluation mode that has the values of a state and of the frozen tensors for itself.
 
         Its dropout layers are plain ones, so it can be trained further without keys.
         """
@@ -267,7 +267,7 @@ class Model:
         return module
 
     def forward_train(self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]) -> Tensor:
-        """Returns the outputs in training mode; updates the batch-norm buffers in `state` IN PLACE.
+        """Return the outputs in training mode; updates the batch-norm buffers in `state` IN PLACE.
 
         Norm modules of which no parameter is in `trained` stay in evaluation mode and keep their statistics.
         """
@@ -276,11 +276,11 @@ class Model:
     def features_train(
         self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]
     ) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Returns outputs and what returns the features in training mode; otherwise as `forward_train`."""
+        """Return outputs and what returns the features in training mode; otherwise as `forward_train`."""
         return self._trainable(trained).with_features(state, x)
 
     def trained_buffers(self, trained: Collection[str]) -> tuple[str, ...]:
-        """The buffers that a step training the parameters `trained` updates."""
+        """Return the buffers that a step training the parameters `trained` updates."""
         active = self._active_norms(frozenset(trained))
         return tuple(b for b in self.buffers if b.rpartition(".")[0] in active)
 
@@ -319,7 +319,7 @@ class Model:
         return tuple(name for name, _ in named if name not in self.frozen)
 
     def _copy(self, module: nn.Module, device: torch.device | None = None) -> nn.Module:
-        """Returns a copy of the structure that shares the frozen tensors and has no values of the others.
+        """Return a copy of the structure that shares the frozen tensors and has no values of the others.
 
         With `device` it has copies of them there.
         """

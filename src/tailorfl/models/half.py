@@ -27,7 +27,7 @@ _DEVICE: ContextVar[str | None] = ContextVar("tailorfl_half", default=None)
 
 @contextmanager
 def in_bfloat16(device: str) -> Iterator[None]:
-    """A block in which networks compute in bfloat16 on a kind of device: cpu or cuda."""
+    """Return a block in which networks compute in bfloat16 on a kind of device: cpu or cuda."""
     token = _DEVICE.set(device)
     try:
         yield
@@ -37,7 +37,7 @@ def in_bfloat16(device: str) -> Iterator[None]:
 
 @contextmanager
 def in_float32() -> Iterator[None]:
-    """A block in which networks compute in float32, whatever they do around it."""
+    """Return a block in which networks compute in float32, whatever they do around it."""
     token = _DEVICE.set(None)
     try:
         yield
@@ -51,17 +51,17 @@ def is_half() -> bool:
 
 
 def forward_pass() -> AbstractContextManager[object]:
-    """The block of one forward pass: under autocast where networks compute in bfloat16, else nothing."""
+    """Return the block of one forward pass: under autocast where networks compute in bfloat16, else nothing."""
     device = _DEVICE.get()
     # Each weight is used once in most passes, and what autocast keeps of it would be of a map that is gone.
     return nullcontext() if device is None else torch.autocast(device, HALF, cache_enabled=False)
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Returns what leaves a network: float32 where it is bfloat16, else the tensor itself."""
+    """Return what leaves a network: float32 where it is bfloat16, else the tensor itself."""
     return tensor.float() if is_half() and tensor.dtype is HALF else tensor
 
 
 def rounded(tensor: Tensor) -> Tensor:
-    """Returns what goes into a product: bfloat16 where networks compute in it, else the tensor itself."""
+    """Return what goes into a product: bfloat16 where networks compute in it, else the tensor itself."""
     return tensor.to(HALF) if is_half() and tensor.dtype is torch.float32 else tensor

@@ -55,7 +55,7 @@ class Reading:
     option_length: int = 12
 
     def check(self, model: str, shape: Sequence[int], outputs: int, limit: int | None) -> None:
-        """Raises ModelError or ConfigError if samples of `shape`, at most `limit` tokens, cannot be read like this."""
+        """Raise ModelError or ConfigError if samples of `shape`, at most `limit` tokens, cannot be read like this."""
         check_choice(f"head of a model of kind {self.kind}", self.head, HEADS[self.kind])
         if self.pooling is not None:
             check_choice("pooling", self.pooling, POOLINGS[self.kind])
@@ -82,7 +82,7 @@ class Reading:
 
 
 def attention_mask(real: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """Returns what is added to the attention scores, [batch, 1, 1 or length, length]: 0 where a token may be seen.
+    """Return what is added to the attention scores, [batch, 1, 1 or length, length]: 0 where a token may be seen.
 
     `real` bool [batch, length]. Elsewhere it is the least finite number: a row without any token to see (left padding)
     then weighs all alike, where -inf would give NaN. In float64 it is that of float32, which models take a softmax in
@@ -97,7 +97,7 @@ def attention_mask(real: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
 
 
 def positions(real: Tensor) -> Tensor:
-    """Returns the position of every token among the real ones, int64 [batch, length]; 0 for padding on the left."""
+    """Return the position of every token among the real ones, int64 [batch, length]; 0 for padding on the left."""
     return (real.long().cumsum(-1) - 1).clamp(min=0)
 
 
@@ -171,7 +171,7 @@ class Classifier(PooledEncoder):
         self.head = nn.Linear(inside.config.hidden_size, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples as `pooled` takes them -> [batch, outputs]."""
+        """Return samples as `pooled` takes them -> [batch, outputs]."""
         scores: Tensor = self.head(self.pooled(x))
         return scores
 
@@ -233,7 +233,7 @@ class Language(nn.Module):
 
     @torch.no_grad()
     def generate(self, ids: Tensor, max_new_tokens: int, num_beams: int = 1) -> Tensor:
-        """Returns prompts with the likeliest responses, int64 [n, length + max_new_tokens]; padding after the end.
+        """Return prompts with the likeliest responses, int64 [n, length + max_new_tokens]; padding after the end.
 
         `ids` int64 [n, length], padded on the left. A response ends with the token `end`; with one beam it is
         the greedy one.

@@ -54,7 +54,7 @@ class Layer:
 
 
 def layers(module: nn.Module) -> list[Layer]:
-    """The layers of a module in the order in which they were registered, each with its norm.
+    """Return the layers of a module in the order in which they were registered, each with its norm.
 
     A norm belongs to the layer registered last before it. Where layers and norms lie in two lists of equal
     length and widths (convs.0..n, then norms.0..n), the k-th norm belongs to the k-th layer. Norms that
@@ -79,7 +79,7 @@ def layers(module: nn.Module) -> list[Layer]:
 
 
 def _runs(module: nn.Module) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
-    """The stateful modules as alternating runs: layers, and the norms that follow them."""
+    """Yield the stateful modules as alternating runs: layers, and the norms that follow them."""
     owners = {id(entry.module): entry.module for entry in state_entries(module)}
     carriers: list[nn.Module] = []
     followers: list[nn.Module] = []
@@ -140,12 +140,14 @@ def layer_groups(module: nn.Module, *, buffers: bool = False) -> Groups:
 
 
 def linears(module: nn.Module) -> list[nn.Linear]:
-    """The linear layers in the order in which they were registered."""
+    """Return the linear layers in the order in which they were registered."""
     return [part for part in module.modules() if isinstance(part, nn.Linear)]
 
 
 def head_layer(module: nn.Module) -> nn.Module | None:
-    """The layer that makes outputs of features: the one that the module's attribute `feature_layer` names, else the
+    """Return the layer that makes outputs of features.
+
+    The one that the module's attribute `feature_layer` names, else the
     last linear one; None where there is neither.
     """
     named = getattr(module, "feature_layer", None)
@@ -156,7 +158,7 @@ def head_layer(module: nn.Module) -> nn.Module | None:
 
 
 def head_name(module: nn.Module) -> str | None:
-    """The dotted name of `head_layer`."""
+    """Return the dotted name of `head_layer`."""
     head = head_layer(module)
     return next((name for name, part in module.named_modules() if part is head), None)
 

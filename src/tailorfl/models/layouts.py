@@ -34,7 +34,7 @@ def laid_out(x: Tensor, last: bool) -> Tensor:
 
 
 def stacked(images: Iterable[Tensor], clients: int, channels_last: bool) -> Tensor:
-    """Returns [clients, batch, channels, height, width] in the wanted order of memory, of each client's images."""
+    """Return [clients, batch, channels, height, width] in the wanted order of memory, of each client's images."""
     out: Tensor | None = None
     for i, image in enumerate(images):
         if clients == 1:
@@ -49,7 +49,7 @@ def stacked(images: Iterable[Tensor], clients: int, channels_last: bool) -> Tens
 
 
 def empty(like: Tensor, clients: int, channels_last: bool) -> Tensor:
-    """Returns room for [clients, batch, channels, height, width] in the wanted order; `like` is one client's part."""
+    """Return room for [clients, batch, channels, height, width] in the wanted order; `like` is one client's part."""
     if not channels_last:
         return like.new_empty(clients, *like.shape)
     batch, channels, height, width = like.shape

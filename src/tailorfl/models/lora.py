@@ -26,7 +26,7 @@ FUSED = ("qkv", "c_attn", "query_key_value", "qkv_proj", "Wqkv", "in_proj")
 
 
 def linear_layers(module: nn.Module) -> dict[str, int]:
-    """Returns dotted name -> number of outputs of the linear layers, in the order in which they were registered."""
+    """Return dotted name -> number of outputs of the linear layers, in the order in which they were registered."""
     return {
         name: part.weight.shape[0] if isinstance(part, nn.Linear) else int(part.nf)
         for name, part in module.named_modules()
@@ -41,7 +41,7 @@ def candidates(module: nn.Module) -> str:
 
 
 def find_targets(base: nn.Module, endings: Sequence[str] | None = None) -> list[str]:
-    """Returns the names of the linear layers to adapt: those that end in one of `endings`, or all queries and values.
+    """Return the names of the linear layers to adapt: those that end in one of `endings`, or all queries and values.
 
     Raises:
         ModelError: a wanted name, or no known pair of query and value, is there; the message lists what is.
@@ -75,7 +75,7 @@ def find_targets(base: nn.Module, endings: Sequence[str] | None = None) -> list[
 def inject_lora(
     base: nn.Module, rank: int, alpha: float, dropout: float, target_names: Sequence[str] | None = None
 ) -> None:
-    """Wraps the target layers of a base in place; the outputs stay as they are until B is trained.
+    """Wrap the target layers of a base in place; the outputs stay as they are until B is trained.
 
     Raises:
         MissingExtraError: peft is not installed.
@@ -99,13 +99,13 @@ def inject_lora(
 
 
 def lora_layers(module: nn.Module) -> list[nn.Module]:
-    """Returns the layers of the module that LoRA wraps."""
+    """Return the layers of the module that LoRA wraps."""
     loaded: Any = sys.modules.get("peft.tuners.lora")
     return [] if loaded is None else [part for part in module.modules() if isinstance(part, loaded.LoraLayer)]
 
 
 def lora_parts(module: nn.Module) -> list[nn.Module]:
-    """Returns the modules that hold A and B."""
+    """Return the modules that hold A and B."""
     layers: list[Any] = list(lora_layers(module))
     parts = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
     return [part for part in parts if isinstance(part, nn.Module)]

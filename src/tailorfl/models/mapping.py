@@ -34,28 +34,28 @@ class Level:
         self.level, self.clients = level, clients
 
     def one(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Returns what the code of one client sees of a tensor with a client axis."""
+        """Return what the code of one client sees of a tensor with a client axis."""
         return _add_batch_dim(tensor, dim, self.level)
 
     def each(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns what the code of one client sees of tensors [clients, ...]."""
+        """Return what the code of one client sees of tensors [clients, ...]."""
         return {name: _add_batch_dim(t, 0, self.level) for name, t in tensors.items()}
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor [clients, ...] behind one that the code of one client sees; for use in `outside`."""
+        """Return the tensor [clients, ...] behind one that the code of one client sees; for use in `outside`."""
         plain, dim = _unwrap_batched(tensor, self.level)
         if dim is None:
             return plain.expand(self.clients, *plain.shape)
         return plain if dim == 0 else plain.movedim(dim, 0)
 
     def all(self, tensor: Tensor) -> Tensor:
-        """Returns a result of that code for all clients, [clients, ...]."""
+        """Return a result of that code for all clients, [clients, ...]."""
         return _remove_batch_dim(tensor, self.level, self.clients, 0)
 
 
 @contextmanager
 def over_clients(clients: int) -> Iterator[Level]:
-    """Opens a map over `clients` clients; random operations are refused, as in `torch.func.vmap`."""
+    """Open a map over `clients` clients; random operations are refused, as in `torch.func.vmap`."""
     torch_vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
     level = Level(_vmap_increment_nesting(clients, "error"), clients)
     try:
@@ -66,7 +66,10 @@ def over_clients(clients: int) -> Iterator[Level]:
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Steps out of the innermost map: operations in this block see physical tensors, and autograd records them."""
+    """Return steps out of the innermost map.
+
+    Operations in this block see physical tensors, and autograd records them.
+    """
     layer = pop_dynamic_layer_stack()
     try:
         yield
@@ -87,7 +90,7 @@ def mapped_once(*tensors: Tensor | None) -> bool:
 
 
 def physical(tensor: Tensor) -> tuple[Tensor, int | None]:
-    """Returns (tensor with its client axis, where that is), or (tensor, None) where all clients share it."""
+    """Return (tensor with its client axis, where that is), or (tensor, None) where all clients share it."""
     if not is_batchedtensor(tensor):
         return tensor, None
     plain, dim = _unwrap_batched(tensor, maybe_get_level(tensor))
@@ -108,7 +111,7 @@ def together(
     bias: Tensor | None,
     shared_input: bool = False,
 ) -> Tensor | None:
-    """Returns a layer of the mapped tensors, computed on their physical ones; None unless one map made all of them.
+    """Return a layer of the mapped tensors, computed on their physical ones; None unless one map made all of them.
 
     `weight` is mapped. `shared_input` says that the layer takes an input without client axis, where all clients share
     it.

@@ -33,7 +33,7 @@ class Merge(NamedTuple):
     """The module that holds all of them."""
 
     def sides(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (left, right), rows of which `leftᵀ @ right` is what W gains.
+        """Return (left, right), rows of which `leftᵀ @ right` is what W gains.
 
         `a` [rows, in] are rows of A, `b` [rows, out] columns of B.
         """
@@ -41,7 +41,7 @@ class Merge(NamedTuple):
 
 
 def merges(module: nn.Module) -> tuple[Merge, ...]:
-    """Returns every layer of a network whose factors can be merged.
+    """Return every layer of a network whose factors can be merged.
 
     Raises:
         ModelError: a layer has factors, and not one weight beside them.
@@ -64,7 +64,7 @@ def merges(module: nn.Module) -> tuple[Merge, ...]:
 
 
 def _beside(owner: nn.Module, path: str) -> str:
-    """The name of the layer beside the factors."""
+    """Return the name of the layer beside the factors."""
     if hasattr(owner, "base_layer"):  # peft
         return "base_layer"
     linear = [n for n, part in owner.named_children() if isinstance(part, nn.Linear) and n not in FACTORS]

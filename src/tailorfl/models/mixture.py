@@ -42,7 +42,7 @@ class Mixture(nn.Module):
         self.mixture = Mixing(len(networks), first)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples -> logarithms of probabilities [batch, C]."""
+        """Return samples -> logarithms of probabilities [batch, C]."""
         logits: Tensor = self.mixture(torch.cat([network(x) for network in self.networks], -1))
         return logits
 
@@ -63,7 +63,7 @@ def joined(
     count: int,
     join: Callable[[Sequence[nn.Module]], nn.Module],
 ) -> nn.Module:
-    """Returns `count` networks, drawn and prepared one after another, as `join` makes one of them."""
+    """Return `count` networks, drawn and prepared one after another, as `join` makes one of them."""
     networks = []
     for _ in range(count):
         network = replace_dropout(factory())

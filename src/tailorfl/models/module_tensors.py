@@ -10,13 +10,13 @@ from tailorfl.models.selectors import Selector, select
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a frozen tensor on a device."""
+    """Return a frozen tensor on a device."""
     moved = tensor.detach().to(device)
     return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
 
 
 def without_value(tensor: Tensor) -> Tensor:
-    """Returns what stands in the place of a tensor that a call lends the module."""
+    """Return what stands in the place of a tensor that a call lends the module."""
     empty = tensor.detach().to("meta")
     return nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
 
@@ -48,7 +48,7 @@ def has_statistics(module: nn.Module) -> bool:
 
 
 def places_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
-    """Returns for every state name the (submodule, leaf) places that hold it; tied tensors have several."""
+    """Return for every state name the (submodule, leaf) places that hold it; tied tensors have several."""
     names = {id(t): name for name, t in reversed(tensors_of(module).items())}
     out: dict[str, list[tuple[str, str]]] = {name: [] for name in tensors_of(module)}
     for path, part in module.named_modules(remove_duplicate=False):
@@ -59,5 +59,5 @@ def places_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Returns parameters and buffers by name."""
+    """Return parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

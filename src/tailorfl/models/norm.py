@@ -18,7 +18,7 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm
 
 
 def is_norm(module: nn.Module) -> bool:
-    """True for a normalisation layer, recognised by its type and never by its name.
+    """Return true for a normalisation layer, recognised by its type and never by its name.
 
     Every family of language models defines a class of its own for RMS norms, such as LlamaRMSNorm.
     """
@@ -26,7 +26,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def group_count(channels: int) -> int:
-    """Number of groups of a GroupNorm over `channels`.
+    """Return number of groups of a GroupNorm over `channels`.
 
     64 and 128 channels have 8 groups, 256 have 16 and 512 have 32, as in the released code of partial
     personalization (Pillutla et al., ICML 2022); other widths follow the same rule.

@@ -24,7 +24,7 @@ class PeftConfig:
     adapter_dropout: float = 0.0
 
     def apply(self, base: nn.Module, hidden: int) -> str:
-        """Changes the base in place and returns the selector of what was put in, "all" if nothing was.
+        """Change the base in place and return the selector of what was put in, "all" if nothing was.
 
         Raises:
             ModelError: both are asked for, a bad number, or a base that has no place for it.

@@ -65,7 +65,7 @@ class Pool:
     def back(
         self, g: Tensor, out: Tensor, maxima: Tensor, size: torch.Size, channels_last: bool
     ) -> Iterator[Tensor]:
-        """Yields the gradient of one client's images after another, all in the same memory.
+        """Yield the gradient of one client's images after another, all in the same memory.
 
         `g` and `out` [clients, batch, channels, height, width], the gradient of what `apart` returned and that itself.
         """
@@ -85,13 +85,13 @@ class Pool:
 
 
 def of_all(pool: Pool, y: Tensor) -> Tensor:
-    """Returns `pool` of the images of all clients, [clients, batch, channels, height, width]."""
+    """Return `pool` of the images of all clients, [clients, batch, channels, height, width]."""
     p = pool(y.flatten(0, 1))
     return p.view(*y.shape[:2], *p.shape[1:])
 
 
 def taken_along(module: nn.Module, convolution: type[Layer]) -> dict[Layer, Pool]:
-    """Takes the pooling and the ReLU behind convolutions out of a chain, and returns what convolutions then have to do.
+    """Take the pooling and the ReLU behind convolutions out of a chain, and return what convolutions then have to do.
 
     Only out of plain `nn.Sequential` networks, all the way from the outside: in others, code that is not known here may
     look at what lies between. For the same reason not where hooks or the attribute `feature_layer` might.

@@ -63,7 +63,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -> nn.Module:
-    """A freshly initialised model (from torch's global random state) for samples of `input_shape`.
+    """Return a freshly initialised model (from torch's global random state) for samples of `input_shape`.
 
     `name` is a registered model or "package.module:function", a factory that is called as
     function(input_shape, outputs, **options) and returns an nn.Module; its dropout layers are replaced by
@@ -101,7 +101,7 @@ def _arguments(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong; torch says with a RuntimeError that there is not that much memory."""
+    """Return what went wrong; torch says with a RuntimeError that there is not that much memory."""
     allocation = re.search(r"allocate (\d+) bytes", str(error))
     if allocation:
         return f"one of its tensors needs {int(allocation[1]) / 1e9:,.1f} GB of memory, which are not there"

@@ -48,7 +48,7 @@ class BasicBlock(ResidualBlock):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output; `x` is not written to."""
+        """Return the block's output; `x` is not written to."""
         skip = x if self.downsample is None else self.downsample(x)
         out = relu(self.bn1(self.adapter1(self.conv1(x))))
         out = self.bn2(self.adapter2(self.conv2(out)))
@@ -114,7 +114,7 @@ def _stage(
 
 
 def _resnet(name: str, description: str) -> Callable[..., ResNet]:
-    """The factory of the network that is called `name`."""
+    """Return the factory of the network that is called `name`."""
 
     def factory(
         input_shape: Sequence[int],

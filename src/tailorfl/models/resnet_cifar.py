@@ -85,7 +85,7 @@ def _stage(
 
 
 def _resnet(depth: int, description: str) -> Callable[..., ResNetCifar]:
-    """The factory of the network of a depth."""
+    """Return the factory of the network of a depth."""
     name = f"resnet{depth}"
 
     def factory(

@@ -39,7 +39,7 @@ def image_shape(model: str, input_shape: Sequence[int], least: int) -> Image:
 
 
 def vector_length(model: str, input_shape: Sequence[int]) -> int:
-    """Number of scalars of one flattened sample; raises ModelError for an empty one."""
+    """Return number of scalars of one flattened sample; raises ModelError for an empty one."""
     length = math.prod(input_shape)
     if not input_shape or length < 1:
         raise ModelError(
@@ -54,13 +54,13 @@ def after_window(side: int, kernel: int, stride: int = 1, padding: int = 0) -> i
 
 
 def check_choice(kind: str, value: str, options: Sequence[str]) -> None:
-    """Raises ConfigError with the nearest valid name if `value` is not one of `options`."""
+    """Raise ConfigError with the nearest valid name if `value` is not one of `options`."""
     if value not in options:
         raise unknown(kind, str(value), options)
 
 
 def check_dropout(model: str, dropout: float) -> None:
-    """Raises ConfigError unless `dropout` is a share of units below 1."""
+    """Raise ConfigError unless `dropout` is a share of units below 1."""
     if not 0 <= dropout < 1:
         raise ConfigError(f"model '{model}': dropout must lie in [0, 1), but is {dropout}")
 

@@ -62,7 +62,7 @@ class Skeleton:
                 self._slots.append((name, slots, leaf, slots[leaf]))
 
     def __call__(self, state: State, x: Tensor) -> Tensor:
-        """Returns the module's outputs with the tensors of `state` as its parameters and buffers."""
+        """Return the module's outputs with the tensors of `state` as its parameters and buffers."""
         try:  # as `holding`, without a block of its own: that takes microseconds, at every step
             for name, tensors, leaf, _ in self._slots:
                 tensors[leaf] = state[name]
@@ -73,12 +73,12 @@ class Skeleton:
         return out
 
     def _passed(self, x: Tensor) -> Tensor:
-        """The outputs of a pass in bfloat16, in float32."""
+        """Return the outputs of a pass in bfloat16, in float32."""
         with forward_pass():
             return widened(self.module(x))
 
     def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Returns (outputs, what returns the features or raises ModelError where the model has none)."""
+        """Return (outputs, what returns the features or raises ModelError where the model has none)."""
         inputs: list[Tensor] = []
         if self._head is None:
             self._head = head_layer(self.module)
@@ -93,7 +93,7 @@ class Skeleton:
 
     @contextmanager
     def holding(self, state: State) -> Iterator[nn.Module]:
-        """Yields the module while it has the tensors of `state`."""
+        """Yield the module while it has the tensors of `state`."""
         try:
             for name, tensors, leaf, _ in self._slots:
                 tensors[leaf] = state[name]
@@ -110,7 +110,7 @@ def _any_layout(part: nn.Module) -> bool:
 
 
 def _features(model: str, inputs: Sequence[Tensor] | None) -> Tensor:
-    """What went into the head, `inputs` at each of its runs; None where there is no head."""
+    """Return what went into the head, `inputs` at each of its runs; None where there is no head."""
     if inputs is None:
         raise ModelError(
             f"a {model} has no linear layer whose input could be its feature; name the layer by an attribute "

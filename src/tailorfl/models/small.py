@@ -93,7 +93,7 @@ def _sizes(model: str, hidden: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _chain(layers: OrderedDict[str, nn.Module]) -> nn.Sequential:
-    """The network of some layers, behind each of which features of frozen layers may be kept."""
+    """Return the network of some layers, behind each of which features of frozen layers may be kept."""
     network = nn.Sequential(layers)
     network.feature_boundary = tuple(layers)[:-1]  # type: ignore[assignment]
     return network
@@ -138,7 +138,7 @@ PLANS: dict[str, _Plan] = {
 def _plain_cnn(
     model: str, input_shape: Sequence[int], outputs: int, norm: str, dropout: float
 ) -> nn.Sequential:
-    """The network of PLANS[model]: conv1, norm1, ..., fc1, ..., head; dropout after each hidden layer."""
+    """Return the network of PLANS[model]: conv1, norm1, ..., fc1, ..., head; dropout after each hidden layer."""
     plan = PLANS[model]
     width, height, breadth = image_shape(model, input_shape, plan.least_side())
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -162,7 +162,7 @@ def _plain_cnn(
 
 
 def _cnn(name: str, description: str) -> Callable[..., nn.Sequential]:
-    """The factory of the network that is called `name`."""
+    """Return the factory of the network that is called `name`."""
 
     def factory(
         input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0

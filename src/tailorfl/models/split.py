@@ -50,7 +50,9 @@ class Split:
         held: Selector = "none",
         allow_empty: bool = False,
     ) -> Split:
-        """The split of a module; what is neither personal nor frozen is shared, and `held` what of it is not trained.
+        """Return the split of a module.
+
+        What is neither personal nor frozen is shared, and `held` what of it is not trained.
 
         Frozen wins where both selectors pick a tensor. Raises ConfigError for an unknown word and
         ModelError if a selector matches nothing, or nothing that is not frozen, unless `allow_empty`.
@@ -93,7 +95,7 @@ class Split:
     @overload
     def select_shared(self, mapping: Mapping[str, V]) -> dict[str, V]: ...
     def select_shared(self, mapping: Any) -> Any:
-        """The shared entries of the mapping in module order; same kind of mapping, tensors not copied.
+        """Return the shared entries of the mapping in module order; same kind of mapping, tensors not copied.
 
         The mapping may cover a part of the state (gradients have no buffers). Raises ModelError for a name
         that the model does not have.
@@ -105,7 +107,7 @@ class Split:
     @overload
     def select_personal(self, mapping: Mapping[str, V]) -> dict[str, V]: ...
     def select_personal(self, mapping: Any) -> Any:
-        """The entries of the mapping that are personal; otherwise as `select_shared`."""
+        """Return the entries of the mapping that are personal; otherwise as `select_shared`."""
         return self._pick(mapping, self.personal)
 
     def _pick(self, mapping: Any, role: tuple[str, ...]) -> Any:

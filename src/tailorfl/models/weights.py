@@ -35,7 +35,7 @@ class WeightReport:
 
 
 def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -> WeightReport:
-    """Copies tensors into a module by name, converted to each tensor's own type; returns what was done.
+    """Copy tensors into a module by name, converted to each tensor's own type; returns what was done.
 
     `source` is a local .npz or .safetensors file whose keys are state names, or "torchvision:resnet18",
     "timm:resnet18" with the package installed. `skip_head` leaves out the last linear layer (True or 1) or
@@ -84,7 +84,7 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
 
 
 def save_weights(state: Mapping[str, Tensor], path: str | Path) -> Path:
-    """Writes a flat state (dict or TensorDict) as a .safetensors file and returns its path.
+    """Write a flat state (dict or TensorDict) as a .safetensors file and return its path.
 
     The file appears under its name only when it is complete. Raises ModelError for another suffix.
     """
@@ -138,7 +138,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _from_hub(hub: str, name: str) -> dict[str, Tensor]:
-    """The state of a pre-trained model of torchvision or timm; the one place that imports them."""
+    """Return the state of a pre-trained model of torchvision or timm; the one place that imports them."""
     try:
         package: Any = importlib.import_module("torchvision.models" if hub == "torchvision" else hub)
     except (ImportError, RuntimeError, OSError) as error:

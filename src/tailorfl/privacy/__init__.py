@@ -1,0 +1,1 @@
+"""Accounting of sample-level and client-level differential privacy."""

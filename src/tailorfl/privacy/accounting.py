@@ -40,7 +40,7 @@ DIGITS = 4
 
 
 def epsilon(entries: Sequence[Entry], delta: float, accountant: Accountant = UNBOUND.accountant) -> float:
-    """Returns ε of all entries together at `delta`; 0 without releases, infinity where one has no noise.
+    """Return ε of all entries together at `delta`; 0 without releases, infinity where one has no noise.
 
     Raises:
         ConfigError: δ is not between 0 and 1, a rate q not between 0 and 1, or a σ or number of steps negative.
@@ -62,7 +62,7 @@ def epsilon(entries: Sequence[Entry], delta: float, accountant: Accountant = UNB
 def noise_for(
     target: float, delta: float, entries: Sequence[Entry], accountant: Accountant = UNBOUND.accountant
 ) -> float:
-    """Returns the factor by which the σ of all `entries` must grow so that together they cost at most ε = `target`.
+    """Return the factor by which the σ of all `entries` must grow so that together they cost at most ε = `target`.
 
     With entries (q, 1, steps) that is the noise itself. It is the smallest with `DIGITS` digits, 0 without releases.
 
@@ -118,7 +118,7 @@ class _TooLargeError(TailorflError):
 
 
 def _merged(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries in a fixed order, those of equal rate and noise as one: equal histories are computed once."""
+    """Return the entries in a fixed order, those of equal rate and noise as one: equal histories are computed once."""
     merged: dict[tuple[float, float], int] = {}
     for q, sigma, steps in entries:
         if not 0 <= q <= 1 or not sigma >= 0 or steps < 0:
@@ -152,7 +152,7 @@ def _epsilon(history: tuple[Entry, ...], delta: float, accountant: Accountant) -
 
 
 def _prv(orders: Sequence[float]) -> Any:
-    """The PRV accountant of opacus, whose range of ε is found by few orders of RDP.
+    """Return the PRV accountant of opacus, whose range of ε is found by few orders of RDP.
 
     Any upper bound of the range will do, and the many orders that opacus takes are most of its time.
     """

@@ -1,5 +1,7 @@
-"""Client-level differential privacy (DP-FedAvg: McMahan et al., "Learning Differentially Private Recurrent Language
-Models", ICLR 2018): nobody can tell from what the server makes of the replies whether a client's data were used.
+"""Client-level differential privacy (DP-FedAvg: McMahan et al., ICLR 2018).
+
+"Learning Differentially Private Recurrent Language Models." Nobody can tell from what the server makes of the replies
+whether a client's data were used.
 
     Δ_i = reply_i − what it is measured from (`Method.anchor`),   all floating entries together
     Δ_i ← Δ_i · min(1, C/‖Δ_i‖₂)
@@ -109,7 +111,7 @@ def private_replies(
     mean_only: bool,
     expected: float | None = None,
 ) -> TensorDict:
-    """Returns what the server may see of the replies `stack` [clients, ...].
+    """Return what the server may see of the replies `stack` [clients, ...].
 
     With `mean_only` every row is its anchor plus the one noisy mean of all updates: the mean over rows is what it
     should be, and a single row tells no more than the mean. With `expected`, the number of clients of a round that
@@ -179,8 +181,9 @@ def check_payload(stack: TensorDict, buffers: Collection[str]) -> None:
 
 
 def matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:
-    """Returns what replies [clients, ...] of a path are measured from, one for all [1, ...] or [clients, ...]; None
-    where nothing of their shape was received under it.
+    """Return what replies [clients, ...] of a path are measured from, one for all [1, ...] or [clients, ...].
+
+    None where nothing of their shape was received under it.
     """
     if origin is None:
         return None

@@ -51,7 +51,7 @@ class Use:
     """r: noisy gradients that were released of this one batch."""
 
     def entry(self, steps: int) -> Entry:
-        """Returns what `steps` such batches are to an accountant: r releases of one batch are one of σ/√r."""
+        """Return what `steps` such batches are to an accountant: r releases of one batch are one of σ/√r."""
         return self.rate, self.noise / math.sqrt(self.gradients), steps
 
 
@@ -66,19 +66,19 @@ class PrivacyRecord:
         self.uses: dict[int, Uses] = {}
 
     def add(self, client: int, rate: float, noise: float, gradients: NDArray[np.int64]) -> None:
-        """Notes a fit: `gradients` [uses] of each of its batches or passes, 0 where the client has already finished."""
+        """Note a fit: `gradients` [uses] of each of its batches or passes, 0 where the client has already finished."""
         counts, batches = np.unique(gradients[gradients > 0], return_counts=True)
         client_uses = self.uses.setdefault(client, Counter())
         for r, steps in zip(counts.tolist(), batches.tolist(), strict=True):
             client_uses[Use(rate, noise, r)] += steps
 
     def merge(self, other: PrivacyRecord) -> None:
-        """Adds what another record notes."""
+        """Add what another record notes."""
         for client, uses in other.uses.items():
             self.uses.setdefault(client, Counter()).update(uses)
 
     def forget(self) -> None:
-        """Drops what was noted, where the pass is made again."""
+        """Drop what was noted, where the pass is made again."""
         self.uses.clear()
 
 
@@ -97,13 +97,13 @@ class PrivacyLedger:
     __hash__ = None  # type: ignore[assignment]
 
     def book(self, purpose: Purpose, uses: Mapping[int, Uses]) -> None:
-        """Adds uses to what the clients had."""
+        """Add uses to what the clients had."""
         booked = self._uses.setdefault(purpose, {})
         for client, client_uses in uses.items():
             booked.setdefault(client, Counter()).update(client_uses)
 
     def settle(self, purpose: Purpose, uses: Mapping[int, Uses], *, keep_larger: bool = False) -> None:
-        """Puts uses in place of those that the clients had for this purpose: of several models one is released.
+        """Put uses in place of those that the clients had for this purpose: of several models one is released.
 
         With `keep_larger` only where they are more batches than before.
         """
@@ -118,19 +118,19 @@ class PrivacyLedger:
         return tuple(sorted({c for booked in self._uses.values() for c in booked if c != EVERYONE}))
 
     def entries(self, client: int) -> tuple[Entry, ...]:
-        """Returns everything a client's data were used for, for an accountant."""
+        """Return everything a client's data were used for, for an accountant."""
         client_uses = [booked[c] for booked in self._uses.values() for c in {client, EVERYONE} if c in booked]
         return tuple(sorted(use.entry(steps) for uses in client_uses for use, steps in uses.items()))
 
     def rows(self) -> Iterator[tuple[Purpose, int, Use, int]]:
-        """Yields (purpose, client, how, batches), in order of clients."""
+        """Yield (purpose, client, how, batches), in order of clients."""
         for purpose, booked in self._uses.items():
             for client in sorted(booked):
                 for use, steps in sorted(booked[client].items()):
                     yield purpose, client, use, steps
 
     def dump(self) -> dict[str, Any]:
-        """Returns everything as plain values, which `restore` reads."""
+        """Return everything as plain values, which `restore` reads."""
         return {
             "rules": RULES,
             "uses": [[p, c, u.rate, u.noise, u.gradients, n] for p, c, u, n in self.rows()],
@@ -138,7 +138,7 @@ class PrivacyLedger:
 
     @classmethod
     def restore(cls, dumped: Mapping[str, Any]) -> PrivacyLedger:
-        """Returns the ledger that was dumped.
+        """Return the ledger that was dumped.
 
         Raises:
             ConfigError: an earlier version made it, whose uses are not what they would be counted as now.

@@ -1,0 +1,1 @@
+"""What an experiment found: tables, plots, the page, live views and trackers."""

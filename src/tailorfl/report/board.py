@@ -35,7 +35,7 @@ class Board(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0, share: bool = False) -> None:
-        """Listens at once; `serve_forever` answers. `port` 0 takes a free one.
+        """Listen at once; `serve_forever` answers. `port` 0 takes a free one.
 
         Raises:
             ConfigError: the folder holds no experiment, or `host` is not this machine alone and `share` is not said.
@@ -66,7 +66,7 @@ class Board(ThreadingHTTPServer):
         return f"http://{host}:{self.server_address[1]}/"
 
     def admits(self, host: str | None) -> bool:
-        """Returns whether a Host header names this machine: a name that others chose might be made to point here."""
+        """Return whether a Host header names this machine: a name that others chose might be made to point here."""
         if host is None:
             return False
         found = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\](?::\d+)?|([^:\[\]]+)(?::\d+)?", host.strip())
@@ -78,7 +78,7 @@ class Board(ThreadingHTTPServer):
         return self.share and (_is_address(name) or name == socket.gethostname().lower())
 
     def state(self) -> dict[str, Any]:
-        """Returns how the experiment stands, or {"error": why it cannot be read}."""
+        """Return how the experiment stands, or {"error": why it cannot be read}."""
         with self.looking:
             try:
                 return self.watched.look()
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def policy(page: str) -> str:
-    """Returns the policy of a page that runs its own script and style, asks its own server, and nothing else."""
+    """Return the policy of a page that runs its own script and style, ask its own server, and nothing else."""
     allowed = {
         kind: " ".join(
             f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -86,7 +86,7 @@ class ClientReport:
         return ("client", "method", "test", self.look.name, "gain over alone", *calibration, *further)
 
     def cells(self, line: ClientLine) -> tuple[str, ...]:
-        """The texts of a line, in the order of the head; what is not known is –."""
+        """Return the texts of a line, in the order of the head; what is not known is –."""
         cells = [
             line.name,
             line.label,
@@ -120,7 +120,7 @@ def clients_of(
     methods: Sequence[str] = (),
     clients: Sequence[str] = (),
 ) -> ClientReport:
-    """Returns what the clients of a result have, of one seed: by default the first.
+    """Return what the clients of a result have, of one seed: by default the first.
 
     `methods` (labels) and `clients` (names) leave out the others.
 

@@ -26,7 +26,7 @@ UNTIL = ("round", "bytes", SECONDS)
 
 
 def to_target(result: ExperimentResult, target: float) -> pd.DataFrame:
-    """Returns when each method first was at least as good as `target`, a row a label.
+    """Return when each method first was at least as good as `target`, a row a label.
 
     Columns: seeds (how many), reached (in how many of them), and over those seeds alone the mean of rounds, of bytes
     (sent by all until then) and of simulated_seconds, with half widths of their 95 % intervals, such as `rounds_ci`;
@@ -53,7 +53,7 @@ def to_target(result: ExperimentResult, target: float) -> pd.DataFrame:
 
 
 def best_rounds(result: ExperimentResult) -> pd.DataFrame:
-    """Returns the metric of the last round, of the round that is best on validation data, and of the best on TEST data.
+    """Return the metric of the last round, of the round that is best on validation data, and of the best on TEST data.
 
     A row a label; each column is a mean over seeds, with the half width of its 95 % interval as "<column>_ci". The
     last column, best_on_test, has looked at the test data to choose its round: it is too good, and only there to be
@@ -109,7 +109,7 @@ class Section:
 
 
 def sections(result: ExperimentResult, target: float | None = None) -> list[Section]:
-    """Returns what a report says about curves: `to_target` where there is a target, `best_rounds` where rounds differ.
+    """Return what a report says about curves: `to_target` where there is a target, `best_rounds` where rounds differ.
 
     Raises:
         ConfigError: a target that the metric cannot reach.

@@ -25,7 +25,7 @@ LONGEST = 30
 
 
 def draw_federation(found: Overview, path: Path) -> None:
-    """Writes the picture as PNG, PDF or SVG.
+    """Write the picture as PNG, PDF or SVG.
 
     Raises:
         ConfigError: for another suffix.

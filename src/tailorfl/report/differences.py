@@ -32,7 +32,7 @@ class Difference:
 
 
 def differences(result: ExperimentResult) -> list[Difference]:
-    """Returns all pairs of methods that share a seed, in the order of the table; `p_value` is of a paired t-test."""
+    """Return all pairs of methods that share a seed, in the order of the table; `p_value` is of a paired t-test."""
     found = []
     for (a, first), (b, second) in combinations(result.means_by_job().items(), 2):
         common = sorted(first.keys() & second.keys())

@@ -31,7 +31,7 @@ def write_report(
     target: float | None = None,
     further: Callable[[ExperimentResult], Sequence[Section]] | None = None,
 ) -> list[Path]:
-    """Writes the table, the plots, report.md and report.html into the result folder; returns the two reports.
+    """Write the table, the plots, report.md and report.html into the result folder; returns the two reports.
 
     `target` takes the place of the experiment's `eval.target`; `further` returns sections of the caller's own. Where
     jobs are finished meanwhile, all is written again: the experiment may have written its last tables and plots before
@@ -60,7 +60,7 @@ def _write(result: ExperimentResult, target: float | None, further: Sequence[Sec
 
 
 def tuning_section(folder: Path, seeds: Sequence[int]) -> list[Section]:
-    """Returns what a report says of the tuning that an experiment's settings come from; nothing where there is none.
+    """Return what a report says of the tuning that an experiment's settings come from; nothing where there is none.
 
     `seeds` are those of the comparison.
     """
@@ -99,7 +99,7 @@ def _tuning_row(label: str, row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _published(result: ExperimentResult, config: ExperimentConfig) -> str:
-    """The published numbers beside ours as a Markdown table, "" without any."""
+    """Return the published numbers beside ours as a Markdown table, "" without any."""
     rows = beside(result, config.published)
     if rows.empty:
         return ""
@@ -112,7 +112,7 @@ def _published(result: ExperimentResult, config: ExperimentConfig) -> str:
 
 
 def _section(section: Section) -> str:
-    """The table of a section in Markdown."""
+    """Return the table of a section in Markdown."""
     lines = [section.head, ("---", *("---:" for _ in section.head[1:])), *section.rows]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
@@ -132,7 +132,7 @@ def _markdown(
 
 
 def latex(result: ExperimentResult) -> str:
-    """Returns the table for LaTeX (booktabs): bold is better than every other line beyond the noise, † a reduction."""
+    """Return the table for LaTeX (booktabs): bold is better than every other line beyond the noise, † a reduction."""
     lines = [render(result.marked(result.table), result.columns, "latex").rstrip()]
     said = [*result.remarks, *([] if len(result.jobs) == len(result.table) else [SPREAD])]
     lines += [rf"\par\smallskip{{\footnotesize {tex(line)}}}" for line in said]

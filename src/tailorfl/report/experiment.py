@@ -90,7 +90,7 @@ def run_variants(
     force: bool = False,
     tuning: Path | None = None,
 ) -> Iterator[ExperimentResult]:
-    """Runs every variant and yields its result when it is done.
+    """Run every variant and yield its result when it is done.
 
     `way`, `force` and `tuning` are those of `run_experiment`.
 

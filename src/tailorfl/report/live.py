@@ -41,13 +41,13 @@ class Watched:
     """A result folder, of an experiment or of one with variants."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError where the folder holds no experiment."""
+        """Raise ConfigError where the folder holds no experiment."""
         self.folder = folder
         experiment_in(folder)
         self._records: dict[Path, _Records] = {}
 
     def look(self) -> Snapshot:
-        """Returns how it stands now. Raises RunError or ConfigError where a file cannot be read."""
+        """Return how it stands now. Raises RunError or ConfigError where a file cannot be read."""
         config = experiment_in(self.folder)  # again: it may be extended, or begun anew
         parts = list(_parts(config, self.folder))
         jobs = [
@@ -146,7 +146,7 @@ def _inode(descriptor: int) -> tuple[int, int]:
 
 
 def _slim(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of a record."""
+    """Return what is shown of a record."""
     named = ("round", "seconds", "bytes_up", "bytes_down", "epsilon", "loss/train")
     shown = ("personal/local/", "global/local/")
     return {
@@ -157,7 +157,7 @@ def _slim(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _headline(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """The key of the metric that comes first, which alone has quantiles; personal before global."""
+    """Return the key of the metric that comes first, which alone has quantiles; personal before global."""
     for record in reversed(records):
         for model in ("personal", "global"):
             found: list[str] = [key for key in record if key.startswith(f"{model}/local/")]
@@ -227,7 +227,7 @@ def _facts(place: Path) -> dict[str, Any]:
 
 
 def _estimate(jobs: Sequence[dict[str, Any]], status: str) -> None:
-    """Fills in what is left of every job: its rounds to come, each as long as those of its line, or of all lines."""
+    """Fill in what is left of every job: its rounds to come, each as long as those of its line, or of all lines."""
     paces: dict[tuple[str, str], list[float]] = {}
     for job in jobs:
         if job["seconds"] and job["round"]:

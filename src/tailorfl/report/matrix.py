@@ -79,17 +79,17 @@ class Matrix:
         return [*sorted(ranks.items(), key=lambda pair: pair[1]), *((label, None) for label in rest)]
 
     def text(self, name: str, label: str) -> str:
-        """A cell as text."""
+        """Return a cell as text."""
         look = Look.of(self.results[name])
         return look.spread(*self.cells[name, label][:2]) if (name, label) in self.cells else MISSING
 
     def title(self, name: str) -> str:
-        """The head of a federation's column."""
+        """Return the head of a federation's column."""
         look = Look.of(self.results[name])
         return f"{name}: {look.name}{look.unit}"
 
     def picture(self, which: str) -> Diagram | None:
-        """The diagram with the groups of "nemenyi" or "wilcoxon"; None without ranks."""
+        """Return the diagram with the groups of "nemenyi" or "wilcoxon"; None without ranks."""
         found = self.ranking
         if found is None:
             return None
@@ -139,7 +139,7 @@ class Matrix:
 
 
 def by_federation(found: Mapping[Path, ExperimentResult]) -> dict[str, list[Path]]:
-    """Returns which folders hold experiments on the same data, by the name of the first of them."""
+    """Return which folders hold experiments on the same data, by the name of the first of them."""
     groups: dict[str, list[Path]] = {}
     for folder, result in found.items():
         samples = samples_of(result.jobs[0][1].config)
@@ -153,7 +153,7 @@ def by_federation(found: Mapping[Path, ExperimentResult]) -> dict[str, list[Path
 
 
 def matrix(found: Mapping[Path, ExperimentResult], groups: Mapping[str, Sequence[Path]]) -> Matrix:
-    """Returns the matrix of results by folder; folders of one federation are put together.
+    """Return the matrix of results by folder; folders of one federation are put together.
 
     Raises:
         RunError: folders of one federation do not go together, see `merging.merge`.

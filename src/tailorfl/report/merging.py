@@ -24,7 +24,7 @@ Jobs = list[tuple[dict[str, Any], RunStore]]
 
 
 def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, MergedResult]:
-    """Returns the results of several folders put together, by name of the variant ("" where there are none).
+    """Return the results of several folders put together, by name of the variant ("" where there are none).
 
     Tables, plots and reports are written into `out`, where one is given; the folders stay as they are.
 
@@ -60,7 +60,7 @@ class MergedResult(ExperimentResult):
 
     @classmethod
     def of(cls, path: Path, parts: Mapping[Path, ExperimentResult]) -> Self:
-        """Returns the parts, by the folder that they were asked for, as one result whose files go to `path`."""
+        """Return the parts, by the folder that they were asked for, as one result whose files go to `path`."""
         metrics = {part.metric: folder for folder, part in parts.items()}
         if len(metrics) > 1:
             listed = ", ".join(f"{metric} in '{folder}'" for metric, folder in metrics.items())
@@ -77,7 +77,7 @@ class MergedResult(ExperimentResult):
         return result
 
     def again(self) -> Self:
-        """Returns the result as it is now, see `ExperimentResult`."""
+        """Return the result as it is now, see `ExperimentResult`."""
         return type(self).of(self.path, {folder: part.again() for folder, part in self.parts.items()})
 
     @property
@@ -121,12 +121,12 @@ def _refuse_twice(jobs: Jobs) -> None:
 
 
 def _short(folder: Path, parts: Mapping[Path, ExperimentResult]) -> str:
-    """The name of a folder, with the way to it where another one has that name."""
+    """Return the name of a folder, with the way to it where another one has that name."""
     return folder.name if sum(other.name == folder.name for other in parts) == 1 else str(folder)
 
 
 def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
-    """What decides the numbers of a job beside its seed; without a label, its method apart."""
+    """Return what decides the numbers of a job beside its seed; without a label, its method apart."""
     stored = store.config
     settings = decisive(stored.get("experiment", {}), label or "", longer=label is None)
     versions = {k: v for k, v in stored.get("environment", {}).items() if k in ("tailorfl", "torch")}
@@ -138,7 +138,10 @@ def _kind(label: str, store: RunStore) -> str:
 
 
 def _company(store: RunStore) -> str:
-    """What Local must share with a method to be its measure: everything but the method, and who has which samples."""
+    """Return what Local must share with a method to be its measure.
+
+    Everything but the method, and who has which samples.
+    """
     return digest_of({**_facts(None, store), "dealt": (store.config.get("data") or {}).get("dealt")})
 
 

@@ -68,7 +68,7 @@ def metric_per_round(
 def client_distribution(
     frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
 ) -> None:
-    """A row a label: clients as dots, quartiles as a box, 5 % to 95 % as whiskers, the mean as a diamond.
+    """Plot a row a label: clients as dots, quartiles as a box, 5 % to 95 % as whiskers, the mean as a diamond.
 
     `frame` has the columns label and `metric`, one row a client (and seed, which are pooled); NaN is left
     out. Raises RunError if nothing is left to plot or the file cannot be written.
@@ -120,13 +120,13 @@ def metric_by_bytes(
 
 
 def literal(text: str) -> str:
-    """Returns a text that matplotlib shows as it is: a dollar sign would begin a formula; long ones are cut."""
+    """Return a text that matplotlib shows as it is: a dollar sign would begin a formula; long ones are cut."""
     cut = text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
     return cut.replace("$", r"\$")
 
 
 def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFrame:
-    """These columns of the rows that have a value of the metric."""
+    """Return these columns of the rows that have a value of the metric."""
     absent = [name for name in columns if name not in frame]
     if absent:
         raise RunError(

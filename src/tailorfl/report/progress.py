@@ -29,7 +29,7 @@ BESIDE = BAR + 4
 
 @contextmanager
 def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False) -> Iterator[Observer]:
-    """The observer that suits a console; log messages of the library go to the same console meanwhile."""
+    """Return the observer that suits a console; log messages of the library go to the same console meanwhile."""
     with messages(console):
         if quiet:
             yield Observer()
@@ -42,7 +42,7 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
 
 @contextmanager
 def watching(config: ExperimentConfig, given: Observer | None, progress: bool | None) -> Iterator[Observer]:
-    """The observer of a call from Python: the one that was given, a display on stderr, or both.
+    """Return the observer of a call from Python: the one that was given, a display on stderr, or both.
 
     `progress` is whether to display; None: where a person looks on and gave no observer.
     """
@@ -65,7 +65,7 @@ def _in_ipython() -> bool:
 
 @contextmanager
 def messages(console: Console | logging.Handler) -> Iterator[None]:
-    """Prints log messages of the library on a console meanwhile, above the bars where it shows some.
+    """Print log messages of the library on a console meanwhile, above the bars where it shows some.
 
     A handler in its place gets them instead.
     """
@@ -96,7 +96,7 @@ class _Messages(logging.Handler):
         self._printed: set[object] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one message."""
+        """Print one message."""
         key = getattr(record, "once", None)
         if key is not None and key in self._printed:
             return
@@ -117,7 +117,7 @@ def headline(metrics: Mapping[str, float]) -> tuple[str, float] | None:
 
 
 def title(job: Job) -> str:
-    """The name of a job for people."""
+    """Return the name of a job for people."""
     return f"{job.method.label} seed {job.seed}"
 
 
@@ -168,7 +168,7 @@ class Live(Observer):
         self._jobs, self._position, self._rounds, self._score = jobs, 0, 1, ""
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Starts the job's bar."""
+        """Start the job's bar."""
         self._position, self._rounds, self._score = position, rounds, ""
         self._progress.reset(
             self._job, total=rounds, completed=resumed_from, description=title(job), visible=True
@@ -177,7 +177,7 @@ class Live(Observer):
         self._advance(resumed_from)
 
     def round_done(self, job: Job, done: RoundResult) -> None:
-        """Moves both bars."""
+        """Move both bars."""
         turned_away = f" · {len(done.rejected)} rejected" if done.rejected else ""
         round = done.round + 1
         speed = f"{done.clients_per_second:.0f} clients/s"

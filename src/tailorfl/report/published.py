@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def notes(published: Mapping[str, Any]) -> list[str]:
-    """The remarks among published numbers, such as their source."""
+    """Return the remarks among published numbers, such as their source."""
     return [f"{key}: {value}" for key, value in published.items() if not isinstance(value, Mapping)]
 
 
@@ -74,7 +74,7 @@ def _flat(numbers: Mapping[str, Any]) -> Iterator[tuple[str, float, str | int]]:
 
 
 def _per_client(result: ExperimentResult, label: str) -> dict[int, list[float]]:
-    """The final local metric of every client, one number a seed."""
+    """Return the final local metric of every client, one number a seed."""
     found: dict[int, list[float]] = {}
     for summary, store in result.jobs:
         if summary["label"] != label:

@@ -98,7 +98,7 @@ def diagram(
 
 
 def svg(drawn: Diagram, alt: str) -> str:
-    """Returns an SVG element in the colour of the text around it; `alt` says what it shows."""
+    """Return an SVG element in the colour of the text around it; `alt` says what it shows."""
     parts = [
         f'<line x1="{n.x1:.1f}" y1="{n.y1:.1f}" x2="{n.x2:.1f}" y2="{n.y2:.1f}" stroke="currentColor" '
         f'stroke-width="{n.width:g}"/>'
@@ -113,7 +113,7 @@ def svg(drawn: Diagram, alt: str) -> str:
 
 
 def tikz(drawn: Diagram) -> str:
-    """Returns a TikZ picture, for documents that use the package tikz."""
+    """Return a TikZ picture, for documents that use the package tikz."""
     anchor = {"start": "base west", "middle": "base", "end": "base east"}
     lines = [
         rf"\draw[line width={n.width / 2:g}pt] ({n.x1:.1f},{-n.y1:.1f}) -- ({n.x2:.1f},{-n.y2:.1f});"
@@ -128,7 +128,7 @@ def tikz(drawn: Diagram) -> str:
 
 
 def png(drawn: Diagram, path: Path) -> None:
-    """Writes the picture. Raises RunError where the file cannot be written."""
+    """Write the picture. Raises RunError where the file cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

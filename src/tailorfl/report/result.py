@@ -62,17 +62,16 @@ class ExperimentResult:
         return experiment_in(self.path)
 
     def again(self) -> Self:
-        """Returns the result as it is now: jobs may have been finished since this one was loaded."""
+        """Return the result as it is now: jobs may have been finished since this one was loaded."""
         return type(self).load(self.path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Returns the result in a folder; unfinished and damaged jobs are left out, and `missing` says so.
+        """Return the result in a folder; unfinished and damaged jobs are left out, and `missing` says so.
 
         Raises:
             RunError: there is no finished job that is as it was written.
         """
-
         folder = Path(path)
         if not (folder / "config.yaml").is_file():
             raise RunError(f"'{folder}' is not a result folder: it has no config.yaml; check the name")
@@ -181,7 +180,7 @@ class ExperimentResult:
         return [(f"{prefix}_sharpness", title) for prefix, title in titles.items() if prefix in has]
 
     def seed_results(self) -> list[SeedResult]:
-        """Returns the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
+        """Return the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
         reference = {company(s): self.own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
         out = []
         for summary, store in self.jobs:
@@ -226,7 +225,7 @@ class ExperimentResult:
         return found
 
     def marked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Returns the table with a mark behind the labels of lines that are other methods with their settings."""
+        """Return the table with a mark behind the labels of lines that are other methods with their settings."""
         return table.rename(index={label: f"{label} {MARK}" for label in self.reductions})
 
     @property
@@ -270,14 +269,14 @@ class ExperimentResult:
         return self._stacked("rounds")
 
     def means_by_job(self) -> dict[str, dict[tuple[int, str], float]]:
-        """Returns label -> {what a job shares with those it is paired with -> mean over clients}."""
+        """Return label -> {what a job shares with those it is paired with -> mean over clients}."""
         found: dict[str, dict[tuple[int, str], float]] = {}
         for (summary, _), result in zip(self.jobs, self.seed_results(), strict=True):
             found.setdefault(result.label, {})[company(summary)] = result.values["mean"]
         return found
 
     def differences(self, reference: str = REFERENCES[0]) -> pd.DataFrame:
-        """Returns every method's paired difference to `reference` over seeds: mean, half width of 95 %, p-value."""
+        """Return every method's paired difference to `reference` over seeds: mean, half width of 95 %, p-value."""
         import pandas as pd
 
         by_label, rows = self.means_by_job(), []
@@ -308,7 +307,7 @@ class ExperimentResult:
         return rounds
 
     def plot(self) -> list[Path]:
-        """Writes the plots into the result folder and returns their paths."""
+        """Write the plots into the result folder and return their paths."""
         rounds, model = self.curves, {s["label"]: s["model"] for s, _ in self.jobs}
         clients = self.clients
         last = clients["round"] == clients.groupby(["label", "seed"])["round"].transform("max")
@@ -327,7 +326,7 @@ class ExperimentResult:
         seed: int | None = None,
         source: Any = None,
     ) -> nn.Module:
-        """Returns the model that a client deploys (a name or number), or the global one, in evaluation mode.
+        """Return the model that a client deploys (a name or number), or the global one, in evaluation mode.
 
         `method` is the label of the line, by default the first, as with `seed`; `source` the data of a run on your own.
         """
@@ -337,7 +336,7 @@ class ExperimentResult:
         return next(run.global_models() if client == "global" else run.models([run.number(client)])).module
 
     def write(self) -> list[Path]:
-        """Writes comparison.csv, comparison.md and the plots into the result folder; returns the plots' paths."""
+        """Write comparison.csv, comparison.md and the plots into the result folder; returns the plots' paths."""
         remove_left_over(self.path)
         table = self.table
         write_text(self.path / "comparison.csv", render(table, self.columns, "csv"))
@@ -345,7 +344,7 @@ class ExperimentResult:
         return self.plot()
 
     def own(self, summary: dict[str, Any], store: RunStore) -> pd.DataFrame:
-        """Returns the last records of a job's deployed model on clients' own test parts, by client."""
+        """Return the last records of a job's deployed model on clients' own test parts, by client."""
         frame = store.clients()
         final = frame[(frame["round"] == summary["rounds"]) & (frame["set"] == "local")]
         own: pd.DataFrame = final[final["model"] == summary["model"]]
@@ -365,12 +364,15 @@ class ExperimentResult:
 
 
 def company(summary: dict[str, Any]) -> tuple[int, str]:
-    """What a job must share with another to be compared client by client: the seed, and in merged results the rest."""
+    """Return what a job must share with another to be compared client by client.
+
+    The seed, and in merged results the rest.
+    """
     return int(summary["seed"]), str(summary.get("company", ""))
 
 
 def results(folder: Path) -> dict[str, ExperimentResult]:
-    """Returns the results in a folder: of its variants by name, or its own as "". Raises RunError if there are none."""
+    """Return the results in a folder: of its variants by name, or its own as "". Raises RunError if there are none."""
     config = load(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     if config is None or not config.variants:
         return {"": ExperimentResult.load(folder)}

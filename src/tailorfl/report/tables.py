@@ -147,7 +147,7 @@ def clearly_best(
 
 
 def render(frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, form: str = "markdown") -> str:
-    """A `comparison` as text: form is markdown, latex (booktabs) or csv (plain numbers, nothing rounded).
+    """Return a `comparison` as text: form is markdown, latex (booktabs) or csv (plain numbers, nothing rounded).
 
     Raises ConfigError for another form.
     """
@@ -159,7 +159,7 @@ def render(frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, for
 def rich_table(
     frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, *, seeds: bool = True
 ) -> Table:
-    """A `comparison` for the terminal, clearly best cells of a column in bold; `seeds`: with their number."""
+    """Return a `comparison` for the terminal, clearly best cells of a column in bold; `seeds`: with their number."""
     from rich.table import Table
     from rich.text import Text
 
@@ -175,7 +175,7 @@ def rich_table(
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes with a decimal unit: 1234567 -> "1.2 MB"; NaN -> "–"."""
+    """Return a number of bytes with a decimal unit: 1234567 -> "1.2 MB"; NaN -> "–"."""
     if math.isnan(count):
         return MISSING
     if count < 999.5:
@@ -188,7 +188,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A time in seconds as people say it: 75 -> "1 min 15 s"; NaN -> "–"."""
+    """Return a time in seconds as people say it: 75 -> "1 min 15 s"; NaN -> "–"."""
     if math.isnan(seconds):
         return MISSING
     if seconds < 59.95:
@@ -201,7 +201,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def cells(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], list[list[tuple[str, bool]]]]:
-    """Returns the titles, and per row the text of each cell with whether it is the best of its column."""
+    """Return the titles, and per row the text of each cell with whether it is the best of its column."""
     percent = {"percent": " (%)"}
     head = ["Method", "Seeds", *(column.title + percent.get(column.unit, "") for column in columns)]
     body = []
@@ -271,7 +271,7 @@ _TEX = {
 
 
 def tex(text: str) -> str:
-    """Returns a text as LaTeX shows it."""
+    """Return a text as LaTeX shows it."""
     return "".join(_TEX.get(character, character) for character in text)
 
 

@@ -33,13 +33,13 @@ class Tracker(Protocol):
     """Its key in `track`."""
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """A job begins or goes on; afterwards the tool has the rounds of `past` and no others under `key`."""
+        """Begin a job or go on with it; afterwards the tool has the rounds of `past` and no others under `key`."""
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Notes numbers of a round; they outlive this process."""
+        """Note numbers of a round; they outlive this process."""
 
     def end(self, ending: Ending) -> None:
-        """The job is over."""
+        """End a job."""
 
 
 class TensorBoard:
@@ -56,7 +56,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """Replaces the job's event files by one of the rounds that are done."""
+        """Replace the job's event files by one of the rounds that are done."""
         place = self._folder / job.folder
         if place.is_dir():
             shutil.rmtree(place)
@@ -67,12 +67,12 @@ class TensorBoard:
         self._writer.flush()
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """A scalar a number."""
+        """Write a scalar a number."""
         self._write(round, numbers)
         self._writer.flush()
 
     def end(self, ending: Ending) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()
 
     def _write(self, round: int, numbers: Mapping[str, float]) -> None:
@@ -116,7 +116,7 @@ class MLflow:
             self.add(round, numbers)
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """A metric a number, with the round as its step."""
+        """Write a metric a number, with the round as its step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -175,7 +175,7 @@ class Wandb:
         self._run: Any = None
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """Opens the job's run; online it is the one that was begun, where there is one."""
+        """Open the job's run; online it is the one that was begun, where there is one."""
         place = self._folder / job.folder
         if place.is_dir() and self._mode == "offline":
             shutil.rmtree(place)
@@ -209,12 +209,12 @@ class Wandb:
         self._run.log(dict(numbers), step=round, commit=True)
 
     def end(self, ending: Ending) -> None:
-        """Closes the run."""
+        """Close the run."""
         self._run.finish(exit_code=0 if ending == "finished" else 1)
 
 
 def _settings(job: Job) -> Iterator[tuple[str, str]]:
-    """What tells the job from others, as MLflow's parameters."""
+    """Yield what tells the job from others, as MLflow's parameters."""
     yield "label", job.method.label
     yield "seed", str(job.seed)
     yield "data", job.config.data.name
@@ -225,18 +225,18 @@ def _settings(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _allowed(name: str) -> str:
-    """A name without what W&B refuses in those of projects, and not longer."""
+    """Return a name without what W&B refuses in those of projects, and not longer."""
     return "".join("-" if c in "/\\#?%:," else c for c in name)[:128]
 
 
 def _indented(text: str) -> str:
-    """A text as TensorBoard's Markdown shows it unchanged."""
+    """Return a text as TensorBoard's Markdown shows it unchanged."""
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Keeps what packages say of making a database out of the terminal; warnings and errors stay."""
+    """Keep what packages say of making a database out of the terminal; warnings and errors stay."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

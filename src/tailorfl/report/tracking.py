@@ -54,7 +54,7 @@ class Tracking(Observer):
                 tracker.add(*_point(record))
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """Closes what was opened for the job."""
+        """Close what was opened for the job."""
         self.close("finished")
 
     def job_kept(self, job: Job) -> None:
@@ -63,7 +63,7 @@ class Tracking(Observer):
         self.close("finished")
 
     def close(self, ending: Ending) -> None:
-        """Closes the job that is open, if one is."""
+        """Close the job that is open, if one is."""
         if self._open:
             self._open = False
             for tracker in self._trackers:
@@ -75,7 +75,7 @@ class Tracking(Observer):
         return [_point(record) for record in parsed(file, read_lines(file))]
 
     def _key(self, job: Job) -> str:
-        """An id of the job that no other job of any result folder has."""
+        """Return an id of the job that no other job of any result folder has."""
         mark = self._out / MARK
         if not mark.is_file():
             write_text(mark, encode({"id": uuid.uuid4().hex[:12]}))
@@ -118,7 +118,7 @@ def tracked(config: ExperimentConfig, out: Path) -> Iterator[tuple[Observer, ...
 
 
 def forget(out: Path) -> None:
-    """Deletes what trackers wrote into a result folder, where a new experiment replaces the one in it."""
+    """Delete what trackers wrote into a result folder, where a new experiment replaces the one in it."""
     if not (out / MARK).is_file():
         return
     with reporting(out, "delete what trackers wrote in"):
@@ -132,7 +132,7 @@ def forget(out: Path) -> None:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the finite numbers of a record by name; the round itself, lists and texts are left out."""
+    """Return the finite numbers of a record by name; the round itself, lists and texts are left out."""
     return {
         key: float(value)
         for key, value in record.items()
@@ -146,7 +146,7 @@ def _point(record: Mapping[str, Any]) -> Point:
 
 @contextmanager
 def _telling(tracker: Tracker) -> Iterator[None]:
-    """Makes an error that says which setting of whatever a tool raises: each has a dozen kinds of its own."""
+    """Make an error that says which setting of whatever a tool raises: each has a dozen kinds of its own."""
     try:
         yield
     except TailorflError:

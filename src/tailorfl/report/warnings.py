@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def caveats(result: ExperimentResult) -> list[Section]:
-    """Returns a section for everything that makes numbers of the table other than they look; none where all is well."""
+    """Return a section for everything that makes numbers of the table other than they look; none where all is well."""
     return [
         *_missing(result),
         *_forced(result.folders),
@@ -36,7 +36,7 @@ def _unlike(result: ExperimentResult) -> list[Section]:
 
 
 def _forced(folders: Sequence[Path]) -> list[Section]:
-    """What was different when the experiment was resumed by force, if it was."""
+    """Return what was different when the experiment was resumed by force, if it was."""
     differences = [line for folder in folders for line in forced(folder)]
     if not differences:
         return []
@@ -45,7 +45,7 @@ def _forced(folders: Sequence[Path]) -> list[Section]:
 
 
 def _missing(result: ExperimentResult) -> list[Section]:
-    """The jobs that are not in the table, and why."""
+    """Return the jobs that are not in the table, and why."""
     if not result.missing:
         return []
     note = (

@@ -1,0 +1,1 @@
+"""The rounds: who takes part, what is sent, accepted and aggregated."""

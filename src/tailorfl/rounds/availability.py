@@ -15,7 +15,7 @@ from tailorfl.training.keys import bits, derive
 
 
 def uniform(seed: int, quantity: str, client: int, occasion: int) -> float:
-    """Returns a number in [0, 1), a function of its arguments only."""
+    """Return a number in [0, 1), a function of its arguments only."""
     return float(bits(derive(seed, "system", quantity, client, occasion), 1)[0] >> 11) * 2.0**-53
 
 
@@ -23,24 +23,24 @@ class Availability(Protocol):
     """Says of every client when it can be reached; times are simulated seconds."""
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Returns when a client that can be reached at a time goes; infinite: it stays; None: it is not there.
+        """Return when a client that can be reached at a time goes; infinite: it stays; None: it is not there.
 
         `occasion` numbers the times that somebody is asked for, from which chance is drawn.
         """
 
     def next(self, client: int, time: float) -> float:
-        """Returns the earliest time from `time` on at which a client can be reached, infinite if never."""
+        """Return the earliest time from `time` on at which a client can be reached, infinite if never."""
 
 
 class Always:
     """Everybody is there."""
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Returns infinity."""
+        """Return infinity."""
         return math.inf
 
     def next(self, client: int, time: float) -> float:
-        """Returns the time itself."""
+        """Return the time itself."""
         return time
 
 
@@ -51,11 +51,11 @@ class ByChance:
         self._seed, self._share = seed, share
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Returns infinity, or None where the client is not there on this occasion."""
+        """Return infinity, or None where the client is not there on this occasion."""
         return math.inf if uniform(self._seed, "available", client, occasion) < self._share else None
 
     def next(self, client: int, time: float) -> float:
-        """Returns the time itself: another occasion may come at once."""
+        """Return the time itself: another occasion may come at once."""
         return time
 
 
@@ -69,16 +69,16 @@ class Wave:
         self._seed, self._share, self._period, self._spread = seed, share, period, spread
 
     def _hour(self, client: int, time: float) -> float:
-        """Returns how much of the client's day has passed, in [0, 1)."""
+        """Return how much of the client's day has passed, in [0, 1)."""
         return (time / self._period - self._spread * uniform(self._seed, "morning", client, 0)) % 1.0
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Returns the client's next evening, or None by night."""
+        """Return the client's next evening, or None by night."""
         hour = self._hour(client, time)
         return time + (self._share - hour) * self._period if hour < self._share else None
 
     def next(self, client: int, time: float) -> float:
-        """Returns the time itself by day, else the next morning."""
+        """Return the time itself by day, else the next morning."""
         hour = self._hour(client, time)
         if hour < self._share:
             return time
@@ -105,7 +105,7 @@ class Listed:
 
     @classmethod
     def read(cls, path: Path, names: Sequence[str], repeat: float | None) -> Listed:
-        """Returns what a CSV file with the columns client, start, end says; a client that it lacks is never there.
+        """Return what a CSV file with the columns client, start, end says; a client that it lacks is never there.
 
         Raises:
             DataError: it cannot be read, or an interval does not end after it starts, from 0 to `repeat`.
@@ -126,7 +126,7 @@ class Listed:
         return cls(intervals, repeat)
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Returns the end of the interval, or None outside of all."""
+        """Return the end of the interval, or None outside of all."""
         base, elapsed = self._within(time)
         intervals = self._found.get(client, [])
         at = bisect_right(intervals, (elapsed, math.inf)) - 1
@@ -140,7 +140,7 @@ class Listed:
         return base + end
 
     def next(self, client: int, time: float) -> float:
-        """Returns the time itself, or the start of the next interval."""
+        """Return the time itself, or the start of the next interval."""
         intervals = self._found.get(client, [])
         if not intervals or self.until(client, time, 0) is not None:
             return time if intervals else math.inf
@@ -151,7 +151,7 @@ class Listed:
         return math.inf if self._repeat is None else base + self._repeat + intervals[0][0]
 
     def _within(self, time: float) -> tuple[float, float]:
-        """Returns when the list has begun for the last time, and the time since."""
+        """Return when the list has begun for the last time, and the time since."""
         if self._repeat is None:
             return 0.0, time
         base = math.floor(time / self._repeat) * self._repeat
@@ -159,7 +159,7 @@ class Listed:
 
 
 def make_availability(config: AvailabilityConfig, seed: int, names: Sequence[str]) -> Availability:
-    """Returns when the clients, which have `names`, can be reached.
+    """Return when the clients, which have `names`, can be reached.
 
     Raises:
         DataError: a file cannot be used.
@@ -177,7 +177,7 @@ def make_availability(config: AvailabilityConfig, seed: int, names: Sequence[str
 
 
 def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterator[tuple[int, list[float]]]:
-    """Yields (client, numbers in `columns`) of each line of a file; `names` are those of the clients.
+    """Yield (client, numbers in `columns`) of each line of a file; `names` are those of the clients.
 
     Raises:
         DataError: it cannot be read, lacks a column, or a line names no client or holds no number; says which.

@@ -1,5 +1,7 @@
-"""Buffered asynchronous rounds (FedBuff: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation",
-AISTATS 2022), for every method whose server needs the mean of its clients' replies and nothing else.
+"""Buffered asynchronous rounds (FedBuff: Nguyen et al., AISTATS 2022).
+
+"Federated Learning with Buffered Asynchronous Aggregation." For every method whose server needs the mean of its
+clients' replies and nothing else.
 
     a client starts with the server's state of version k, and trains; at its end τ aggregations were done meanwhile
     Δ_i = reply_i − anchor_k            what a reply is measured from (`Method.anchor`), in version k
@@ -117,7 +119,7 @@ class Buffered(Simulation):
         """States of the server before this one that clients still train from."""
 
     def weight(self, age: int) -> float:
-        """Returns s(τ), what an update counts that is `age` aggregations old."""
+        """Return s(τ), what an update counts that is `age` aggregations old."""
         return 1.0 / math.sqrt(1.0 + age) if self.staleness == "polynomial" else 1.0
 
     def step(
@@ -151,7 +153,7 @@ class Buffered(Simulation):
         return work_of(self, self.method.broadcast(self.server, ids), ids, self.round)[0]
 
     def _played_later(self, after: int) -> frozenset[int]:
-        """The versions that clients of a recorded run started from that end after so many rounds."""
+        """Return the versions that clients of a recorded run started from that end after so many rounds."""
         later = (
             a
             for round_trace in self.trace or ()
@@ -207,7 +209,7 @@ class Buffered(Simulation):
         return replace(present, replies=present.updates.with_changes(scaled))
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns (tensors, facts) from which `load` continues exactly, with clients that are still training."""
+        """Return (tensors, facts) from which `load` continues exactly, with clients that are still training."""
         tensors, facts = super().dump()
         for version, server in self.versions.items():
             tensors |= {f"versions/{version}/{p}": t for p, t in tree.leaves(server)}

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, ...]:
-    """Returns the clients that answered with an update that is not finite, in rising order.
+    """Return the clients that answered with an update that is not finite, in rising order.
 
     Raises:
         DivergenceError: all that answered did.
@@ -98,7 +98,7 @@ HUGE = 1e6
 
 
 def why_all_diverged(server: TensorDict, options: Sequence[str]) -> str:
-    """Returns what to do where no client's update was finite: by what they were sent, theirs or the server's step."""
+    """Return what to do where no client's update was finite: by what they were sent, theirs or the server's step."""
     floats = [t for _, t in tree.leaves(server) if t.is_floating_point() and t.numel()]
     largest = max((float(t.abs().max()) for t in floats), default=0.0)
     if largest > HUGE and options:
@@ -113,16 +113,16 @@ def _too_long(options: Sequence[str]) -> str:
 
 
 def listed(clients: Sequence[int], most: int = 20) -> str:
-    """Returns ids for a message, `most` of them at most."""
+    """Return ids for a message, `most` of them at most."""
     return first_few([str(client) for client in clients], most)
 
 
-class _NotFinite(TailorflError):
+class _NotFiniteError(TailorflError):
     """A term is to blame; ends the training that is watched."""
 
 
 def term_to_blame(method: Method, visit: CohortTask, states: Stored, engine: Engine) -> str:
-    """Returns which term of the one client of `visit` was the first that was not finite; "" if none was.
+    """Return which term of the one client of `visit` was the first that was not finite; "" if none was.
 
     Looked at are the terms of batches whose loss is finite, their values and their gradients. Under sample-level
     privacy, which must not show what single batches are, the answer is "".
@@ -131,7 +131,7 @@ def term_to_blame(method: Method, visit: CohortTask, states: Stored, engine: Eng
         return ""
     try:
         engine.map(replace(visit, function=_Watched(method)), states)
-    except _NotFinite as blamed:
+    except _NotFiniteError as blamed:
         return f"{visit.about} of client {visit.cohort.ids[0]}, round {visit.cohort.round + 1}: {blamed}"
     return ""
 
@@ -151,7 +151,7 @@ class _Watching(Client):
     """A client whose fits end at the first term that is not finite."""
 
     def fit(self, start: Any, **options: Any) -> Any:
-        """Returns `start` trained."""
+        """Return `start` trained."""
         terms_given, purpose = options.get("term", ()), options.get("purpose", "train")
         terms = (terms_given,) if isinstance(terms_given, Term) else tuple(terms_given)
         watched = [replace(t, function=_Watch(t, k, purpose)) for k, t in enumerate(terms, start=1)]
@@ -171,7 +171,7 @@ class _Watch:
         return (value, state) if self.term.keeps else value
 
     def _look(self, seen: Seen, value: Tensor) -> None:
-        """Raises _NotFinite where this term is the first that is not finite."""
+        """Raise _NotFiniteError where this term is the first that is not finite."""
         self.batch += 1
         public = self.term.public is not None
         term_value, model_value = physical(value)[0], physical(seen.outputs if public else seen.loss)[0]
@@ -188,7 +188,7 @@ class _Watch:
             if public
             else f"the run's loss is {model_value.sum().item():.4g}"
         )
-        raise _NotFinite(
+        raise _NotFiniteError(
             f"{self.name} {bad} at batch {self.batch}, where {comparison}; keep roots, logarithms and quotients away "
             "from 0 before they are taken: x.clamp(min=1e-12).sqrt(), torch.where(x > 0, x, 1.0).log()"
         )

@@ -50,13 +50,13 @@ class Timeline:
         return frozenset(f.answer.version for f in self.flights if f.answer.version is not None)
 
     def dump(self) -> dict[str, Any]:
-        """Returns it as plain values."""
+        """Return it as plain values."""
         flights = [[f.end, *f.answer] for f in self.flights]
         return {"now": self.now, "occasion": self.occasion, "flights": flights}
 
     @classmethod
     def load(cls, plain: Mapping[str, Any]) -> Timeline:
-        """Returns what `dump` returned."""
+        """Return what `dump` returned."""
         flights = tuple(
             Flight(float(end), int(outcome[0]), ClientOutcome(*outcome)) for end, *outcome in plain["flights"]
         )
@@ -74,7 +74,7 @@ class Buffer:
     concurrency: int
 
     def until_full(self, start: Timeline, version: int, work_of: WorkOf) -> tuple[RoundTrace, Timeline]:
-        """Returns what happens until the buffer is full, from the state `start` at a `version`, and the state then.
+        """Return what happens until the buffer is full, from the state `start` at a `version`, and the state then.
 
         Raises:
             RunError: nobody trains, and nobody can ever be reached again.
@@ -119,7 +119,7 @@ class Buffer:
     def _drawn(
         self, occasion: int, time: float, idle: set[int], free_places: int
     ) -> tuple[int, list[tuple[int, int]]]:
-        """Returns the next occasion, and (client, occasion) of those that take free places."""
+        """Return the next occasion, and (client, occasion) of those that take free places."""
         starting: list[tuple[int, int]] = []
         idle_clients = sorted(idle)
         for _ in range(free_places):

@@ -62,7 +62,7 @@ class FeatureTable:
         self._is_full = False
 
     def ensure(self, rows: Tensor) -> None:
-        """Computes what is not there of the samples `rows`, int64 of any shape in host memory."""
+        """Compute what is not there of the samples `rows`, int64 of any shape in host memory."""
         if self._is_full:
             return
         blocks = self._block_of[rows.reshape(-1).numpy()]
@@ -71,7 +71,7 @@ class FeatureTable:
         self._is_full = bool(self._there.all())
 
     def fill(self, device: torch.device) -> None:
-        """Computes what is not there of the samples that somebody has, on a device; others are no numbers."""
+        """Compute what is not there of the samples that somebody has, on a device; others are no numbers."""
         missing = np.flatnonzero(self._there == 0)
         is_used = missing < -(-self.used // BLOCK)
         self._fill(missing[is_used].tolist(), device)
@@ -102,7 +102,7 @@ class Featured(Source):
 
     @classmethod
     def of(cls, source: Source, table: FeatureTable) -> Featured:
-        """Returns the samples of `source`, which have its targets, as the features of a table."""
+        """Return the samples of `source`, which have its targets, as the features of a table."""
         return copied(cls, source, mean=None, std=None, augment="none", x=table.values, table=table)
 
     @property
@@ -111,7 +111,7 @@ class Featured(Source):
         return self.table.source
 
     def at_hand(self, device: torch.device) -> Source:
-        """The same with all features computed, on a device, as an ordinary data set in host memory."""
+        """Return the same with all features computed, on a device, as an ordinary data set in host memory."""
         self.table.fill(device)
         return copied(Source, self)
 
@@ -135,7 +135,7 @@ class Tables:
         self._featured: WeakKeyDictionary[Source, Featured] = WeakKeyDictionary()
 
     def see(self, source: Source) -> Featured:
-        """Returns a source as the rest of the network reads it."""
+        """Return a source as the rest of the network reads it."""
         if source not in self._featured:
             self._featured[source] = Featured.of(source, self._table(source))
         return self._featured[source]
@@ -157,21 +157,24 @@ class Tables:
 
 
 def dealt_rows(federation: Federation) -> Ints:
-    """Returns the rows of the clients' source that somebody has, each once, those of a client together."""
+    """Return the rows of the clients' source that somebody has, each once, those of a client together."""
     parts = [federation.part(part) for part in ("train", "val", "test")]
     rows = np.concatenate([rows_of[client] for client in range(len(federation)) for rows_of in parts])
     return rows[np.sort(np.unique(rows, return_index=True)[1])]
 
 
 def digest_of(source: Source) -> str:
-    """A hash of the samples of a source as a network sees them."""
+    """Return a hash of the samples of a source as a network sees them."""
     return hashlib.blake2b(
         f"{_of_tensor(source.x)} {source.mean} {source.std}".encode(), digest_size=16
     ).hexdigest()
 
 
 def _digest(front: FeatureExtractor) -> str:
-    """A hash of everything that features depend on but for the samples: frozen weights, layers, where they end."""
+    """Return a hash of everything that features depend on but for the samples.
+
+    Frozen weights, layers, where they end.
+    """
     module = front.model.module
     tensors = tensors_of(module)
     frozen = [f"{name} {_of_tensor(tensors[name])}" for name in sorted(front.model.frozen)]

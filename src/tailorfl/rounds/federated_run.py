@@ -125,7 +125,7 @@ class FederatedRun:
         self._check_trace(system)
 
     def _check_trace(self, system: SystemConfig) -> None:
-        """Raises ConfigError where a recorded run is of other clients or of other rounds."""
+        """Raise ConfigError where a recorded run is of other clients or of other rounds."""
         for round_trace in self.trace or ():
             self.check_asked(round_trace)
             if any(a.version is not None for a in round_trace.answers) != (system.mode == "buffered"):
@@ -133,7 +133,7 @@ class FederatedRun:
                 raise ConfigError(f"the trace is of {recorded_mode} rounds; set system.mode={recorded_mode}")
 
     def _check_enough(self) -> None:
-        """Raises ConfigError where a rule needs more clients of an architecture than a round has."""
+        """Raise ConfigError where a rule needs more clients of an architecture than a round has."""
         if self.robust is None:
             return
         for group in self.groups:
@@ -190,7 +190,7 @@ class FederatedRun:
         return round_half_up(total / sum(len(group.clients) for group in self.groups))
 
     def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
-        """Returns the cohort `ids` of this round, clients of one architecture.
+        """Return the cohort `ids` of this round, clients of one architecture.
 
         `own` are the clients as they deploy: the federation's even where training is pooled, at the rate of tuning.
         """
@@ -199,7 +199,7 @@ class FederatedRun:
     def run(
         self, ids: Sequence[int], states: TensorDict, message: Broadcast, function: ClientFunction
     ) -> Parts:
-        """Returns a client function of `ids`, clients of one architecture, stacked; nothing is stored."""
+        """Return a client function of `ids`, clients of one architecture, stacked; nothing is stored."""
         if isinstance(message, PerArchitecture):
             ((group, _),) = by_group(self.groups, ids)
             message = message[group.name]
@@ -248,14 +248,14 @@ class FederatedRun:
     def personal_models(
         self, ids: Sequence[int], at_once: int = 32
     ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
-        """Yields (clients, their deployable models [clients, ...]); every personal metric is of these."""
+        """Yield (clients, their deployable models [clients, ...]); every personal metric is of these."""
         for group, part in in_parts(self.groups, ids, at_once):
             yield part, self._deployed(group, part, None)
 
     def newcomer_models(
         self, ids: Sequence[int], steps: int, at_once: int = 32
     ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
-        """Yields the models of clients that never trained, after at most `steps` batches of each training.
+        """Yield the models of clients that never trained, after at most `steps` batches of each training.
 
         0: what such a client can deploy at once. Nothing is stored and nothing is sent.
         """
@@ -285,7 +285,7 @@ class FederatedRun:
         return message_for(send(self.server, tuple(ids)), group, range(len(ids)))
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:
-        """Returns the global model, or None for a method that has none.
+        """Return the global model, or None for a method that has none.
 
         `architecture` names one of several; by default the first.
         """
@@ -298,7 +298,7 @@ class FederatedRun:
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns (tensors, facts) from which `load` continues exactly.
+        """Return (tensors, facts) from which `load` continues exactly.
 
         The tensors are those of the run, not copies: write or load them before the next round.
         """

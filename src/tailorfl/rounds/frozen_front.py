@@ -16,7 +16,7 @@ from tailorfl.data.source import Source
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.memory import free_memory
 from tailorfl.errors import RunError
-from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeatures, find_boundary
+from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeaturesError, find_boundary
 from tailorfl.models.functional import Model
 from tailorfl.rounds.features import FeatureTable, Tables, dealt_rows
 from tailorfl.settings.engine import FeaturePlace
@@ -67,7 +67,7 @@ class Features:
         return [table for source in sources if (table := getattr(source, "table", None)) is not None]
 
     def compute(self) -> None:
-        """Computes all of them, which otherwise happens when a sample is first asked for."""
+        """Compute all of them, which otherwise happens when a sample is first asked for."""
         for table in self.tables:
             table.fill(HOST)
 
@@ -79,7 +79,7 @@ class Features:
 def frozen_front(
     models: Mapping[str, Model], federation: Federation, seed: int, settings: FeatureSettings
 ) -> tuple[Features | None, str]:
-    """Returns what a run goes on with, or None where it runs as it is, and why in words.
+    """Return what a run goes on with, or None where it runs as it is, and why in words.
 
     Args:
         models: the model that clients train, by architecture.
@@ -94,7 +94,7 @@ def frozen_front(
     state, source = tree.tensors(model.init(seed)), federation.source
     try:
         boundary = find_boundary(model, state, source.take(torch.arange(SAMPLES)))
-    except NoFeatures as no_features:
+    except NoFeaturesError as no_features:
         return None, str(no_features)
     front = FeatureExtractor(model, boundary, state)
     other_sources = [s for s in (federation.public, *federation.shifted.values()) if s is not None]

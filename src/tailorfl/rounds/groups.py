@@ -58,7 +58,7 @@ def trained_models(
     models: Model | Mapping[str, Model],
     assignment: Sequence[str],
 ) -> dict[str, Model]:
-    """Returns the models that clients train, by architecture.
+    """Return the models that clients train, by architecture.
 
     Raises:
         ConfigError: the method cannot mix architectures, lacks its public set, or a client has no architecture.
@@ -78,7 +78,7 @@ def make_groups(
     state_folder: Path | None,
     see: Callable[[Source], Source] = lambda source: source,
 ) -> tuple[Group, ...]:
-    """Returns the groups of a federation; `assignment` names every client's architecture, held-out ones included.
+    """Return the groups of a federation; `assignment` names every client's architecture, held-out ones included.
 
     `models` are those of `trained_models`, which read samples as `see` gives them.
     """
@@ -152,7 +152,7 @@ def extended(method: Method, group: Group, federation: Federation) -> Group:
 
 
 def own_start(method: Method, context: Context, client: int) -> TensorDict:
-    """Returns the private state a client starts with where each draws an initial model of its own."""
+    """Return the private state a client starts with where each draws an initial model of its own."""
     drawn = context.model.init(torch_seed(context.seed, "initial model of a client", client))
     return method.client_state(replace(context, init=drawn))
 
@@ -188,7 +188,7 @@ def _check(
 def assign_by_size(
     sizes: Sequence[int], architectures: Sequence[str], rng: np.random.Generator | None = None
 ) -> list[str]:
-    """Returns every client's architecture: equal shares, the last ones for the clients with most samples.
+    """Return every client's architecture: equal shares, the last ones for the clients with most samples.
 
     With `rng` by chance: the clients of the largest are drawn without replacement, each time with probabilities
     n_i / Σ n over those that are left, then those of the next (by log n_i + a Gumbel number, which has that law).
@@ -206,7 +206,7 @@ def assign_by_size(
 
 
 def by_group(groups: Sequence[Group], ids: Sequence[int]) -> Iterator[tuple[Group, tuple[int, ...]]]:
-    """Yields (group, positions in `ids` of its clients) of the groups that have any."""
+    """Yield (group, positions in `ids` of its clients) of the groups that have any."""
     for group in groups:
         positions = (
             tuple(range(len(ids)))
@@ -227,7 +227,7 @@ def in_parts(
 
 
 def message_for(message: Broadcast, group: Group, positions: Sequence[int]) -> TensorDict | PerClient:
-    """Returns the part of a broadcast that the clients at `positions` of its receivers get."""
+    """Return the part of a broadcast that the clients at `positions` of its receivers get."""
     if isinstance(message, PerArchitecture):
         return message[group.name]
     if isinstance(message, PerClient):
@@ -236,7 +236,7 @@ def message_for(message: Broadcast, group: Group, positions: Sequence[int]) -> T
 
 
 def gather(parts: Mapping[str, Replies]) -> Replies:
-    """Returns the replies of all architectures in the order of clients.
+    """Return the replies of all architectures in the order of clients.
 
     The stack has the entries that are in all parts with the same shape.
     """

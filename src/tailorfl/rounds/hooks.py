@@ -1,4 +1,6 @@
-"""The hooks of a round: what looks at it, or changes it, between its steps. All of them, in the order they are asked:
+"""The hooks of a round: what looks at it, or changes it, between its steps.
+
+All of them, in the order in which they are asked:
 
 | step | moment | hook | what it does |
 |---|---|---|---|

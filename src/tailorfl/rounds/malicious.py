@@ -71,7 +71,10 @@ class Malicious:
         return replace(part, replies=tree.nest(replies.items(), part.replies.batch_size), finite=finite)
 
     def _noise(self, ids: Sequence[int], round: int, number: int, like: Tensor) -> Tensor:
-        """Normal numbers in the shape of the updates `like` [clients, ...], each client's own; 0 for benign ones."""
+        """Return normal numbers in the shape of the updates `like` [clients, ...], each client's own.
+
+        0 for benign ones.
+        """
         drawn = torch.zeros_like(like)
         for row, client in zip(drawn, ids, strict=True):
             if client in self.clients:
@@ -80,7 +83,7 @@ class Malicious:
         return drawn
 
     def poisoned(self, federation: Federation) -> Source | None:
-        """Returns the samples as those see them who train on flipped labels; None where nobody does.
+        """Return the samples as those see them who train on flipped labels; None where nobody does.
 
         Raises:
             ConfigError: a label of the task cannot be flipped, or clients that are not malicious train on the same
@@ -114,7 +117,7 @@ def check_malicious(method: Method, settings: MaliciousConfig) -> None:
 
 
 def drawn(settings: MaliciousConfig, federation: Federation, method: Method, seed: int) -> Malicious:
-    """Returns the malicious clients of a run.
+    """Return the malicious clients of a run.
 
     Raises:
         ConfigError: a number is no training client's, all clients would be malicious, or training is pooled.

@@ -35,7 +35,7 @@ MENDS = {
 
 @contextmanager
 def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) -> Iterator[None]:
-    """Turns what fails in a method's code into a ClientError; `inputs` are what it got, which it must not write to.
+    """Turn what fails in a method's code into a ClientError; `inputs` are what it got, which it must not write to.
 
     Raises:
         ClientError: the code failed, or wrote into what it was given.
@@ -64,7 +64,7 @@ def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) 
 
 
 def pair(method: Method, client: Client, returned: Any, state: TensorDict) -> tuple[TensorDict, TensorDict]:
-    """Returns what `local` returned, if that is (new state, structured as `state`, and reply); else ClientError."""
+    """Return what `local` returned, if that is (new state, structured as `state`, and reply); else ClientError."""
     if (
         isinstance(returned, tuple)
         and len(returned) == 2
@@ -90,7 +90,7 @@ def pair(method: Method, client: Client, returned: Any, state: TensorDict) -> tu
 def shapes_of_replies(
     method: Method, replies: TensorDict, ids: Sequence[int], round: int, before: tree.Shapes
 ) -> tree.Shapes:
-    """Returns the shapes of all replies so far by name, those of `replies` [clients, ...] and of `before`.
+    """Return the shapes of all replies so far by name, those of `replies` [clients, ...] and of `before`.
 
     A method may send something in some rounds only, but the same name always stands for the same kind of tensor.
 
@@ -122,7 +122,7 @@ def check_replies_used(method: Method, replied: Sequence[str]) -> None:
 def changed_replies_named(
     method: Method, round: int, names: Collection[str], before: Collection[str]
 ) -> Iterator[None]:
-    """Turns a failure of `aggregate` into a ClientError where replies have other names than in the rounds before.
+    """Turn a failure of `aggregate` into a ClientError where replies have other names than in the rounds before.
 
     Any other failure stays as it is: the server's half is ordinary code, whose traceback says most.
     """
@@ -142,7 +142,7 @@ def changed_replies_named(
 
 
 def whole_model(method: Method, client: Client, returned: Any) -> TensorDict:
-    """Returns what `personal` returned, if that is a whole model state; raises ClientError otherwise."""
+    """Return what `personal` returned, if that is a whole model state; raises ClientError otherwise."""
     if not isinstance(returned, TensorDict):
         raise ClientError(
             f"{_where(method, client, 'personal')}: it returned one {type(returned).__name__}, but has to return the "

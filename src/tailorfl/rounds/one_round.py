@@ -111,6 +111,7 @@ class TrainingFunction:
         return f"{self.method.title}, 'local'"
 
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        """Train a client for a round."""
         new, reply = _local(self.method, client, state, received)
         return new, reply, TensorDict({**client.metrics, WORK: client.gradients}, batch_size=[])
 
@@ -132,6 +133,7 @@ class DeploymentFunction:
         return f"{self.method.title}, 'personal'"
 
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
+        """Return the model that a client deploys."""
         if self.steps is not None:
             state = self.method.newcomer(state, received)
             if self.steps > 0:

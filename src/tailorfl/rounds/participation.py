@@ -91,7 +91,7 @@ class RoundTrace:
         return tuple(sorted(a.client for a in self.answers if a.fate != "unavailable"))
 
     def refused(self, clients: Collection[int], reason: str) -> RoundTrace:
-        """Returns it with the replies of `clients` refused for a reason."""
+        """Return it with the replies of `clients` refused for a reason."""
         if not clients:
             return self
         hit = set(clients)
@@ -102,7 +102,7 @@ class RoundTrace:
         return replace(self, answers=tuple(answers))
 
     def line(self) -> dict[str, Any]:
-        """Returns it as plain values, as JSON can hold them; an answer without what nothing is known of."""
+        """Return it as plain values, as JSON can hold them; an answer without what nothing is known of."""
         plain = [
             {k: v for k, v in a._asdict().items() if v not in (None, "") or k == "client"}
             for a in self.answers
@@ -129,7 +129,7 @@ class Trace:
         return len(self._rounds)
 
     def __iter__(self) -> Iterator[RoundTrace]:
-        """Yields the rounds in order."""
+        """Yield the rounds in order."""
         return (self._rounds[number] for number in sorted(self._rounds))
 
     @property
@@ -143,7 +143,7 @@ class Trace:
         return any(not round_trace.simulated for round_trace in self)
 
     def of(self, round: int) -> RoundTrace:
-        """Returns what happened in a round; the first is 1.
+        """Return what happened in a round; the first is 1.
 
         Raises:
             RunError: it has none such.
@@ -156,7 +156,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path) -> Trace:
-        """Returns the trace in a file.
+        """Return the trace in a file.
 
         Raises:
             RunError: it cannot be read, or a line is not of a trace; says which.
@@ -186,7 +186,7 @@ def _checked(path: Path, lines: Sequence[str]) -> Iterator[RoundTrace]:
 
 
 def _parsed(line: str) -> RoundTrace:
-    """Returns what a line says; raises ValueError with one sentence about what is wrong with it."""
+    """Return what a line says; raises ValueError with one sentence about what is wrong with it."""
     plain = json.loads(line)
     if not isinstance(plain, dict) or not isinstance(plain.get("answers"), list):
         raise ValueError(f"it has no answers of clients; the keys are {', '.join(_keys())}")

@@ -290,20 +290,20 @@ def least_clients(f: int) -> int:
 
 
 def median(values: Tensor) -> Tensor:
-    """Returns the median over the leading axis; of an even number the mean of the two in the middle."""
+    """Return the median over the leading axis; of an even number the mean of the two in the middle."""
     ranked, clients = values.sort(0).values, len(values)
     return _mean(ranked[(clients - 1) // 2 : clients // 2 + 1])
 
 
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
-    """Returns the mean over the leading axis [m] without the ⌊trim·m⌋ smallest and as many largest."""
+    """Return the mean over the leading axis [m] without the ⌊trim·m⌋ smallest and as many largest."""
     # ⌊0.1 · 30⌋ is 3, though 0.1 · 30 may be a hair below it as a float
     dropped = math.floor(round(trim * len(values), 9))
     return _mean(values.sort(0).values[dropped : len(values) - dropped])
 
 
 def krum(changes: Changes, f: int, k: int) -> list[int]:
-    """Returns the positions of the k clients of lowest score, in rising order; `changes` [clients, ...] by path."""
+    """Return the positions of the k clients of lowest score, in rising order; `changes` [clients, ...] by path."""
     distances = squared_distances(changes)
     clients = len(distances)
     distances.fill_diagonal_(math.inf)
@@ -312,7 +312,7 @@ def krum(changes: Changes, f: int, k: int) -> list[int]:
 
 
 def squared_distances(changes: Changes) -> Tensor:
-    """Returns ‖Δ_i − Δ_j‖² over all entries together, [clients, clients] float64."""
+    """Return ‖Δ_i − Δ_j‖² over all entries together, [clients, clients] float64."""
     total = torch.zeros(())
     for update in changes.values():
         flat = update.reshape(len(update), -1).double()
@@ -324,7 +324,7 @@ def squared_distances(changes: Changes) -> Tensor:
 
 
 def norms(changes: Changes) -> Tensor:
-    """Returns ‖Δ_i‖ over all entries together, [clients] float64."""
+    """Return ‖Δ_i‖ over all entries together, [clients] float64."""
     squares = [u.double().square().reshape(len(u), -1).sum(1) for u in changes.values()]
     return torch.stack(squares).sum(0).sqrt()
 

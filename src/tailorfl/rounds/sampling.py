@@ -32,7 +32,7 @@ def sample_clients(
     sampling: Sampling,
     may_be_empty: bool = False,
 ) -> tuple[int, ...]:
-    """Returns the clients of a round in rising order, a function of its arguments only.
+    """Return the clients of a round in rising order, a function of its arguments only.
 
     `sizes` [clients] training samples; uniform and proportional sampling take the share `fraction`, at least one.
     Bernoulli sampling draws again where nobody was drawn, unless the cohort `may_be_empty`: then each client is in it
@@ -58,12 +58,12 @@ def sample_clients(
 
 
 def sampled_clients(fraction: float, total: int) -> int:
-    """Returns how many of `total` clients a share of them is, at least one."""
+    """Return how many of `total` clients a share of them is, at least one."""
     return max(1, round_half_up(fraction * total))
 
 
 def round_half_up(value: float) -> int:
-    """Returns the nearest integer, halves upwards, so that 0.25 · 10 clients is 3 on every machine."""
+    """Return the nearest integer, halves upwards, so that 0.25 · 10 clients is 3 on every machine."""
     return int(np.floor(value + 0.5))
 
 
@@ -98,7 +98,7 @@ class Population:
         return len(self._train)
 
     def members(self, group: Group) -> Sequence[int]:
-        """Returns the clients of a group, in rising order."""
+        """Return the clients of a group, in rising order."""
         total = len(self)
         if isinstance(group.clients, range):
             return group.clients[:total]
@@ -107,7 +107,7 @@ class Population:
     def cohort(
         self, ids: Sequence[int], round: int, train: TrainConfig, limit: int | None = None, own: bool = False
     ) -> Cohort:
-        """Returns the cohort `ids` of a round, clients of one architecture.
+        """Return the cohort `ids` of a round, clients of one architecture.
 
         `own` are the clients as they deploy: the federation's even where training is pooled, at the rate of tuning.
         """
@@ -141,7 +141,7 @@ class Population:
         return class_counts(self._federation.source, self._train).sum(0)
 
     def _class_weights(self, train: TrainConfig, source: Source, rows: Sequence[Ints]) -> Tensor | None:
-        """What samples of a class count, of clients with these training rows of a source, [clients, classes]."""
+        """Return what samples of a class count, of clients with these training rows of a source, [clients, classes]."""
         if train.class_weights == "none":
             return None
         if train.class_weights == "client":

@@ -60,7 +60,7 @@ class Rates:
                 raise DataError(f"'{path}' has a rate that is not positive; nothing would ever be done")
 
     def of(self, client: int, occasion: int) -> float:
-        """Returns how many a second a client makes on an occasion; infinite where it takes no time."""
+        """Return how many a second a client makes on an occasion; infinite where it takes no time."""
         config = self._config
         if config.kind == "instant":
             return math.inf
@@ -91,13 +91,13 @@ class Devices:
         return any(rate.kind != "instant" for rate in (self._config.speed, self._config.bandwidth))
 
     def straggles(self, client: int, occasion: int) -> bool:
-        """Returns whether a client is a straggler on an occasion."""
+        """Return whether a client is a straggler on an occasion."""
         stragglers = self._config.stragglers
         draw = occasion if stragglers.redraw == "round" else 0
         return uniform(self._seed, "straggler", client, draw) < stragglers.share
 
     def seconds(self, client: int, occasion: int, work: ClientWork) -> float:
-        """Returns how long a client takes for its work, from the question to the answer."""
+        """Return how long a client takes for its work, from the question to the answer."""
         speed, bandwidth = self._speed.of(client, occasion), self._bandwidth.of(client, occasion)
         unhindered = (
             work.down / bandwidth + work.gradients / speed + work.up / (self._config.upload * bandwidth)
@@ -105,7 +105,7 @@ class Devices:
         return unhindered * (self._config.stragglers.factor if self.straggles(client, occasion) else 1.0)
 
     def vanishes(self, client: int, occasion: int) -> float | None:
-        """Returns after which share of its time a client vanishes on an occasion; None where it does not."""
+        """Return after which share of its time a client vanishes on an occasion; None where it does not."""
         if uniform(self._seed, "dropout", client, occasion) >= self._config.dropout:
             return None
         return uniform(self._seed, "vanishes", client, occasion)
@@ -121,7 +121,7 @@ class System:
 
     @classmethod
     def of(cls, settings: SystemConfig, seed: int, names: Sequence[str]) -> System:
-        """Returns the system of clients that have `names`.
+        """Return the system of clients that have `names`.
 
         Raises:
             DataError: a file of the settings cannot be used.
@@ -131,7 +131,7 @@ class System:
         )
 
     def answer(self, client: int, time: float, occasion: int, work: ClientWork) -> ClientOutcome:
-        """Returns what becomes of a client that is asked at a time: accepted, lost or unavailable.
+        """Return what becomes of a client that is asked at a time: accepted, lost or unavailable.
 
         It is lost where chance has it (`dropout`), or where it can no longer be reached before it is done; in both
         cases that is noticed when it happens.
@@ -155,7 +155,7 @@ class System:
         work: Mapping[int, ClientWork],
         enough: int,
     ) -> RoundTrace:
-        """Returns what becomes of the clients `training` that round `number` asks, of whom `sampled` would count.
+        """Return what becomes of the clients `training` that round `number` asks, of whom `sampled` would count.
 
         The round ends when `enough` of the sampled have answered; or else when all that were asked have, or were lost;
         in any case at the deadline. Whoever answers later is late. A round that reaches nobody lasts until the first of
@@ -181,7 +181,7 @@ class System:
         return RoundTrace(number, sampled, tuple(late), end)
 
     def asked(self, fraction: float) -> float:
-        """Returns the share of the clients that is asked where the replies of a share are wanted."""
+        """Return the share of the clients that is asked where the replies of a share are wanted."""
         return min(1.0, fraction * (1.0 + self.settings.over_selection))
 
 

@@ -43,31 +43,31 @@ class Limit:
         return used + used / sim.round / 2 > self.allowance
 
     def foreseen(self, each: float) -> int:
-        """Returns after how many rounds it is reached where each uses up `each`."""
+        """Return after how many rounds it is reached where each uses up `each`."""
         if self.kind is None or not each:
             return self.rounds
         return nearest(self.allowance, each)
 
 
 def nearest(allowance: float, each: float) -> int:
-    """Returns how many, at least one, end nearest what is allowed where each uses up `each`."""
+    """Return how many, at least one, end nearest what is allowed where each uses up `each`."""
     return max(1, math.floor(allowance / each + 1 / 2))
 
 
 def limit_of(config: ExperimentConfig, rounds: int, own: bool, sim: Simulation) -> Limit:
-    """Returns the limit of a method; `rounds` are its nominal ones, `own` whether its line gives them."""
+    """Return the limit of a method; `rounds` are its nominal ones, `own` whether its line gives them."""
     if config.budget == "rounds" or own:
         return Limit(rounds)
     return Limit(rounds, config.budget, of_fedavg(config, sim, config.budget))
 
 
 def used_up(sim: Simulation, kind: Kind) -> int:
-    """Returns what all clients of a simulation used so far."""
+    """Return what all clients of a simulation used so far."""
     return sim.gradients if kind == "gradients" else sim.traffic.bytes_up + sim.traffic.bytes_down
 
 
 def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
-    """Returns what FedAvg uses up in the experiment's rounds, with the clients that are drawn in them."""
+    """Return what FedAvg uses up in the experiment's rounds, with the clients that are drawn in them."""
     clients = sim.federation.num_clients
     each = np.zeros(clients, dtype=np.int64)
     for group in sim.groups:

@@ -55,7 +55,7 @@ OF_DATA = "data:"
 def make_federation(
     config: ExperimentConfig, seed: int, source: Any = None, said: set[str] | None = None
 ) -> Federation:
-    """Returns the federation of an experiment, checked; what is weak about it is logged as warnings.
+    """Return the federation of an experiment, checked; what is weak about it is logged as warnings.
 
     `said` are warnings that were logged before and are not repeated; new ones are added to it.
 
@@ -92,7 +92,7 @@ def make_simulation(
 def make_simulation(
     job: Job, federation: Federation, folder: Path | None = None, kind: type[Simulation] = Simulation
 ) -> Simulation:
-    """Returns the simulation of a job, before its first round; `folder` is where states on disk would lie.
+    """Return the simulation of a job, before its first round; `folder` is where states on disk would lie.
 
     `kind` is a class like `Simulation`, whose clients may be elsewhere.
     """
@@ -160,13 +160,16 @@ def _joined(config: ExperimentConfig, seed: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _root(folder: Path, job: Job) -> Path:
-    """The result folder that a job's folder is in, which all of its jobs share; the folder itself where it is alone."""
+    """Return the result folder that a job's folder is in, which all of its jobs share.
+
+    The folder itself where it is alone.
+    """
     depth = len(Path(job.folder).parts)
     return folder.parents[depth - 1] if folder.parts[-depth:] == Path(job.folder).parts else folder
 
 
 def trace_of(job: Job) -> Trace | None:
-    """Returns the recorded run that a job is to play again: that of its file, or the job's own in a result folder.
+    """Return the recorded run that a job is to play again: that of its file, or the job's own in a result folder.
 
     Raises:
         RunError: it cannot be read, or is no trace.
@@ -184,7 +187,7 @@ def trace_of(job: Job) -> Trace | None:
 
 
 def train_config(job: Job) -> TrainConfig:
-    """Returns the training settings of a job: the experiment's, and in their place those of its method; no privacy.
+    """Return the training settings of a job: the experiment's, and in their place those of its method; no privacy.
 
     Raises:
         ConfigError: the two do not fit together.
@@ -196,7 +199,7 @@ def train_config(job: Job) -> TrainConfig:
 
 
 def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment with every option of its methods written out, so that its folder says what was run."""
+    """Return the experiment with every option of its methods written out, so that its folder says what was run."""
     return config.model_copy(
         update={
             "methods": tuple(
@@ -208,7 +211,7 @@ def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
-    """Returns a model for the samples of `source`; `seed` draws frozen tensors that no file gives.
+    """Return a model for the samples of `source`; `seed` draws frozen tensors that no file gives.
 
     What the source knows of its tokens (padding, end, vocabulary, length of an option) are defaults of the model's
     options.
@@ -247,7 +250,7 @@ def _token_options(name: str, source: Source) -> dict[str, Any]:
 
 
 def _check_head(name: str, options: Mapping[str, Any], source: Source) -> None:
-    """Raises ModelError where the head that a model is given cannot give what the task asks for."""
+    """Raise ModelError where the head that a model is given cannot give what the task asks for."""
     if ":" in name or not source.holds_tokens or "head" not in options_of(name):
         return
     head = options.get("head", options_of(name)["head"])
@@ -281,7 +284,7 @@ def _check_tokens(name: str, model: Model, source: Source) -> None:
 
 
 def check(config: ExperimentConfig) -> None:
-    """Raises ConfigError if a method, model, engine, data source, partition, or option of one does not exist.
+    """Raise ConfigError if a method, model, engine, data source, partition, or option of one does not exist.
 
     What needs the data themselves (does the model fit the samples, can they be dealt like that) is found when
     a run starts, before its first round.

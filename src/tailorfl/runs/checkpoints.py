@@ -118,7 +118,7 @@ def remove_after(folder: Path, round: int) -> None:
 
 
 def rounds(folder: Path) -> list[int]:
-    """Rounds of which there is a checkpoint, ascending: those that have a JSON file."""
+    """Return rounds of which there is a checkpoint, ascending: those that have a JSON file."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.json"))
     return sorted(int(match[1]) for match in found if match)
 
@@ -158,7 +158,7 @@ def system_errors() -> Iterator[None]:
 
 
 def _changed(path: Path, facts: dict[str, Any]) -> str | None:
-    """What is wrong with the meta data of a checkpoint; files of before there were digests have none."""
+    """Return what is wrong with the meta data of a checkpoint; files of before there were digests have none."""
     digest = facts.pop("digest", None)
     if digest is None or digest_of(facts) == digest:
         return None
@@ -166,7 +166,7 @@ def _changed(path: Path, facts: dict[str, Any]) -> str | None:
 
 
 def _damage(path: Path, size: int, digest: str) -> str | None:
-    """What is wrong with a tensor file, None if it is as it was written."""
+    """Return what is wrong with a tensor file, None if it is as it was written."""
     found = path.stat().st_size
     if found != size:
         return f"{path.name} has {found} bytes instead of {size}"

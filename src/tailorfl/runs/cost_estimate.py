@@ -88,7 +88,7 @@ class Estimate:
 
 
 def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = None) -> Estimate:
-    """Returns what running `config` would take. Trains nothing that is kept; `watch` is told what is tried.
+    """Return what running `config` would take. Trains nothing that is kept; `watch` is told what is tried.
 
     Raises:
         TailorflError: the experiment cannot be built; the message says why.
@@ -152,7 +152,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
 
 
 def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
-    """The noise of a job and the largest ε at its end, where it is private; nothing is trained for that."""
+    """Return the noise of a job and the largest ε at its end, where it is private; nothing is trained for that."""
     if sim.level is None or isinstance(sim, Buffered):  # whose cohorts nobody knows before
         return {}
     found = spent(job, sim, planned(job, sim))
@@ -266,7 +266,7 @@ def _step_seconds(sim: Simulation, clients: tuple[int, ...], engine: InProcessEn
     task = CohortTask.of(sim.local, sim.cohort(clients), message)
 
     def limited(batches: int) -> CohortTask:
-        """The task with at most so many batches a fit."""
+        """Return the task with at most so many batches a fit."""
         return replace(task, cohort=replace(task.cohort, limit=batches, plans={}))
 
     def gradients(batches: int) -> float:

@@ -39,12 +39,12 @@ WARN_OUTPUTS = 10_000_000
 
 
 def is_due(every: int, round: int) -> bool:
-    """Returns whether a round is evaluated wherever it stands in a run; `every` 0 evaluates only the last."""
+    """Return whether a round is evaluated wherever it stands in a run; `every` 0 evaluates only the last."""
     return every > 0 and round % every == 0
 
 
 def protocol_of(config: ExperimentConfig, final: bool = False) -> Protocol:
-    """Returns what an experiment evaluates on the way, or at the end."""
+    """Return what an experiment evaluates on the way, or at the end."""
     further = config.eval.final if final else ()
     if final and config.eval.calibrate != "none":
         further = (*further, "val")
@@ -61,7 +61,7 @@ def protocol_of(config: ExperimentConfig, final: bool = False) -> Protocol:
 
 
 def rounds_between(config: ExperimentConfig, sim: Simulation) -> int:
-    """Returns `eval.every`, or where that is open what a tenth of the work pays for."""
+    """Return `eval.every`, or where that is open what a tenth of the work pays for."""
     if config.eval.every is not None:
         return config.eval.every
     passes, round, every = evaluation_passes(sim, _looks(config)), training_passes(sim), FIRST
@@ -85,14 +85,14 @@ def left_out(config: ExperimentConfig, sim: Simulation, rounds: int) -> str:
 
 
 def _looks(config: ExperimentConfig) -> Protocol:
-    """What is computed on the way; choosing models takes validation parts though no record shows them."""
+    """Return what is computed on the way; choosing models takes validation parts though no record shows them."""
     protocol = protocol_of(config)
     chosen = ("val",) if config.eval.select == "val" else ()
     return replace(protocol, sets=tuple(dict.fromkeys((*protocol.sets, *chosen))))
 
 
 def training_passes(sim: Simulation) -> float:
-    """Returns what a round of FedAvg computes on average with the run's steps or epochs, in forward passes."""
+    """Return what a round of FedAvg computes on average with the run's steps or epochs, in forward passes."""
     clients, train = sim.federation.num_clients, sim.train
     sampled = 1 if sim.sampling in CYCLIC else sampled_clients(sim.fraction, clients)
     own = sim.federation.sizes()[:clients]
@@ -102,7 +102,7 @@ def training_passes(sim: Simulation) -> float:
 
 
 def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
-    """Returns what one evaluation computes of a personal and a global model, in forward passes."""
+    """Return what one evaluation computes of a personal and a global model, in forward passes."""
     federation, sets = sim.federation, protocol.sets
     clients, held = federation.num_clients, len(federation) - federation.num_clients
     test = federation.sizes("test")
@@ -120,7 +120,7 @@ def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
 
 
 def rounds_worth(config: ExperimentConfig, sim: Simulation, gradients: float) -> float:
-    """Returns how many rounds of so many gradients cost what one evaluation does, by passes."""
+    """Return how many rounds of so many gradients cost what one evaluation does, by passes."""
     return evaluation_passes(sim, _looks(config)) / (BACKWARD * max(gradients, 1.0))
 
 

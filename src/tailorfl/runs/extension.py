@@ -37,7 +37,7 @@ TODAYS = ("engine", "threads", "checkpoint_every", "track")
 
 
 def extended(out: Path, kept: ExperimentConfig, given: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment `kept` in a folder, with what `given` has beyond it: methods, seeds, rounds, variants.
+    """Return the experiment `kept` in a folder, with what `given` has beyond it: methods, seeds, rounds, variants.
 
     Raises:
         RunError: they differ in something else, or there would be fewer rounds.
@@ -80,12 +80,12 @@ def extended(out: Path, kept: ExperimentConfig, given: ExperimentConfig) -> Expe
 
 
 def methods_of(config: ExperimentConfig) -> dict[str, MethodConfig]:
-    """Returns the methods of an experiment by label."""
+    """Return the methods of an experiment by label."""
     return {method.label: method for method in config.methods}
 
 
 def other_experiment(kept: ExperimentConfig, given: ExperimentConfig, out: Path) -> list[str]:
-    """Returns how the experiment in a folder differs from the one that is given to go on with.
+    """Return how the experiment in a folder differs from the one that is given to go on with.
 
     Raises:
         RunError: they have other methods or seeds, or another number of rounds.
@@ -107,7 +107,7 @@ def other_experiment(kept: ExperimentConfig, given: ExperimentConfig, out: Path)
 
 
 def is_longer(job: Job, folder: Path) -> bool:
-    """Returns whether a job is to have more rounds than it was to have when its folder was written."""
+    """Return whether a job is to have more rounds than it was to have when its folder was written."""
     if not (folder / "config.json").is_file():
         return False
     experiment = RunStore.open(folder, readonly=True).config.get("experiment", {})
@@ -117,7 +117,7 @@ def is_longer(job: Job, folder: Path) -> bool:
 
 
 def reopen(jobs: Sequence[Job], out: Path) -> None:
-    """Makes the jobs in a folder that are to have more rounds than they were written with ready to go on.
+    """Make the jobs in a folder that are to have more rounds than they were written with ready to go on.
 
     Raises:
         ConfigError: the number of rounds decided what they did so far; nothing was changed.
@@ -155,7 +155,7 @@ def discard_damage(job: Job, folder: Path) -> bool:
 
 
 def tied(job: Job) -> str:
-    """Returns why the rounds of a job so far are not the first ones of a longer run; "" where they are."""
+    """Return why the rounds of a job so far are not the first ones of a longer run; "" where they are."""
     settings = {**job.config.train.model_dump(), **job.method.train}
     try:
         RoundSchedule(**settings["round_schedule"])
@@ -170,7 +170,7 @@ def tied(job: Job) -> str:
 
 
 def _reopen(job: Job, folder: Path) -> None:
-    """Takes back what the last round of a job did because it was the last."""
+    """Take back what the last round of a job did because it was the last."""
     discard_damage(job, folder)
     if not (folder / "config.json").is_file():
         return
@@ -199,7 +199,7 @@ def _reopen(job: Job, folder: Path) -> None:
 
 
 def _shared(config: ExperimentConfig) -> dict[str, Any]:
-    """The settings that decide numbers, those of methods and the number of rounds apart."""
+    """Return the settings that decide numbers, those of methods and the number of rounds apart."""
     return {k: v for k, v in deciding(config.to_dict()).items() if k != "rounds"}
 
 
@@ -210,7 +210,7 @@ def _but_rounds(method: MethodConfig) -> dict[str, Any]:
 def resumed(
     folder: Path, given: ExperimentConfig | None, force: bool = False
 ) -> tuple[ExperimentConfig, Way]:
-    """Returns the experiment to go on with in a folder; where there is none yet, `given` is begun.
+    """Return the experiment to go on with in a folder; where there is none yet, `given` is begun.
 
     So the same command begins an experiment, and goes on with it however often it is sent again, as a queue of a
     cluster does with a job that lost its machine.
@@ -231,7 +231,7 @@ def resumed(
 
 
 def with_more(folder: Path, given: ExperimentConfig) -> tuple[ExperimentConfig, Way]:
-    """Returns the experiment in a folder with what `given` adds to it.
+    """Return the experiment in a folder with what `given` adds to it.
 
     Raises:
         ConfigError: the folder has no experiment.

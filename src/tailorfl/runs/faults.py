@@ -35,7 +35,7 @@ _MARKS = {
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Turns what the system refuses inside the block into an error of the library; all other errors stay.
+    """Turn what the system refuses inside the block into an error of the library; all other errors stay.
 
     Raises:
         MemoryLimitError: there was no more memory or address space, or too little for the packages to begin with.
@@ -54,7 +54,7 @@ def told() -> Iterator[None]:
 
 
 def _check_address_space() -> None:
-    """Raises MemoryLimitError where packages could not even be loaded: some of them then wait for ever."""
+    """Raise MemoryLimitError where packages could not even be loaded: some of them then wait for ever."""
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -99,7 +99,7 @@ def _no_memory(error: Exception, text: str) -> bool:
 
 
 def open_files_limit() -> int:
-    """Returns how many files this process may have open at once."""
+    """Return how many files this process may have open at once."""
     import resource
 
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -75,7 +75,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Deletes the temporary files and folders of `replacing` whose process was killed while it wrote them."""
+    """Delete the temporary files and folders of `replacing` whose process was killed while it wrote them."""
     for part in folder.glob(f".*.*{PART}"):
         number = part.name.removesuffix(PART).rpartition(".")[2]
         if number.isdigit() and not _is_alive(int(number)):
@@ -127,13 +127,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal digits. Raises OSError where it cannot be read."""
+    """Return the sha256 of a file, in hexadecimal digits. Raises OSError where it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(value: Any) -> str:
-    """The sha256 of a value as `encode` writes it, in hexadecimal digits."""
+    """Return the sha256 of a value as `encode` writes it, in hexadecimal digits."""
     return hashlib.sha256(encode(value).encode()).hexdigest()
 
 
@@ -169,7 +169,7 @@ def sync(path: Path) -> None:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """The complete lines of a file, [] if it does not exist; a half-written last line is left out."""
+    """Return the complete lines of a file, [] if it does not exist; a half-written last line is left out."""
     with reporting(path, "read"):
         if not path.exists():
             return []
@@ -226,7 +226,7 @@ def _is_plain(record: Mapping[str, Any]) -> bool:
 
 
 def decode(text: str | bytes) -> Any:
-    """The value of a text written by `encode`; infinities come back as floats, NaN comes back as None."""
+    """Return the value of a text written by `encode`; infinities come back as floats, NaN comes back as None."""
     try:
         return _restored(json.loads(text))
     except RecursionError as error:
@@ -234,7 +234,7 @@ def decode(text: str | bytes) -> Any:
 
 
 def decode_lines(lines: Sequence[bytes]) -> list[Any]:
-    """The value of every line written by `encode`; raises ValueError where one is damaged."""
+    """Return the value of every line written by `encode`; raises ValueError where one is damaged."""
     whole = b"[" + b",".join(lines) + b"]"
     try:
         found: list[Any] = json.loads(whole)
@@ -330,7 +330,7 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def parsed(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Returns the records that lines of the file `path` hold. Raises RunError for one that is damaged; says which."""
+    """Return the records that lines of the file `path` hold. Raises RunError for one that is damaged; says which."""
     try:
         found = decode_lines(lines)
         if all(map(_is_record, found)):
@@ -351,12 +351,12 @@ def parsed(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def numbers(path: Path) -> list[int]:
-    """Returns the rounds that the records of a file are of, in its order. Raises RunError where one is damaged."""
+    """Return the rounds that the records of a file are of, in its order. Raises RunError where one is damaged."""
     return [int(record["round"]) for record in parsed(path, read_lines(path))]
 
 
 def table(path: Path) -> pd.DataFrame:
-    """Returns the records of a file, one row each; a column of nulls alone, which stand for NaN, is of floats."""
+    """Return the records of a file, one row each; a column of nulls alone, which stand for NaN, is of floats."""
     import pandas as pd
 
     frame = pd.DataFrame(parsed(path, read_lines(path)))

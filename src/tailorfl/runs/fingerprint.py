@@ -65,7 +65,7 @@ COUNTED_TASKS = ("classification", "binary")
 
 
 def environment() -> dict[str, str]:
-    """Returns the versions that numbers may depend on in their last digits, and the processor."""
+    """Return the versions that numbers may depend on in their last digits, and the processor."""
     return {
         "tailorfl": version("tailorfl"),
         "torch": torch.__version__,
@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Returns the name of this machine's processor and its widest instructions for floats."""
+    """Return the name of this machine's processor and its widest instructions for floats."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -144,7 +144,7 @@ def data_change(
 
 
 def made_with(job: Job, federation: Federation) -> dict[str, Any]:
-    """Returns what a job's folder keeps of all this."""
+    """Return what a job's folder keeps of all this."""
     return {
         "experiment": job.config.to_dict(),
         "data": digests(federation),
@@ -215,7 +215,7 @@ def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
 
 
 def forced(out: Path) -> list[str]:
-    """Returns what was different when the experiment in a folder was resumed by force."""
+    """Return what was different when the experiment in a folder was resumed by force."""
     file = out / FORCED
     if not file.is_file():
         return []
@@ -248,7 +248,7 @@ def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any
 
 
 def deciding(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that decide the numbers of an experiment's jobs, beside those of their methods."""
+    """Return the settings that decide the numbers of an experiment's jobs, beside those of their methods."""
     engine = experiment.get("engine", {})
     precision = engine.get("precision", DEFAULT.engine.precision) if isinstance(engine, Mapping) else None
     kept = {key: value for key, value in experiment.items() if key not in HARMLESS}
@@ -256,7 +256,7 @@ def deciding(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
-    """Returns the settings that decide a job's numbers, those of its method among them; rounds unless `longer`."""
+    """Return the settings that decide a job's numbers, those of its method among them; rounds unless `longer`."""
     but = ("rounds",) if longer else ()
     own = [m for m in experiment.get("methods", ()) if m.get("label") == label]
     shared = {key: value for key, value in deciding(experiment).items() if key not in but}
@@ -264,7 +264,7 @@ def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) ->
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields which settings of two groups differ, and how; what did not exist then and has its default does not."""
+    """Yield which settings of two groups differ, and how; what did not exist then and has its default does not."""
     old, new = dict(_flat(then)), dict(_flat(now))
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] == new[key]:
@@ -290,7 +290,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def meaning(source: Source) -> dict[str, Any]:
-    """Returns how raw samples become inputs, and what the outputs stand for, as JSON can hold it.
+    """Return how raw samples become inputs, and what the outputs stand for, as JSON can hold it.
 
     `shape` and `type` are of an input; `task`, `outputs` and `classes` say what comes out. `image`: a byte b of a
     channel becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) / deviation,
@@ -320,7 +320,7 @@ def meaning(source: Source) -> dict[str, Any]:
 
 
 def label_counts(job: Job, federation: Federation) -> dict[str, Any]:
-    """Returns {"labels": {"classes": names, "counts": [clients][classes] training samples}}.
+    """Return {"labels": {"classes": names, "counts": [clients][classes] training samples}}.
 
     Nothing where samples have no class, where the table is too large, or where training is private: its ε covers no
     count of a client's samples; nor where clients keep their labels to themselves.

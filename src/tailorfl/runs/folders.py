@@ -34,7 +34,7 @@ def new_folder(config: ExperimentConfig, overwrite: bool = False) -> Path:
 
 
 def experiment_in(folder: Path) -> ExperimentConfig:
-    """The experiment a result folder was started with.
+    """Return the experiment a result folder was started with.
 
     Raises:
         ConfigError: there is none, or its file has lost what every such file has.
@@ -76,7 +76,7 @@ def check_name(folder: Path) -> None:
 
 
 def experiment_to_resume(folder: Path) -> ExperimentConfig:
-    """The experiment a result folder was started with; its ConfigError also says how one is begun there."""
+    """Return the experiment a result folder was started with; its ConfigError also says how one is begun there."""
     check_name(folder)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(
@@ -88,7 +88,7 @@ def experiment_to_resume(folder: Path) -> ExperimentConfig:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Holds the lock of the result folder, which is made first, and unmade if nothing came to lie in it."""
+    """Hold the lock of the result folder, which is made first, and unmade if nothing came to lie in it."""
     check_name(out)
     with reporting(out, "create the result folder"):
         out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
-    """Raises RunError if `out` holds no experiment to resume, or one that may not be replaced."""
+    """Raise RunError if `out` holds no experiment to resume, or one that may not be replaced."""
     check_name(out)
     exists = (out / "config.yaml").exists()
     if resume and not exists:
@@ -116,7 +116,7 @@ def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
 
 
 def discard_jobs(out: Path) -> None:
-    """Deletes the jobs of an earlier experiment, which would pass for finished ones of the next.
+    """Delete the jobs of an earlier experiment, which would pass for finished ones of the next.
 
     Raises:
         RunError: one of them is a link to another place, where nothing is deleted.
@@ -132,7 +132,7 @@ def discard_jobs(out: Path) -> None:
 
 
 def check_source(out: Path, source: Any) -> None:
-    """Raises ConfigError if an experiment that was started on the caller's own data would go on with others."""
+    """Raise ConfigError if an experiment that was started on the caller's own data would go on with others."""
     for file in sorted(out.glob("*/seed-*/config.json")):
         if RunStore.open(file.parent, readonly=True).config.get("own_source", False) != (source is not None):
             had, has = ("without", "") if source is not None else ("with", ", source=...")

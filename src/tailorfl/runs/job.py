@@ -49,7 +49,7 @@ class Job:
 
 
 def other_job(store: RunStore) -> list[str]:
-    """Returns what is wrong where a job's folder holds another job, as after folders were exchanged; [] where not."""
+    """Return what is wrong where a job's folder holds another job, as after folders were exchanged; [] where not."""
     said, place = store.config, store.path
     label, seed = said.get("label"), said.get("seed")
     if label is None and seed is None:
@@ -60,7 +60,7 @@ def other_job(store: RunStore) -> list[str]:
 
 
 def trouble(place: Path) -> str:
-    """Returns why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
+    """Return why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
     if not (place / "config.json").is_file():
         return "was not started"
     store = RunStore.open(place, readonly=True)
@@ -85,7 +85,7 @@ class Observer:
         check_hooks(cls, Observer)
 
     def experiment_started(self, folder: Path, way: Way) -> None:
-        """The first job that is not finished yet begins in an experiment's folder; "new" replaces what was there."""
+        """Note that the first unfinished job begins in an experiment's folder; "new" replaces what was there."""
 
     def experiment_done(self, folder: Path) -> None:
         """Every job in an experiment's folder is finished, or diverged; nobody else changes the folder now."""
@@ -100,16 +100,16 @@ class Observer:
         """Means over clients by "model/set/metric", after `round` rounds."""
 
     def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
-        """A record was stored of a round, or numbers that came to it later: what rounds.jsonl says, by name.
+        """Note that a record was stored of a round, or numbers that came to it later: what rounds.jsonl says, by name.
 
         The time that this takes is not counted as the job's.
         """
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """The job is finished and stored."""
+        """Note that the job is finished and stored."""
 
     def job_kept(self, job: Job) -> None:
-        """The job was finished before, and nothing is done."""
+        """Note that the job was finished before, and nothing is done."""
 
 
 class Several(Observer):
@@ -152,7 +152,7 @@ class Several(Observer):
 
 
 def jobs_of(folder: Path, config: ExperimentConfig) -> Iterator[tuple[str, Path]]:
-    """Yields (name, folder) of every job that an experiment has, those of its variants too."""
+    """Yield (name, folder) of every job that an experiment has, those of its variants too."""
     for variant, experiment in expand(config).items():
         place = folder / slug(variant) if variant else folder
         for method in experiment.methods:
@@ -162,7 +162,7 @@ def jobs_of(folder: Path, config: ExperimentConfig) -> Iterator[tuple[str, Path]
 
 
 def job_problems(place: Path) -> list[tuple[bool, str]]:
-    """Returns (is it damage?, what) of all that is to be said of a job's folder; nothing of a whole, finished one."""
+    """Return (is it damage?, what) of all that is to be said of a job's folder; nothing of a whole, finished one."""
     if not (place / "config.json").is_file():
         return [(False, "not started")]
     store = RunStore.open(place, readonly=True)

@@ -49,7 +49,7 @@ def run_job(
     origin: dict[str, Any],
     backend: Backend = SIMULATED,
 ) -> None:
-    """Does a job, from its last checkpoint on where `resume` and there is one; `origin` is kept with its settings.
+    """Do a job, from its last checkpoint on where `resume` and there is one; `origin` is kept with its settings.
 
     `backend` is where the clients of `sim` are.
 
@@ -92,7 +92,7 @@ def run_job(
 
 
 def make_selection(config: ExperimentConfig, sim: Simulation, folder: Path | None) -> Selection | None:
-    """What chooses personal models, where something does; it keeps them where private states are kept."""
+    """Return what chooses personal models, where something does; it keeps them where private states are kept."""
     if config.eval.select == "last" or not sim.method.has_personal:
         return None
     metric = leading(sim.federation.source, config.eval.metric)
@@ -120,7 +120,7 @@ def _keep_engine(sim: Simulation, store: RunStore) -> None:
 
 
 def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
-    """Raises RunError where the records of the rounds that a checkpoint has behind it are not all there once."""
+    """Raise RunError where the records of the rounds that a checkpoint has behind it are not all there once."""
     done, clients = store.rounds(), store.clients()
     measured = [c for c in done.columns if c.startswith(MODELS)]
     evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
@@ -149,7 +149,7 @@ def _evaluate_again(
     last: bool,
     backend: Backend,
 ) -> None:
-    """Evaluates the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
+    """Evaluate the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
 
     A larger budget may be no more rounds for a method that takes much of it in each.
     """
@@ -235,7 +235,7 @@ def _rounds(
 
 
 def first_named(found: dict[str, float], metric: str) -> dict[str, float]:
-    """Returns means by "model/set/metric" with those of a metric first."""
+    """Return means by "model/set/metric" with those of a metric first."""
     return dict(sorted(found.items(), key=lambda item: not item[0].endswith(f"/{metric}")))
 
 
@@ -264,7 +264,7 @@ class Saver:
         return time.perf_counter() - self._saved_at >= self._cost / SHARE
 
     def save(self, seconds: float) -> None:
-        """Saves the state as it stands; `seconds` the run has taken so far."""
+        """Save the state as it stands; `seconds` the run has taken so far."""
         begin = time.perf_counter()
         tensors, facts = self._dump()
         self._store.save_checkpoint(self._sim.round, tensors, {**facts, "seconds": seconds})

@@ -16,7 +16,7 @@ NAME = "manifest.json"
 
 
 def write(folder: Path, names: Sequence[str]) -> None:
-    """Writes the manifest of those of the files `names` that there are. Raises RunError where that fails."""
+    """Write the manifest of those of the files `names` that there are. Raises RunError where that fails."""
     files = {name: _facts(folder / name) for name in names if (folder / name).is_file()}
     write_text(folder / NAME, encode({"files": files}, indent=1))
 

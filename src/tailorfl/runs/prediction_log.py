@@ -29,7 +29,7 @@ ARRAYS = ("client", "row", "y", "outputs")
 
 
 def keeper(job: Job, sim: Simulation) -> Kept | None:
-    """Returns what notes predictions of the last evaluation, None where nothing is to be kept.
+    """Return what notes predictions of the last evaluation, None where nothing is to be kept.
 
     Test samples are kept where there are `eval.predictions` at most; not of generated text, and not of private
     training, whose ε covers no label of a sample. Validation samples are noted to fit temperatures.
@@ -60,7 +60,7 @@ def _stored(job: Job, sim: Simulation) -> bool:
 
 
 def finish(kept: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, Any]:
-    """Writes what was kept into a job's folder and returns what its summary says of it."""
+    """Write what was kept into a job's folder and return what its summary says of it."""
     test = kept.part("local")
     if _stored(job, sim):
         save_predictions(store.path, test)
@@ -82,7 +82,7 @@ def finish(kept: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, 
 
 
 def calibrated(test: Predictions, val: Predictions, names: Any) -> Any:
-    """Returns a frame with a row a client: its temperature, and what it does to its test part."""
+    """Return a frame with a row a client: its temperature, and what it does to its test part."""
     import pandas as pd
 
     rows = []
@@ -105,7 +105,7 @@ def calibrated(test: Predictions, val: Predictions, names: Any) -> Any:
 
 
 def temperature_of(store: RunStore, client: int | None) -> float | None:
-    """Returns the temperature of a client of a job, None where it has none."""
+    """Return the temperature of a client of a job, None where it has none."""
     import pandas as pd
 
     file = store.path / CALIBRATION
@@ -117,7 +117,7 @@ def temperature_of(store: RunStore, client: int | None) -> float | None:
 
 
 def save_predictions(folder: Path, said: Predictions) -> None:
-    """Writes predictions. Raises RunError where that fails."""
+    """Write predictions. Raises RunError where that fails."""
     from safetensors.numpy import save_file
 
     with replacing(folder / PREDICTIONS) as part:
@@ -126,7 +126,7 @@ def save_predictions(folder: Path, said: Predictions) -> None:
 
 
 def load_predictions(folder: Path) -> Predictions | None:
-    """Returns the predictions of a job, None where none were kept. Raises RunError where they are damaged."""
+    """Return the predictions of a job, None where none were kept. Raises RunError where they are damaged."""
     from safetensors import SafetensorError, safe_open
 
     if not (folder / PREDICTIONS).is_file():

@@ -80,24 +80,24 @@ class Watcher:
     """What a progress display is told. This one shows nothing; override what you want to show."""
 
     def started(self, name: str, epochs: int, metric: str, done: int) -> None:
-        """The training of `name` begins; `done` of its epochs were done before."""
+        """Note that the training of `name` begins; `done` of its epochs were done before."""
 
     def epoch_done(self, epoch: Epoch) -> None:
         """One more epoch is done, and can be resumed from."""
 
 
 def running(weights: Path) -> Path:
-    """Returns the folder of a pretraining under way that is going to write `weights`."""
+    """Return the folder of a pretraining under way that is going to write `weights`."""
     return weights.with_suffix(".running")
 
 
 def default_file(config: ExperimentConfig) -> Path:
-    """Returns where the weights of an experiment's model go if not told."""
+    """Return where the weights of an experiment's model go if not told."""
     return ROOT / f"{slug(config.data.name)}-{slug(config.model.name)}.safetensors"
 
 
 def experiment_of(weights: Path) -> ExperimentConfig:
-    """Returns the settings that an interrupted pretraining was started with.
+    """Return the settings that an interrupted pretraining was started with.
 
     Raises:
         RunError: there is none.
@@ -110,7 +110,7 @@ def experiment_of(weights: Path) -> ExperimentConfig:
 
 
 def central(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns an experiment whose only client holds all training samples of the source.
+    """Return an experiment whose only client holds all training samples of the source.
 
     Raises:
         ConfigError: settings that pretraining cannot follow.
@@ -185,7 +185,7 @@ def pretrain(
 
 
 def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
-    """Raises ConfigError or RunError if `weights` cannot be written, or may not be replaced."""
+    """Raise ConfigError or RunError if `weights` cannot be written, or may not be replaced."""
     if weights.suffix != ".safetensors":
         raise ConfigError(f"weights are written as a .safetensors file, but out is '{weights}'")
     if resume:
@@ -202,7 +202,7 @@ def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
 
 
 def rate_of(epoch: int, epochs: int, lr: float) -> float:
-    """Returns η_e for an epoch counted from 0."""
+    """Return η_e for an epoch counted from 0."""
     return lr / 2 * (1 + math.cos(math.pi * epoch / epochs))
 
 
@@ -217,7 +217,7 @@ def _epoch(sim: Simulation, lr: float, epochs: int, metric: str) -> Epoch:
 
 
 def _write(sim: Simulation, weights: Path) -> int:
-    """Writes all tensors of the model and returns how many scalars they have."""
+    """Write all tensors of the model and return how many scalars they have."""
     state = sim.global_model()
     assert state is not None
     with sim.model.whole.bound(state) as module:
@@ -252,13 +252,13 @@ class _Running:
         self.epochs: list[Epoch] = []
 
     def begin(self, config: ExperimentConfig) -> None:
-        """Removes what an earlier one left, and makes the folder one that can be resumed."""
+        """Remove what an earlier one left, and make the folder one that can be resumed."""
         self._clear()
         self._save()
         write_text(self.folder / "config.yaml", config.to_yaml())
 
     def add(self, epoch: Epoch) -> None:
-        """Keeps the state after an epoch."""
+        """Keep the state after an epoch."""
         self.epochs.append(epoch)
         self._save()
 
@@ -299,6 +299,6 @@ class _Running:
 
 
 def _read(written: dict[str, Any]) -> Epoch:
-    """An epoch as it was before JSON, which has no NaN."""
+    """Return an epoch as it was before JSON, which has no NaN."""
     found: dict[str, Any] = {key: math.nan if value is None else value for key, value in written.items()}
     return Epoch(**found)

@@ -45,13 +45,13 @@ Build = Callable[[SampleDP | None, ClientDP | None], Simulated]
 
 
 def privacy_of(job: Job) -> PrivacyConfig | None:
-    """Returns the privacy settings of a job: those of its method, else of the experiment; None without."""
+    """Return the privacy settings of a job: those of its method, else of the experiment; None without."""
     given = {**job.config.train.model_dump(), **job.method.train}["dp"]
     return None if given is None else PrivacyConfig.model_validate(given)
 
 
 def with_privacy(job: Job, build: Build[Simulated]) -> Simulated:
-    """Returns the simulation of a job, with the noise that its settings give or that its wanted ε needs.
+    """Return the simulation of a job, with the noise that its settings give or that its wanted ε needs.
 
     Raises:
         ConfigError: privacy does not cover what the method does, or the wanted ε cannot be reached.
@@ -87,14 +87,14 @@ def _levels(
 
 
 def planned(job: Job, sim: Simulation) -> PrivacyLedger:
-    """Returns the ledger that a job will have at its end, held-out clients included."""
+    """Return the ledger that a job will have at its end, held-out clients included."""
     sets = (*job.config.eval.sets, *job.config.eval.final)
     heldout = "heldout" in sets and len(sim.federation.train) > sim.federation.num_clients
     return planned_ledger(sim, job.rounds, max(job.config.eval.adapt_steps, default=0) if heldout else None)
 
 
 def noise_needed(ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant) -> float:
-    """Returns the noise with which no client of a ledger made with noise 1 exceeds ε = `target`."""
+    """Return the noise with which no client of a ledger made with noise 1 exceeds ε = `target`."""
     histories = {ledger.entries(client) for client in (*ledger.clients, EVERYONE)}
     noise = 0.0
     # The costliest first, by what small ε grow with: for most others one look then shows that it is enough.
@@ -108,7 +108,7 @@ def noise_needed(ledger: PrivacyLedger, target: float, delta: float, accountant:
 def noises_needed(
     ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant
 ) -> dict[int, float]:
-    """Returns the noise with which each client of a ledger made with noise 1 reaches ε = `target`, and no more."""
+    """Return the noise with which each client of a ledger made with noise 1 reaches ε = `target`, and no more."""
     found: dict[tuple[Entry, ...], float] = {}
     for client in ledger.clients:
         history = ledger.entries(client)
@@ -147,7 +147,7 @@ class Spent:
         return max((found for found, _ in self.epsilons.values()), default=0.0)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the settings, ε over the clients that train (and over those held out), and what composed."""
+        """Return the settings, ε over the clients that train (and over those held out), and what composed."""
         of_training = [found for client, (found, _) in self.epsilons.items() if client < self.clients]
         of_others = [found for client, (found, _) in self.epsilons.items() if client >= self.clients]
         settings = self.settings
@@ -168,7 +168,7 @@ class Spent:
         }
 
     def csv(self) -> str:
-        """Returns a table with a row for every client, purpose and kind of use; ε is of all rows of a client."""
+        """Return a table with a row for every client, purpose and kind of use; ε is of all rows of a client."""
         import pandas as pd
 
         rows = []
@@ -204,7 +204,7 @@ class Spent:
 
 
 def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spent | None:
-    """Returns what a simulation has spent, or will have by a planned `ledger`; None without privacy."""
+    """Return what a simulation has spent, or will have by a planned `ledger`; None without privacy."""
     settings = privacy_of(job)
     if settings is None:
         return None
@@ -236,7 +236,7 @@ def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spe
 
 
 def epsilon_so_far(job: Job, sim: Simulation) -> dict[str, float]:
-    """Returns {"epsilon": ε of the client whose data were used most so far}; {} without privacy.
+    """Return {"epsilon": ε of the client whose data were used most so far}; {} without privacy.
 
     Used most is what has the largest Σ steps (q / σ)²; one client is accounted for, as `spent` takes long for all.
     """

@@ -19,7 +19,7 @@ GROWN = 10.0
 
 
 def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str, Any]:
-    """Returns what is stored of a round, evaluations apart; `seconds` that the job has taken so far."""
+    """Return what is stored of a round, evaluations apart; `seconds` that the job has taken so far."""
     traffic = sim.traffic.as_dict()
     # Where ε counts on nobody seeing who took part, no record says it.
     who: dict[str, Any] = (
@@ -45,7 +45,7 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
 def summary_of(
     sim: Simulation, store: RunStore, identity: dict[str, Any], seconds: float, metric: str
 ) -> dict[str, Any]:
-    """The final numbers, read back from the records so that a resumed run cannot differ from an uninterrupted one.
+    """Return the final numbers, read back from the records: a resumed run cannot differ from an uninterrupted one.
 
     `metric` is the one that comes first.
     """
@@ -87,7 +87,10 @@ def summary_of(
 
 
 def _of_the_system(store: RunStore) -> dict[str, float]:
-    """The share of the clients that were asked which took part, and simulated seconds; nothing where all do at once."""
+    """Return the share of the clients that were asked which took part, and simulated seconds.
+
+    Nothing where all do at once.
+    """
     rounds = store.rounds()
     if "absent" not in rounds:
         return {}
@@ -128,7 +131,7 @@ def _features(sim: Simulation) -> dict[str, str]:
 
 
 def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
-    """The training loss of the first and the last round where training diverged though all numbers are finite.
+    """Return the training loss of the first and the last round where training diverged though all numbers are finite.
 
     That is where it ends at `GROWN` times its first value, or that of guessing, whichever is larger.
     """
@@ -148,7 +151,7 @@ def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
 
 
 def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
-    """The evaluated round with the best mean validation metric, and the test metric there, or None."""
+    """Return the evaluated round with the best mean validation metric, and the test metric there, or None."""
     mine = frame[frame["model"] == model]
     means = mine.groupby(["set", "round"])[metric].mean()
     if "val" not in means.index.get_level_values(0) or means["val"].isna().all():

@@ -15,7 +15,7 @@ MODELS = {"personal": "its personal models", "global": "its global model"}
 
 
 def setup_of(sim: Simulation, rounds: int) -> RunSetup:
-    """Returns what of a run of so many rounds decides whether its method is another one."""
+    """Return what of a run of so many rounds decides whether its method is another one."""
     trainable = set(sim.split.trainable)
     groups = layer_groups(sim.model.module)
     clients = sim.federation.num_clients
@@ -37,12 +37,12 @@ def setup_of(sim: Simulation, rounds: int) -> RunSetup:
 
 
 def remarks(sim: Simulation, rounds: int) -> list[str]:
-    """Returns what is to be said of a run's method with its settings and model, a sentence each."""
+    """Return what is to be said of a run's method with its settings and model, a sentence each."""
     return [*named(sim, rounds), *unsuited(sim)]
 
 
 def unsuited(sim: Simulation) -> list[str]:
-    """Returns a sentence where a method that is made for adapters trains a whole model."""
+    """Return a sentence where a method that is made for adapters trains a whole model."""
     if not sim.method.of_adapters or sim.model.held_scalars:
         return []
     return [
@@ -52,7 +52,7 @@ def unsuited(sim: Simulation) -> list[str]:
 
 
 def named(sim: Simulation, rounds: int) -> list[str]:
-    """Returns a sentence for every other method that a run's method is with its settings."""
+    """Return a sentence for every other method that a run's method is with its settings."""
     found = sim.method.reductions(setup_of(sim, rounds))
     grouped: dict[tuple[str, str, str], list[Reduction]] = {}
     for one in found:
@@ -61,7 +61,7 @@ def named(sim: Simulation, rounds: int) -> list[str]:
 
 
 def sentence(method: Method, same: Sequence[Reduction]) -> str:
-    """Returns the sentence about reductions that differ at most in the model they are of."""
+    """Return the sentence about reductions that differ at most in the model they are of."""
     first = same[0]
     start = f"{method.title} {first.because}"
     if first.remark:

@@ -130,7 +130,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, tuning: Path | None) -> None:
-    """Makes the folder that of the experiment, once everything was looked at that could refuse it."""
+    """Make the folder that of the experiment, once everything was looked at that could refuse it."""
     tuned = None if tuning is None else tuning.read_text(encoding="utf-8")
     if way == "new":
         discard_jobs(out)

@@ -31,7 +31,7 @@ _told: list[int] = []
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Raises `Terminated` in the block when the process is told to end; signals that others handle stay theirs."""
+    """Raise `Terminated` in the block when the process is told to end; signals that others handle stay theirs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,13 +48,13 @@ def ended_in_order() -> Iterator[None]:
 
 
 def raise_if_told() -> None:
-    """Raises `Terminated` where the process was told to end."""
+    """Raise `Terminated` where the process was told to end."""
     if _told:
         raise Terminated(_told[0])
 
 
 def why(stop: BaseException) -> str:
-    """Returns what stopped a run, for people."""
+    """Return what stopped a run, for people."""
     if isinstance(stop, Terminated):
         return f"stopped by {stop.name}"
     return "stopped by Ctrl-C" if isinstance(stop, KeyboardInterrupt) else f"{type(stop).__name__}: {stop}"

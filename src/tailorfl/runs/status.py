@@ -42,7 +42,7 @@ class StatusFile:
         self._write("running")
 
     def end(self) -> None:
-        """The job that began is over; its simulation need not be held any more."""
+        """Note that the job is over; its simulation need not be held any more."""
         self._sim, self._done = None, self._done + 1
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class StatusFile:
 
 
 def sentence(out: Path) -> str:
-    """Returns how the experiment in a folder stands, for people; "" where it is finished or does not say."""
+    """Return how the experiment in a folder stands, for people; "" where it is finished or does not say."""
     file = out / NAME
     if not file.is_file():
         return ""

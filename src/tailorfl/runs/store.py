@@ -95,7 +95,7 @@ class RunStore:
     """
 
     def __init__(self, path: Path, lock: FolderLock | None) -> None:
-        """Used by `create` and `open`."""
+        """Take what `create` and `open` have."""
         self.path = path
         self._lock = lock
         self._is_marked_running = False
@@ -104,7 +104,7 @@ class RunStore:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False) -> Self:
-        """A store in a new or empty folder; `overwrite` also takes one with an earlier run, which is deleted.
+        """Return a store in a new or empty folder; `overwrite` also takes one with an earlier run, which is deleted.
 
         Raises RunError if the folder has content (a folder that is no run is never emptied), is being written
         by another process, or cannot be written.
@@ -127,7 +127,7 @@ class RunStore:
 
     @classmethod
     def open(cls, path: str | Path, *, readonly: bool = False) -> Self:
-        """The store of an existing run, locked for writing unless `readonly`.
+        """Return the store of an existing run, locked for writing unless `readonly`.
 
         Opening to write removes what a crash left half-written (temporary files, the last line of a record
         file). Raises RunError if there is no run, or another process is writing it.
@@ -234,7 +234,7 @@ class RunStore:
         return there[-1], *checkpoints.load(self.path, there[-1])
 
     def checkpoint_problems(self) -> list[str]:
-        """What is wrong with the checkpoints, a sentence each; a finished run may do without any."""
+        """Return what is wrong with the checkpoints, a sentence each; a finished run may do without any."""
         lost = self._lost_checkpoint
         return [*checkpoints.problems(self.path).values(), *([lost] if lost else [])]
 
@@ -284,7 +284,7 @@ class RunStore:
         self.mark("finished")
 
     def problems(self) -> list[str]:
-        """What is wrong with a finished run's files, a sentence each: see `tailorfl.runs.manifest`."""
+        """Return what is wrong with a finished run's files, a sentence each: see `tailorfl.runs.manifest`."""
         found = manifest.problems(self.path)
         if found or self.status != "finished":
             return found
@@ -294,11 +294,11 @@ class RunStore:
         return [f"{name} is missing, though the run is finished" for name in lost]
 
     def rounds(self) -> pd.DataFrame:
-        """The records of `append_round` so far, one row each."""
+        """Return the records of `append_round` so far, one row each."""
         return table(self.path / "rounds.jsonl")
 
     def clients(self) -> pd.DataFrame:
-        """The records of `append_clients` so far, one row each."""
+        """Return the records of `append_clients` so far, one row each."""
         return table(self.path / "clients.jsonl")
 
     def close(self) -> None:
@@ -345,7 +345,7 @@ class RunStore:
         self._synced_at = time.monotonic()
 
     def _mark_running(self) -> None:
-        """A run that writes is running, whatever it was before (interrupted, failed, finished)."""
+        """Mark the run as running, whatever it was before (interrupted, failed, finished)."""
         if not self._is_marked_running:
             self.mark("running")
 
@@ -393,7 +393,7 @@ def _check_free(folder: Path, overwrite: bool) -> None:
 
 
 def record_of(store: RunStore, round: int) -> dict[str, Any]:
-    """Returns the record of a round, as it was written. Raises RunError if there is none."""
+    """Return the record of a round, as it was written. Raises RunError if there is none."""
     for record in decode_lines(read_lines(store.path / "rounds.jsonl")):
         if record["round"] == round:
             return dict(record)
@@ -403,7 +403,7 @@ def record_of(store: RunStore, round: int) -> dict[str, Any]:
 def amend(
     store: RunStore, round: int, record: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Replaces the record of the last round, and all that is recorded of clients in it, each file at once."""
+    """Replace the record of the last round, and all that is recorded of clients in it, each file at once."""
     for name, records in (("clients.jsonl", clients), ("rounds.jsonl", [record])):
         lines = read_lines(store.path / name)
         before = [line for line, old in zip(lines, decode_lines(lines), strict=True) if old["round"] != round]
@@ -414,5 +414,5 @@ def amend(
 
 
 def reconfigure(store: RunStore, config: Mapping[str, Any]) -> None:
-    """Replaces the configuration of a run."""
+    """Replace the configuration of a run."""
     write_text(store.path / "config.json", encode(config, indent=1))

@@ -73,7 +73,7 @@ class Restored:
         return range(federation.num_clients, len(federation.names))
 
     def number(self, client: str) -> int:
-        """Returns the number of a client that is named by its name, or by its number where no name is like that.
+        """Return the number of a client that is named by its name, or by its number where no name is like that.
 
         Raises:
             ConfigError: there is none.
@@ -86,7 +86,7 @@ class Restored:
         raise unknown("client of the run", client, names)
 
     def models(self, clients: Sequence[int], steps: int | None = None) -> Iterator[Deployed]:
-        """Yields what clients deploy, one after another; `steps` of held-out ones, by default the most evaluated."""
+        """Yield what clients deploy, one after another; `steps` of held-out ones, by default the most evaluated."""
         most = max(self.job.config.eval.adapt_steps, default=0)
         for client in clients:
             if self.sim.method.has_personal:
@@ -96,7 +96,7 @@ class Restored:
                 yield self._global(self._group(client), client)
 
     def global_models(self) -> Iterator[Deployed]:
-        """Yields the global model, one an architecture.
+        """Yield the global model, one an architecture.
 
         Raises:
             ConfigError: the method has none.
@@ -143,7 +143,7 @@ class Restored:
         )
 
     def _answering(self, client: int, models: TensorDict, module: nn.Module) -> nn.Module:
-        """The module with what makes the method's answers of its outputs."""
+        """Return the module with what makes the method's answers of its outputs."""
         sim, head = self.sim, head_name(module)
         if head is None:
             raise ModelError(
@@ -158,7 +158,7 @@ class Restored:
 def restore(
     folder: str | Path, method: str | None = None, seed: int | None = None, source: Any = None
 ) -> Restored:
-    """Returns a job of a result folder: the line `method` (by default the first) with a seed (likewise).
+    """Return a job of a result folder: the line `method` (by default the first) with a seed (likewise).
 
     `source` is the data of a run on data of your own.
 
@@ -201,7 +201,7 @@ def restore(
 
 
 def _newest(job: Job, place: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint of a job, whose settings are still those that it was made with."""
+    """Return the newest checkpoint of a job, whose settings are still those that it was made with."""
     store = RunStore.open(place, readonly=True)
     differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
     if differences:

@@ -19,7 +19,7 @@ NAME = "tuning.json"
 
 
 def value_of(config: ExperimentConfig, method: MethodConfig, setting: str) -> Any:
-    """Returns what a line of an experiment has for `train.lr`, `method.lam` or `method.distil.lr`.
+    """Return what a line of an experiment has for `train.lr`, `method.lam` or `method.distil.lr`.
 
     Raises:
         KeyError: it has no such setting.
@@ -37,7 +37,7 @@ def value_of(config: ExperimentConfig, method: MethodConfig, setting: str) -> An
 
 
 def beside(file: str | Path | None, config: ExperimentConfig) -> Path | None:
-    """Returns the tuning.json beside an experiment's file, if the experiment has the settings that were chosen there.
+    """Return the tuning.json beside an experiment's file, if the experiment has the settings that were chosen there.
 
     Raises:
         RunError: it cannot be read.
@@ -59,7 +59,7 @@ def _has(config: ExperimentConfig, method: MethodConfig, row: Mapping[str, Any])
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Returns the content of a tuning.json. Raises RunError where it is none."""
+    """Return the content of a tuning.json. Raises RunError where it is none."""
     try:
         found = decode(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict) or not {"budget", "sampler", "metric", "methods"} <= found.keys():
@@ -70,13 +70,13 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def best_score(row: Mapping[str, Any]) -> float | None:
-    """Returns the score of the chosen settings of a method, or None where no trial came to its end."""
+    """Return the score of the chosen settings of a method, or None where no trial came to its end."""
     found = [t["score"] for t in row["trials"] if t["state"] == "complete" and t["values"] == row["chosen"]]
     return found[0] if found else None
 
 
 def written(values: Mapping[str, Any]) -> str:
-    """Returns settings as a command line has them: `train.lr=0.1 method.lam=1`."""
+    """Return settings as a command line has them: `train.lr=0.1 method.lam=1`."""
     return " ".join(f"{key}={_plain(value)}" for key, value in values.items())
 
 

@@ -39,7 +39,7 @@ def number(value: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """A single name or number stands for a list of one."""
+    """Return a single name or number stands for a list of one."""
     return [value] if isinstance(value, str | int) else value
 
 

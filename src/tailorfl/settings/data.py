@@ -103,7 +103,7 @@ class DataConfig(Settings):
     seed: Whole | None = Field(default=None, ge=0, description="of the partition; by default the run's seed")
 
     def seed_of(self, run: int) -> int:
-        """The seed of the partition in a run of seed `run`."""
+        """Return the seed of the partition in a run of seed `run`."""
         return run if self.seed is None else self.seed
 
     @model_validator(mode="before")

@@ -80,7 +80,7 @@ def explain(
     where: str,
     elsewhere: Elsewhere | None = None,
 ) -> ConfigError:
-    """A ConfigError with a line for every mistake: dotted place, value, what was expected, nearest key.
+    """Return a ConfigError with a line for every mistake: dotted place, value, what was expected, nearest key.
 
     `given` is what was validated against `schema`, and `where` says where it came from. `elsewhere` knows where a key
     would be right that is unknown where it stands.
@@ -113,7 +113,10 @@ def dotted(place: Sequence[str | int]) -> str:
 def unknown_key(
     place: Sequence[str | int], key: str, valid: Sequence[str], elsewhere: Elsewhere | None = None
 ) -> str:
-    """What to say of a key that does not exist, with the place where it would be right, or the nearest valid key."""
+    """Return what to say of a key that does not exist.
+
+    That is the place where it would be right, or the nearest valid key.
+    """
     hint, there = nearest(key, valid), elsewhere(key) if elsewhere is not None else None
     meant = there if there is not None and not nearest(key, valid, cutoff=0.8) else None
     meant = meant or (dotted((*place, hint)) if hint else None)
@@ -122,7 +125,7 @@ def unknown_key(
 
 
 def _say(mistake: Any, place: Place, schema: type[BaseModel], elsewhere: Elsewhere | None) -> tuple[str, str]:
-    """What follows the place: what was given, and what was expected."""
+    """Return what follows the place: what was given, and what was expected."""
     kind, value, context = str(mistake["type"]), mistake["input"], mistake.get("ctx") or {}
     if kind == "extra_forbidden":
         valid = list(_group(schema, place[:-1]).model_fields)
@@ -142,7 +145,7 @@ def _say(mistake: Any, place: Place, schema: type[BaseModel], elsewhere: Elsewhe
 
 
 def _place(loc: Sequence[str | int], given: Any, kind: str) -> Place:
-    """The part of pydantic's location that stands in the file; the rest are names of alternatives."""
+    """Return the part of pydantic's location that stands in the file; the rest are names of alternatives."""
     place: list[str | int] = []
     for number, step in enumerate(loc):
         if _has(given, step):
@@ -160,7 +163,7 @@ def _has(given: Any, step: str | int) -> bool:
 
 
 def _group(schema: type[BaseModel], place: Place) -> type[BaseModel]:
-    """The settings class that stands at a place of the schema."""
+    """Return the settings class that stands at a place of the schema."""
     for step in place:
         if isinstance(step, str):
             schema = groups_in(schema.model_fields[step].annotation)[0]
@@ -169,7 +172,7 @@ def _group(schema: type[BaseModel], place: Place) -> type[BaseModel]:
 
 @functools.cache
 def places() -> Mapping[str, tuple[str, ...]]:
-    """Returns key -> the dotted places where the schema has it, the least deep first."""
+    """Return key -> the dotted places where the schema has it, the least deep first."""
     found: dict[str, list[str]] = {}
     for place in sorted((key for key, _ in keys_of(ExperimentConfig)), key=lambda place: place.count(".")):
         found.setdefault(place.rpartition(".")[2], []).append(place)
@@ -177,7 +180,7 @@ def places() -> Mapping[str, tuple[str, ...]]:
 
 
 def meant(key: str, labels: Mapping[str, str] | None = None) -> str | None:
-    """Returns the dotted place that a key which is not where it was looked for belongs to, or None.
+    """Return the dotted place that a key which is not where it was looked for belongs to, or None.
 
     `labels` are the experiment's methods, label -> name; a method's option is then one of a line that has it.
 
@@ -200,7 +203,7 @@ def meant(key: str, labels: Mapping[str, str] | None = None) -> str | None:
 
 
 def written(word: str, value: str | None = None) -> str | None:
-    """Returns the setting that a word without `=` stands for, such as `train.lr=0.1` for `lr`; None if for none.
+    """Return the setting that a word without `=` stands for, such as `train.lr=0.1` for `lr`; None if for none.
 
     `value` is the word after it, where there is one.
     """
@@ -274,7 +277,7 @@ def check_names(config: ExperimentConfig) -> None:
 
 
 def check_checkpoint(model: OneModelConfig) -> None:
-    """Raises ConfigError for a checkpoint that can only be a folder and is none."""
+    """Raise ConfigError for a checkpoint that can only be a folder and is none."""
     checkpoint = model.options.get("checkpoint")
     problem = no_such_folder(checkpoint) if isinstance(checkpoint, str) and ":" not in model.name else ""
     if problem:
@@ -321,7 +324,7 @@ def check_values(given: Any, where: str) -> None:
 
 
 def _problem(value: Any, allowed: str) -> str | None:
-    """What is wrong with one value by itself."""
+    """Return what is wrong with one value by itself."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             return f"is a text of {len(value):,} characters; the longest may have {LONGEST_TEXT:,}"
@@ -347,10 +350,12 @@ def _may_have_lines(place: tuple[str, ...]) -> bool:
 
 
 def too_deep(what: str) -> str:
+    """Return the message for settings that are nested too deep."""
     return (
         f"{what} nests values more than {DEEPEST} deep; no setting is that deep, so a bracket may be missing"
     )
 
 
 def too_many(what: str) -> str:
+    """Return the message for settings with too many values."""
     return f"{what} holds more than {MOST_VALUES:,} values, aliases counted as often as they stand; leave some out"

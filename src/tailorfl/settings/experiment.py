@@ -199,7 +199,10 @@ class ExperimentConfig(Settings):
         return self
 
     def model_of(self, method: MethodConfig) -> ModelConfig:
-        """The model that a method trains: the experiment's with its changes, or another one where they name it."""
+        """Return the model that a method trains.
+
+        The experiment's with its changes, or another one where they name it.
+        """
         if "name" in method.model:
             return ModelConfig.model_validate(method.model)
         return ModelConfig.model_validate({**self.model.model_dump(), **method.model})
@@ -240,7 +243,7 @@ def check_published(key: str, value: Any) -> None:
 
 
 def labels(methods: Iterable[MethodConfig]) -> list[str]:
-    """A label for every method: its own, else its name, with its options where the name comes twice."""
+    """Return a label for every method: its own, else its name, with its options where the name comes twice."""
     methods = list(methods)
     names = [method.label or method.name.rpartition(":")[2] for method in methods]
     return [

@@ -29,7 +29,7 @@ class Setting:
 
 
 def settings(group: str | None = None) -> list[Setting]:
-    """Returns every key of an experiment, `methods` as `method` of one line; or those of a group such as `train`."""
+    """Return every key of an experiment, `methods` as `method` of one line; or those of a group such as `train`."""
     found = []
     for setting in _of(ExperimentConfig, ""):
         found.append(setting)
@@ -39,7 +39,7 @@ def settings(group: str | None = None) -> list[Setting]:
 
 
 def keys_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yields the dotted keys of a group and of the groups in it; lines of a list have keys of their own."""
+    """Yield the dotted keys of a group and of the groups in it; lines of a list have keys of their own."""
     for name, field in schema.model_fields.items():
         key = f"{prefix}{name}"
         yield key, field
@@ -49,7 +49,7 @@ def keys_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
 
 
 def groups_in(annotation: Any) -> list[type[BaseModel]]:
-    """Returns the groups of settings that an annotation names."""
+    """Return the groups of settings that an annotation names."""
     if (
         isinstance(annotation, type)
         and not isinstance(annotation, types.GenericAlias)
@@ -62,7 +62,7 @@ def groups_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def value_text(default: Any) -> str:
-    """A default as it would stand in a YAML file."""
+    """Return a default as it would stand in a YAML file."""
     if hasattr(default, "model_dump"):
         default = default.model_dump()
     if default is None or isinstance(default, bool):
@@ -87,7 +87,7 @@ def _of(schema: type[BaseModel], prefix: str) -> Iterator[Setting]:
 
 
 def type_text(annotation: Any, metadata: Any = ()) -> str:
-    """The type of a field in words, with the range that its `metadata` give, such as "number (≥ 0)"."""
+    """Return the type of a field in words, with the range that its `metadata` give, such as "number (≥ 0)"."""
     limits = [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in BOUNDS if hasattr(m, name)]
     return _name(annotation) + (f" ({', '.join(limits)})" if limits else "")
 

@@ -111,7 +111,7 @@ def load(
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The content of a YAML file or of the recipe of that name. Raises ConfigError if it cannot be read."""
+    """Return the content of a YAML file or of the recipe of that name. Raises ConfigError if it cannot be read."""
     file = Path(path)
     if not _is_file(file):
         known = recipes()
@@ -145,13 +145,13 @@ def _is_file(path: Path) -> bool:
 
 
 def recipes() -> dict[str, Path]:
-    """The packaged recipes: name -> file."""
+    """Return the packaged recipes: name -> file."""
     folder = Path(str(files("tailorfl"))) / "recipes"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def _plain(given: str | Path | Mapping[str, Any] | ExperimentConfig | None) -> dict[str, Any]:
-    """Settings as nested dicts of their own, which overrides may write to."""
+    """Return settings as nested dicts of their own, which overrides may write to."""
     if given is None:
         return {}
     if isinstance(given, str | Path):
@@ -160,7 +160,7 @@ def _plain(given: str | Path | Mapping[str, Any] | ExperimentConfig | None) -> d
 
 
 def _use_plural(raw: dict[str, Any], where: str) -> None:
-    """`method: x` becomes `methods: [x]`."""
+    """Turn `method: x` into `methods: [x]`."""
     if "method" not in raw:
         return
     if "methods" in raw:
@@ -169,7 +169,7 @@ def _use_plural(raw: dict[str, Any], where: str) -> None:
 
 
 def _use_scale(raw: dict[str, Any], scale: str, where: str) -> None:
-    """Makes the changes of one of the `scales` of settings."""
+    """Make the changes of one of the `scales` of settings."""
     known = raw.get("scales") or {}
     if not isinstance(known, Mapping) or not known:
         raise ConfigError(f"{where} has no scales, so scale={scale} means nothing; leave it out")
@@ -219,13 +219,13 @@ def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
 
 
 def _lines(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The lines of `methods` by their title."""
+    """Return the lines of `methods` by their title."""
     lines = _as_list(raw.get("methods") or [])
     return {str(_flat(m).get("label") or _flat(m).get("name")): m for m in lines}
 
 
 def _flat(group: Any) -> dict[str, Any]:
-    """The settings of a group, its options among them."""
+    """Return the settings of a group, its options among them."""
     if not isinstance(group, Mapping):
         return {} if group is None else {"name": group}
     options = group.get("options")
@@ -238,7 +238,7 @@ def _kind(value: Any) -> str:
 
 
 def _apply(raw: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]) -> None:
-    """Changes settings in place, in order; whole groups and another model's name before what belongs to them.
+    """Change settings in place, in order; whole groups and another model's name before what belongs to them.
 
     Raises:
         ConfigError: a text is no setting, or its path leads nowhere.
@@ -289,7 +289,7 @@ def _separated(path: list[str], value: Any) -> Any:
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets one dotted path; groups that are missing or in short form are made on the way."""
+    """Set one dotted path; groups that are missing or in short form are made on the way."""
     if path[0] == "method":
         _set_method(raw, path, value)
         return
@@ -303,7 +303,7 @@ def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _enter(group: Any, place: list[str], step: str) -> Any:
-    """The group `step` inside the group at `place`."""
+    """Return the group `step` inside the group at `place`."""
     if isinstance(group, list):
         return group[_position(group, place, step)]
     if not place and step == "methods" and step not in group:
@@ -366,7 +366,7 @@ def _current_name(group: Any) -> Any:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """A list stays one; anything else is the list of itself."""
+    """Return a list stays one; anything else is the list of itself."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -374,7 +374,7 @@ class Loader(yaml.SafeLoader):
     """YAML with 1e-3 as a number (YAML 1.1 takes it for text), and with duplicate keys refused."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node; raises where a key comes twice: YAML would silently keep the last."""
+        """Return the mapping of a node; raises where a key comes twice: YAML would silently keep the last."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -395,7 +395,7 @@ Loader.add_implicit_resolver(
 
 
 def parsed(text: str, loader: type[yaml.SafeLoader], what: str) -> Any:
-    """Returns the value of a YAML text; `what` names the text in messages.
+    """Return the value of a YAML text; `what` names the text in messages.
 
     Raises:
         ConfigError: it is not valid, too long, nested too deeply, or means too many values.
@@ -419,7 +419,7 @@ def parsed(text: str, loader: type[yaml.SafeLoader], what: str) -> Any:
 
 
 def _check_size(text: str, loader: type[yaml.SafeLoader], what: str) -> None:
-    """Raises ConfigError where reading a text would take too much; looks at it once, from left to right."""
+    """Raise ConfigError where reading a text would take too much; looks at it once, from left to right."""
     sizes: dict[str, int] = {}
     open_: list[list[Any]] = [[None, 0]]
     for event in yaml.parse(text, Loader=loader):
@@ -448,7 +448,7 @@ def _check_size(text: str, loader: type[yaml.SafeLoader], what: str) -> None:
 
 
 def expand(config: ExperimentConfig) -> dict[str, ExperimentConfig]:
-    """Returns the experiments of a configuration by name of the variant; one under "" where it has none.
+    """Return the experiments of a configuration by name of the variant; one under "" where it has none.
 
     Raises:
         ConfigError: a variant has a mistake.

@@ -31,7 +31,7 @@ OWN_FILES = frozenset(
 
 
 def slug(label: str) -> str:
-    """Returns a label as a folder name; Greek letters are written out.
+    """Return a label as a folder name; Greek letters are written out.
 
     It has letters, digits and . = _ + - alone, begins with none of - and ., and is at most `LONGEST` long: never "..",
     a path, a hidden file or one of the experiment's own. What had to be cut, or has no such sign at all, is told

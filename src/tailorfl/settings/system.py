@@ -34,7 +34,7 @@ _SIMULATED = (
 
 
 def _only_of(group: Settings, kinds: dict[str, tuple[str, ...]], kind: str) -> None:
-    """Raises ValueError where an option was changed that the chosen kind does not look at."""
+    """Raise ValueError where an option was changed that the chosen kind does not look at."""
     for name, wanted in kinds.items():
         if kind not in wanted and getattr(group, name) != type(group).model_fields[name].default:
             raise ValueError(f"has {name}, which belongs to kind={' or '.join(wanted)}, but kind={kind}")

@@ -157,7 +157,7 @@ class TrainOverrides(TrainSettings):
         return given
 
     def keys(self) -> list[str]:
-        """The settings that were given."""
+        """Return the settings that were given."""
         return [key for key in type(self).model_fields if key in self.model_fields_set]
 
     def __getitem__(self, key: str) -> Any:

@@ -134,7 +134,7 @@ def _outcome(sim: Simulation) -> dict[str, Tensor]:
 
 
 def _of_clients(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
-    """New states and replies of `ids` in this order, without storing them."""
+    """Return new states and replies of `ids` in this order, without storing them."""
     message = sim.method.broadcast(sim.server, ids)
     new, reply = sim.run(ids, sim.states.get(ids), message, lambda c, s, r: sim.method.local(c, s, r))
     return {
@@ -196,7 +196,7 @@ def order_and_company_of_clients_do_not_matter(contract: Contract, model_name: s
 
 @_check(("sequential",), ("vectorized",), where=_federated)
 def the_data_of_others_does_not_matter_within_a_round(contract: Contract, engine: str) -> None:
-    """Same id, same data, same received model: the others' data may be anything, and as large as it likes."""
+    """Check that a client's result depends on its id, its data and what it receives, and on no other client."""
     changed = replaced(federation(), 0, lambda x: 50.0 * x.flip(0) + 3.0)
     a, b = (simulation(contract.method, NORMED, engine, data=data) for data in (federation(), changed))
     left, right = _of_clients(a, (0, 2, 3, 4)), _of_clients(b, (0, 2, 3, 4))
@@ -236,7 +236,7 @@ def relabelling_clients_permutes_the_results(contract: Contract) -> None:
 
 @_check(("sequential",), ("vectorized",))
 def resumed_equals_uninterrupted(contract: Contract, engine: str) -> None:
-    """A run goes on exactly from what it dumps, in memory and through files."""
+    """Check that a run goes on exactly from what it dumps, in memory and through files."""
     first = simulation(contract.method, BOTH, engine, rounds=2, **RESUMED)
     tensors, facts = first.dump()
     memory, disk = (simulation(contract.method, BOTH, engine, **RESUMED) for _ in range(2))
@@ -280,7 +280,7 @@ def _assert_equal_runs(a: Simulation, b: Simulation) -> None:
 
 @_check(where=lambda contract: _federated(contract) and contract.method.participation != "all")
 def clients_that_are_not_sampled_stay_bit_identical(contract: Contract) -> None:
-    """A round changes the states of those that train in it; a client that never trained takes no memory."""
+    """Check that a round changes the states of those that train in it; a client that never trained takes no memory."""
     sim, trained = simulation(contract.method, NORMED, fraction=0.4), set()
     for _ in range(3):
         ids = tuple(i for i in range(len(SIZES)) if i not in sim.sample(sim.round))
@@ -375,7 +375,7 @@ def _random_streams() -> tuple[Any, ...]:
 
 @_check(("sequential",), ("vectorized",))
 def models_that_come_out_are_complete_and_own_their_memory(contract: Contract, engine: str) -> None:
-    """Writing into a deployed model does not reach the run."""
+    """Check that writing into a deployed model does not reach the run."""
     sim = simulation(contract.method, NORMED, engine, rounds=1)
     before = {p: t.clone() for p, t in everything(sim).items()}
     models = personal(sim)
@@ -439,7 +439,7 @@ def newcomers_without_steps_deploy_what_they_receive(contract: Contract) -> None
 
 @_check()
 def evaluated_models_are_those_promised(contract: Contract) -> None:
-    """A personal model, a global one, or both."""
+    """Check that there is a personal model, a global one, or both."""
     method, sim = contract.method, simulation(contract.method)
     assert contract.personal in (None, method.has_personal)
     assert contract.shared in (None, method.has_global)
@@ -502,7 +502,7 @@ def traffic_is_what_was_promised(contract: Contract) -> None:
 
 @_check(where=lambda contract: contract.trained is not None)
 def trained_scalars_are_those_promised(contract: Contract) -> None:
-    """What one client's training produced: tensors of its new state and reply that were not there before.
+    """Collect what one client's training produced: tensors of its new state and reply that were not there before.
 
     A model that is kept and sent counts once; two models count twice.
     """
@@ -562,7 +562,7 @@ def private_training_is_the_same_in_every_engine_and_again(contract: Contract, m
 
 @_check(where=_covered)
 def clipped_training_moves_by_no_more_than_the_clip(contract: Contract) -> None:
-    """The bound is crude, but a gradient that escapes the clip breaks it by orders of magnitude."""
+    """Check a crude bound, but a gradient that escapes the clip breaks it by orders of magnitude."""
     clipped = replace(PLAIN, dp=SampleDP(1e-4, 0.0, "shuffle"), lr=0.01)
     sim = simulation(contract.method, "mlp", train=clipped, rounds=1)
     moved = everything(sim)

@@ -41,8 +41,9 @@ TRAIN = TrainConfig(epochs=1, batch_size=4, lr=0.05, momentum=0.5, weight_decay=
 
 @cache
 def federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
-    """Clients of `sizes` training samples of 1x8x8 images in four classes, two for validation, three for
-    testing each, and one held-out client.
+    """Clients of `sizes` training samples of 1x8x8 images in four classes.
+
+    Two for validation, three for testing each, and one held-out client.
     """
     rng = np.random.default_rng(seed)
     train, val, test, y = [], [], [], []
@@ -68,7 +69,7 @@ def federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
 
 
 def replaced(base: Federation, client: int, change: Callable[[Tensor], Tensor]) -> Federation:
-    """The federation with the training inputs of one client changed."""
+    """Return the federation with the training inputs of one client changed."""
     x = base.source.x.clone()
     rows = torch.from_numpy(base.train[client])
     x[rows] = change(x[rows])
@@ -125,7 +126,7 @@ def _both() -> nn.Module:
 
 @cache
 def model(name: str) -> Model:
-    """A model of the table, or `BOTH`, made once; that of a name with `EXACT` after it calculates in float64."""
+    """Return a model of the table, or `BOTH`, made once; that of a name with `EXACT` after it calculates in float64."""
     factory = {**FACTORIES, BOTH: _both}[name.removesuffix(EXACT)]
     return Model(_in_float64(factory) if name.endswith(EXACT) else factory)
 
@@ -195,7 +196,7 @@ def everything(sim: Simulation, clients: Sequence[int] | None = None) -> dict[st
 
 
 def personal(sim: Simulation, clients: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """The deployable models of `clients` (default: all training clients), [clients, ...] by name."""
+    """Return the deployable models of `clients` (default: all training clients), [clients, ...] by name."""
     ids = tuple(range(sim.federation.num_clients) if clients is None else clients)
     found = [models for _, models in sim.personal_models(ids)]
     names = tree.tensors(found[0])
@@ -203,7 +204,7 @@ def personal(sim: Simulation, clients: Sequence[int] | None = None) -> dict[str,
 
 
 def shared(sim: Simulation) -> dict[str, Tensor]:
-    """The global model by name."""
+    """Return the global model by name."""
     found = sim.global_model()
     assert found is not None
     return tree.tensors(found)

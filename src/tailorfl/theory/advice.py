@@ -83,7 +83,7 @@ class Advice:
 
     @property
     def confidence(self) -> Confidence:
-        """low without optima; high if lam is known within a factor of 4 from 8 clients or more."""
+        """Low without optima; high if lam is known within a factor of 4 from 8 clients or more."""
         if self.facts.mode == "training":
             return "low"
         firm = self.lam.low > 0 and self.lam.high <= 4 * self.lam.low

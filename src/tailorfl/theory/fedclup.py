@@ -45,7 +45,7 @@ class FedCLUPSchedule:
     """Factor of the squared error in a round, `1 - (lam + L) / (4 kappa (lam + mu))`, in [3/4, 1)."""
 
     def rounds(self, reduction: float) -> int:
-        """Rounds until `rate ** rounds <= reduction`, the wanted share of the first squared error.
+        """Return rounds until `rate ** rounds <= reduction`, the wanted share of the first squared error.
 
         Raises:
             ConfigError: unless 0 < reduction < 1.
@@ -85,7 +85,7 @@ def schedule(mu: float, smoothness: float, lam: float) -> FedCLUPSchedule:
 
 
 def fewest_steps(mu: float, smoothness: float, lam: float, gamma: float, eta: float) -> int:
-    """The smallest K >= 1 with which a round keeps the rate of Theorem 2 (`round_rate`).
+    """Return the smallest K >= 1 with which a round keeps the rate of Theorem 2 (`round_rate`).
 
     It is that of the proof's condition, for any allowed step sizes:
     `(2 + 64 lam^2 / mu^2) (1 - eta (lam + mu))^K <= (1 - gamma L_g)^4`.
@@ -139,7 +139,7 @@ def stochastic_eta(mu: float, smoothness: float, lam: float) -> float:
 
 
 def _allowed(mu: float, smoothness: float, lam: float, gamma: float) -> MoreauConstants:
-    """The problem's constants, for a gamma that Theorem 2 allows."""
+    """Return the problem's constants, for a gamma that Theorem 2 allows."""
     constants = moreau_constants(mu, smoothness, lam)
     require_positive(gamma=gamma)
     edge = 1 / constants.global_smoothness

@@ -35,7 +35,7 @@ class MinimaxRate:
 
 
 def minimax_rate(samples: int, clients: int, radius: float) -> MinimaxRate:
-    """The rate for `samples` a client, `clients` and heterogeneity `radius`.
+    """Return the rate for `samples` a client, `clients` and heterogeneity `radius`.
 
     >>> minimax_rate(samples=100, clients=25, radius=0.05).regime
     'between'

@@ -42,7 +42,7 @@ class MoreauConstants:
 
 
 def moreau_constants(mu: float, smoothness: float, lam: float) -> MoreauConstants:
-    """The constants for losses with curvature from `mu` to `smoothness` and penalty `(lam/2) ||v - w||^2`.
+    """Return the constants for losses with curvature from `mu` to `smoothness` and penalty `(lam/2) ||v - w||^2`.
 
     >>> moreau_constants(mu=1, smoothness=10, lam=1).global_convexity
     0.5

@@ -60,7 +60,7 @@ class Objective:
         return bool(((there + back) / 2 - middle).abs().max() < 1e-9 * scale)
 
     def flat(self, state: TensorDict) -> Tensor:
-        """theta `[d]` of a model state."""
+        """Theta `[d]` of a model state."""
         return torch.cat([state.get(name).reshape(-1) for name in self.model.parameters]).to(self.dtype)
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Objective:
         return self.loss(self.model(self.tensors(theta), x), y, None) + penalty
 
     def samples(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """x and y of rows of the source, in this objective's dtype.
+        """X and y of rows of the source, in this objective's dtype.
 
         Raises:
             DataError: if one of them is not finite; names the row.

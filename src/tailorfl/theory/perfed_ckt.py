@@ -50,7 +50,7 @@ class Transfer:
 
 
 def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> Transfer:
-    """The optimum of Theorem 4.2, which is the posterior mean given everybody's estimates.
+    """Return the optimum of Theorem 4.2, which is the posterior mean given everybody's estimates.
 
     Args:
         beta: curvature of the private data, X'X = beta I.

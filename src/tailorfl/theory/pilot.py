@@ -137,7 +137,7 @@ def halve(rows: Sequence[Ints], strata: Ints, seed: int) -> tuple[tuple[Ints, In
 def _optimum(
     federation: Federation, objective: Objective, chosen: Ints, seed: int, watch: Watch
 ) -> Pilot | None:
-    """The pilot by Newton's method, or None where optima do not exist or cannot be told from few samples."""
+    """Return the pilot by Newton's method, or None where optima do not exist or cannot be told from few samples."""
     if objective.size > DENSE:
         return None
     exact = replace(objective, dtype=torch.float64)
@@ -201,7 +201,7 @@ def _training(
     seed: int,
     watch: Watch,
 ) -> Pilot:
-    """The pilot by local training from a common reference."""
+    """Return the pilot by local training from a common reference."""
     rows = tuple(federation.train[client] for client in chosen)
     config = replace(train, dp=None)
     start, state = objective.flat(objective.state), objective.state

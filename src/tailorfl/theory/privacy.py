@@ -26,7 +26,7 @@ def releases(
     noise: float = 1.0,
     sampling: BatchSampling = UNBOUND.sampling,
 ) -> Entry:
-    """Returns (q, σ', steps) of a client with `samples` samples, for `tailorfl.privacy.accounting`.
+    """Return (q, σ', steps) of a client with `samples` samples, for `tailorfl.privacy.accounting`.
 
     Args:
         samples: n.

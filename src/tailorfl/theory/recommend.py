@@ -182,13 +182,13 @@ def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
 
 
 def _descent_rounds(here: Situation, eta: float) -> int:
-    """Rounds of gradient descent that leave no more than the wanted share of the squared error."""
+    """Return rounds of gradient descent that leave no more than the wanted share of the squared error."""
     step = -math.log1p(-min(eta * here.mu, 1 - 1e-12))
     return max(1, math.ceil(math.log(1 / here.reduction) / (2 * FEDAVG_STEPS * step)))
 
 
 def _gentle(here: Situation) -> dict[str, Any]:
-    """The run's learning rate, lowered where the pulled problem would not stand it."""
+    """Return the run's learning rate, lowered where the pulled problem would not stand it."""
     eta = here.eta(whole=False)
     return {"lr": _short(eta)} if eta < here.lr else {}
 

@@ -38,11 +38,11 @@ class Interval:
     high: float
 
     def clipped(self, low: float = 0.0) -> Interval:
-        """The same, nothing below `low`."""
+        """Return the same, nothing below `low`."""
         return Interval(max(self.value, low), max(self.low, low), max(self.high, low))
 
     def root(self) -> Interval:
-        """The square root, of a square that may have been estimated below 0."""
+        """Return the square root, of a square that may have been estimated below 0."""
         at = self.clipped()
         return Interval(at.value**0.5, at.low**0.5, at.high**0.5)
 
@@ -101,7 +101,7 @@ def resampled(
 
 
 def interval(value: float, draws: Floats, level: float = 0.9) -> Interval:
-    """The value with the range that holds the middle `level` of the draws."""
+    """Return the value with the range that holds the middle `level` of the draws."""
     require_share(level=level)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(min(low, value)), float(max(high, value)))

@@ -1,0 +1,1 @@
+"""One local training: plan, batch, gradient, step and result."""

@@ -66,7 +66,7 @@ class TrainConfig:
         _ = self.rule
 
     def decayed(self, share: float) -> TrainConfig:
-        """Returns the settings of a round in which rates are that share of what they were at first."""
+        """Return the settings of a round in which rates are that share of what they were at first."""
         return replace(self, lr=self.lr * share, decay=share)
 
     @property
@@ -110,7 +110,7 @@ class Cohort:
     plans: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def part(self, positions: Sequence[int]) -> Cohort:
-        """Returns the cohort of the clients at `positions`."""
+        """Return the cohort of the clients at `positions`."""
         take = [int(p) for p in positions]
         return replace(
             self,
@@ -144,16 +144,16 @@ class Cohort:
         return 2 if self.model.has_batch_statistics else 1
 
     def weights_of_classes(self, positions: Sequence[int]) -> Tensor | None:
-        """Returns `class_weights` of the clients at `positions`, where the clients' tensors are."""
+        """Return `class_weights` of the clients at `positions`, where the clients' tensors are."""
         return None if self.class_weights is None else self.class_weights[list(positions)].to(self.device)
 
     def keys(self, positions: Sequence[int], purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Returns one key a client for this round and purpose, uint64 [positions]."""
+        """Return one key a client for this round and purpose, uint64 [positions]."""
         ids = np.array([self.ids[p] for p in positions])
         return derive(self.seed, "client", self.round, purpose, ids)
 
     def left(self, first: int) -> int | None:
-        """Returns how many batches a training may still take after its `first` ones; None without a limit."""
+        """Return how many batches a training may still take after its `first` ones; None without a limit."""
         return None if self.limit is None else max(self.limit - first, 0)
 
     def plan(
@@ -168,7 +168,7 @@ class Cohort:
         poisson: bool = False,
         noise: str | None = None,
     ) -> BatchPlan:
-        """Returns the batch plan of the clients at `positions`; every step takes `batches` batches.
+        """Return the batch plan of the clients at `positions`; every step takes `batches` batches.
 
         Its keys are of the purpose `noise`; None: nothing else is drawn at random. Equal arguments give equal plans in
         every cohort.
@@ -204,7 +204,7 @@ class Cohort:
 
 
 def rows_at_once(source: Source, clients: int = 1) -> int:
-    """Returns how many samples of each of `clients` clients one forward pass of an evaluation takes."""
+    """Return how many samples of each of `clients` clients one forward pass of an evaluation takes."""
     floats = math.prod(source.input_shape)
     if source.holds_tokens:
         # A model that generates returns the whole vocabulary for every token.
@@ -213,7 +213,7 @@ def rows_at_once(source: Source, clients: int = 1) -> int:
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-    """Returns rows as one table and 1 for its real entries: int64 and float [clients, widest]."""
+    """Return rows as one table and 1 for its real entries: int64 and float [clients, widest]."""
     widest = max((len(r) for r in rows), default=0)
     table = np.zeros((len(rows), widest), dtype=np.int64)
     weight = np.zeros((len(rows), widest), dtype=np.float32)

@@ -35,7 +35,7 @@ from tailorfl.training.update import CLIP_EPS
 
 
 def plain(state: TensorDict, grad: Gradient) -> TensorDict:
-    """The direction of ordinary SGD: the gradient where the client is."""
+    """Return the direction of ordinary SGD: the gradient where the client is."""
     return grad(state)
 
 

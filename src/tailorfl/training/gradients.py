@@ -176,8 +176,9 @@ def cohort_gradient(
 def gradients_of(
     objective: LocalObjective, component: Component, leaves: Sequence[Tensor], batch: Batch, stacked: bool
 ) -> tuple[Tensor, tuple[Tensor | None, ...], dict[str, Tensor]]:
-    """Return each client's loss, its gradient at `leaves` (None where the loss does not depend on one), and its new
-    buffers.
+    """Return each client's loss, its gradient at `leaves`, and its new buffers.
+
+    A gradient is None where the loss does not depend on its leaf.
     """
     with torch.enable_grad():
         values, buffers = _losses(objective, component, leaves, batch, stacked)

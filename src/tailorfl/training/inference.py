@@ -207,7 +207,7 @@ class PublicOutputs:
 def in_passes(
     answer: Callable[[Tensor], Tensor], source: Source, rows: Tensor, models: int = 1, dim: int = 0
 ) -> Tensor:
-    """Returns what `answer` makes of the inputs of `rows`, as many at once as fit for so many models.
+    """Return what `answer` makes of the inputs of `rows`, as many at once as fit for so many models.
 
     `rows` int64 [rows] or [models, rows]; `dim` is the axis of the rows in what `answer` returns.
     """
@@ -218,7 +218,7 @@ def in_passes(
 def one_by_one(
     model: Model, states: Mapping[str, Tensor], count: int, device: torch.device
 ) -> list[Callable[[Tensor], Tensor]]:
-    """Returns what gives the outputs of each of `count` models `states` [models, ...] on inputs [rows, ...].
+    """Return what gives the outputs of each of `count` models `states` [models, ...] on inputs [rows, ...].
 
     Convolutions run with channels last where that is faster, on so few images that a layer finds in the cache what the
     layer before has made.

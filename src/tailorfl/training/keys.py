@@ -32,7 +32,7 @@ def _number(part: int | str) -> np.uint64:
 
 
 def derive(key: Keys | int, *parts: int | str | Keys) -> Keys:
-    """Returns keys made from `key` and `parts` in order, uint64; arrays broadcast against each other."""
+    """Return keys made from `key` and `parts` in order, uint64; arrays broadcast against each other."""
     with np.errstate(over="ignore"):
         out = np.asarray(_number(key) if isinstance(key, int) else key, dtype=np.uint64)
         for part in parts:
@@ -42,17 +42,17 @@ def derive(key: Keys | int, *parts: int | str | Keys) -> Keys:
 
 
 def bits(keys: Keys, count: int) -> Keys:
-    """Returns `count` random 64-bit words per key, uint64 [*keys.shape, count]."""
+    """Return `count` random 64-bit words per key, uint64 [*keys.shape, count]."""
     with np.errstate(over="ignore"):
         counter = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         return _finalise(keys[..., None] + counter)
 
 
 def generator(key: int, *parts: int | str) -> np.random.Generator:
-    """Returns a numpy generator for work done once and not per client (partitions, sampling a cohort)."""
+    """Return a numpy generator for work done once and not per client (partitions, sampling a cohort)."""
     return np.random.default_rng(int(derive(key, *parts)))
 
 
 def torch_seed(key: int, *parts: int | str) -> int:
-    """Returns a seed for `torch.manual_seed`, an int in [0, 2**63)."""
+    """Return a seed for `torch.manual_seed`, an int in [0, 2**63)."""
     return int(derive(key, *parts) >> np.uint64(1))

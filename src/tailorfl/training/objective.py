@@ -31,22 +31,24 @@ class Loss:
     """It compares the samples of a batch, so it is no mean of losses of one sample each."""
 
     def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the loss of a batch, 0-d."""
         return self.of_batch(outputs, y, weight)
 
     def weighed(self, classes: Tensor | None) -> Loss:
-        """Returns the loss in which a sample counts what `classes` [classes] says of its class; None: all alike."""
+        """Return the loss with a weight per class; the same without weights."""
+        """Return the loss in which a sample counts what `classes` [classes] says of its class; None: all alike."""
         if classes is None:
             return self
         assert isinstance(self.of_batch, _Mean)  # of tasks with classes alone: `check_class_weights`
         return Loss(_Weighed(self.of_batch.of_samples, classes))
 
     def shifted(self, prior: Tensor) -> Loss:
-        """Returns the loss of outputs + `prior` [outputs]."""
+        """Return the loss of outputs + `prior` [outputs]."""
         return replace(self, of_batch=lambda outputs, y, weight: self.of_batch(outputs + prior, y, weight))
 
 
 def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
-    """Returns the mean over real samples of [batch, ...] numbers, [...]; over none it is 0."""
+    """Return the mean over real samples of [batch, ...] numbers, [...]; over none it is 0."""
     if weight is None:
         return per_sample.mean(0)
     if per_sample.ndim > 1:
@@ -62,7 +64,7 @@ def cross_entropies(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def class_prior(counts: Tensor, gamma: float) -> Tensor:
-    """Returns γ log n_c, [classes], by which the balanced softmax (Ren et al., NeurIPS 2020) shifts logits in training.
+    """Return γ log n_c, [classes], by which the balanced softmax (Ren et al., NeurIPS 2020) shifts logits in training.
 
     `counts` [classes] float: the client's training samples. Of a class without any it is far down, but finite.
     """
@@ -127,7 +129,7 @@ def response_losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def next_tokens(y: Tensor) -> Tensor:
-    """What the output at each position is to say, [batch, length] int64: `y` moved one place to the left."""
+    """Return what the output at each position is to say, [batch, length] int64: `y` moved one place to the left."""
     return F.pad(y[:, 1:], (0, 1), value=NO_TARGET)
 
 

@@ -112,6 +112,7 @@ class Drawn:
         return tuple(t if stacked else t[0] for t in drawn)
 
     def where(self, positions: Sequence[int]) -> str:
+        """Return in words whose fit this is, and its purpose."""
         return where(self.cohort, positions, self.purpose)
 
 

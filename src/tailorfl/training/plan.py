@@ -67,11 +67,11 @@ class BatchPlan:
         return found
 
     def ordered(self, order: Rows) -> BatchPlan:
-        """Returns the plan of the clients at `order`, in that order."""
+        """Return the plan of the clients at `order`, in that order."""
         return self._part(order, None)
 
     def of(self, client: int) -> BatchPlan:
-        """Returns the plan of one client alone."""
+        """Return the plan of one client alone."""
         return self._part(slice(client, client + 1), int(self.steps[client]))
 
     def _part(self, which: slice | Rows, length: int | None) -> BatchPlan:
@@ -85,7 +85,7 @@ MOST_PADDING = 0.1
 
 
 def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
-    """Returns for every batch the runs (first client, end) of clients that are computed together, padded to the widest.
+    """Return for every batch the runs (first client, end) of clients that are computed together, padded to the widest.
 
     All that are active, where that pads few samples; else those with few samples apart. `plan` is ordered by falling
     steps, so the active clients of a batch are its first ones.
@@ -106,7 +106,7 @@ def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
 
 
 def _cut(counts: Rows, spare: float) -> list[tuple[int, int]]:
-    """Returns the runs of falling `counts` that pad at most `spare` samples, cut where that saves most."""
+    """Return the runs of falling `counts` that pad at most `spare` samples, cut where that saves most."""
     found = [(0, len(counts))]
     while sum(int(counts[a]) * (b - a) for a, b in found) - int(counts.sum()) > spare:
         _, where, at = max(
@@ -120,7 +120,7 @@ def _cut(counts: Rows, spare: float) -> list[tuple[int, int]]:
 
 
 def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
-    """Returns how many batches one pass has, [clients].
+    """Return how many batches one pass has, [clients].
 
     A rest of fewer than `min_batch` samples is left out of the pass; `batch` 0 takes all samples at once.
     """
@@ -134,7 +134,7 @@ def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
 def steps_of(
     sizes: Rows, batch: int, epochs: float | None, steps: Steps | None, min_batch: int, batches: int
 ) -> Rows:
-    """Returns the number of steps of each client, [clients]; a client without a usable batch takes none.
+    """Return the number of steps of each client, [clients]; a client without a usable batch takes none.
 
     Every step takes `batches` batches; those that complete the last one come from a further pass.
     """
@@ -154,13 +154,13 @@ def batches_of(
     limit: int | None = None,
     batches: int = 1,
 ) -> Rows:
-    """Returns the number of batches that each client's plan has, [clients]; arguments as in `make_plan`."""
+    """Return the number of batches that each client's plan has, [clients]; arguments as in `make_plan`."""
     wanted = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
     return wanted if limit is None else np.minimum(wanted, limit // batches * batches)
 
 
 def batch_sizes(sizes: Rows, batch: int, wanted: Rows, first: int = 0, min_batch: int = 1) -> Rows:
-    """Returns how many samples each of the `wanted` [clients] batches of a plan has, [clients, batches]; nothing drawn.
+    """Return how many samples each of the `wanted` [clients] batches of a plan has, [clients, batches]; nothing drawn.
 
     Other arguments as in `make_plan`. Of Poisson batches it is what is expected where every batch is said to be whole.
     """
@@ -183,7 +183,7 @@ def make_plan(
     batches: int = 1,
     poisson: bool = False,
 ) -> BatchPlan:
-    """Returns the plan of a cohort, in which step k takes the `batches` batches from k·`batches` on.
+    """Return the plan of a cohort, in which step k takes the `batches` batches from k·`batches` on.
 
     `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either
     `epochs` or `steps` (of all, or of each client); `first` skips that many batches of the same endless sequence (so
@@ -221,7 +221,7 @@ def make_plan(
 
 
 def _orders(sizes: Rows, keys: Keys, low: Rows, passes: Rows, widest: int) -> Rows:
-    """Returns random orders of samples, [all clients' passes, widest]: client i's passes from low[i] on, then i + 1's.
+    """Return random orders of samples, [all clients' passes, widest]: client i's passes from low[i] on, then i + 1's.
 
     What follows a client's samples in its rows is not used. Clients of a size are sorted together: where the number of
     steps is the same, small clients have many passes, which are not sorted as long as those of the largest.
@@ -245,7 +245,7 @@ DRAWS_AT_ONCE = 2**21
 
 
 def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, wanted: Rows, first: int) -> BatchPlan:
-    """Returns the plan whose batches hold each sample by itself; `expected` [clients] is the mean size of a batch."""
+    """Return the plan whose batches hold each sample by itself; `expected` [clients] is the mean size of a batch."""
     drawn: list[list[Rows]] = []
     for member, key, size, length in zip(members, keys, expected, wanted, strict=True):
         mine: list[Rows] = []

@@ -37,7 +37,7 @@ class PublicTerm:
     def gradient(
         self, component: Component, params: Sequence[Tensor], step: int, who: slice | Tensor
     ) -> list[Tensor]:
-        """Returns the term's gradient at `params` for the clients `who`, whose tensors `component` holds.
+        """Return the term's gradient at `params` for the clients `who`, whose tensors `component` holds.
 
         Clients share no variable, so the gradient of the sum of their terms is each client's own.
         """
@@ -67,7 +67,7 @@ class PublicTerm:
         rows: Tensor,
         given: Sequence[Tensor],
     ) -> Tensor:
-        """The term of one client, with its model in evaluation mode."""
+        """Return the term of one client, with its model in evaluation mode."""
         state = {**common, **own, **at}
         seen = Seen.evaluated(self.model, self.loss, (x, torch.empty(0), None), state, rows)
         value: Tensor = self.term.function(seen, *Packed(list(given), self.given.form).unpack())
@@ -75,7 +75,7 @@ class PublicTerm:
 
 
 def public_rows(keys: Keys, samples: int, batch: int, steps: int, first: int = 0) -> Tensor:
-    """Returns the public samples of every client and step, int64 [clients, steps, batch].
+    """Return the public samples of every client and step, int64 [clients, steps, batch].
 
     `keys` [clients] uint64; a batch of all `samples` where `batch` is larger; `first` skips steps.
     """

@@ -58,7 +58,7 @@ class RoundSchedule:
             )
 
     def share(self, round: int) -> float:
-        """Returns s(t) for a round counted from 0."""
+        """Return s(t) for a round counted from 0."""
         if self.kind == "step":
             total = self.rounds or 0
             # 0.7 · 10 is a little more than 7.
@@ -70,7 +70,7 @@ class RoundSchedule:
         return self.shift / (self.shift + round) if self.kind == "inverse" else 1.0
 
     def deployed(self, rounds: int) -> float:
-        """Returns the share of the rate with which models are tuned after so many rounds."""
+        """Return the share of the rate with which models are tuned after so many rounds."""
         return self.share(max(rounds - 1, 0)) if self.deployment == "last" else 1.0
 
 

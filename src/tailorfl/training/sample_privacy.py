@@ -65,7 +65,7 @@ class SampleDP(ClippedNoise):
     """σ of every client, by id, in place of `noise` where they differ; `noise` is then the largest."""
 
     def noise_of(self, client: int) -> float:
-        """Returns σ of one client."""
+        """Return σ of one client."""
         return self.own[client] if client < len(self.own) else self.noise
 
 
@@ -78,7 +78,7 @@ class Release(NamedTuple):
     """B, [clients] or 0-d: what is expected of the size of a Poisson batch; None takes each batch's own."""
 
     def of(self, which: int | slice | Tensor) -> Release:
-        """The part of some clients, or one client's."""
+        """Return the part of some clients, or one client's."""
         return Release(self.noise[which], None if self.size is None else self.size[which])
 
 
@@ -140,7 +140,7 @@ def private_gradient(
     masks: Tensor,
     release: Release | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Returns the private gradient of the mean loss and the (not private) mean loss of the batch.
+    """Return the private gradient of the mean loss and the (not private) mean loss of the batch.
 
     `x` [batch, ...], `y` [batch, ...]; samples with `weight` 0 are padding. A gradient that is not finite counts as
     zero, whatever else is in the batch: that there was one must not show. `noise` is the key of the noise,

@@ -146,7 +146,7 @@ class GradientStep:
             torch._foreach_add_(gradient, [along(clients.strength, d) * d for d in pull])
 
     def _shares(self, clients: ActiveClients, step: Step) -> dict[int, WeightStep]:
-        """What happens to each parameter that may take its step inside the backward pass, by its place in memory.
+        """Return what happens to each parameter that may step inside the backward pass, by its place in memory.
 
         That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
         """
@@ -173,7 +173,9 @@ class GradientStep:
 
 
 def _leaves(params: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that gradients are taken of: a slice of a leaf calls itself a leaf too, but autograd does not see it
+    """Return the tensors that gradients are taken of.
+
+    A slice of a leaf calls itself a leaf too, but autograd does not see it
     used.
     """
     return [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]

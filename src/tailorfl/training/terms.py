@@ -69,7 +69,7 @@ class Seen:
         state: Mapping[str, Tensor],
         rows: Tensor | None = None,
     ) -> Seen:
-        """Returns what a term sees of a batch of a model in evaluation mode."""
+        """Return what a term sees of a batch of a model in evaluation mode."""
         outputs, features = model.with_features(state, batch[0])
         return cls(model, loss, batch, outputs, features, state, rows)
 
@@ -79,7 +79,7 @@ class Seen:
         return self._state
 
     def through(self, layer: str, *inputs: Tensor) -> Tensor:
-        """Returns what a layer of the model in training makes of other inputs, in evaluation mode; gradients flow.
+        """Return what a layer of the model in training makes of other inputs, in evaluation mode; gradients flow.
 
         `layer` is its dotted name.
         """
@@ -114,11 +114,11 @@ class Seen:
         return self._rows
 
     def mean(self, per_sample: Tensor) -> Tensor:
-        """Returns the mean of [batch, ...] numbers over the real samples, [...]; over none it is 0."""
+        """Return the mean of [batch, ...] numbers over the real samples, [...]; over none it is 0."""
         return mean_of(per_sample, self.weight)
 
     def of(self, state: TensorDict | Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns (outputs, features) of another state of the same architecture on the batch.
+        """Return (outputs, features) of another state of the same architecture on the batch.
 
         In evaluation mode, and no gradient flows into it.
         """
@@ -161,7 +161,7 @@ class Term:
             )
 
     def value(self, seen: Seen, given: Sequence[Any]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Returns the term of a batch, 0-d, and what becomes of the tensors that it keeps.
+        """Return the term of a batch, 0-d, and what becomes of the tensors that it keeps.
 
         Raises:
             TailorflError: the function does not return just those.

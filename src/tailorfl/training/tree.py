@@ -16,12 +16,12 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def empty() -> TensorDict:
-    """Returns a TensorDict with nothing in it: the message or state of a method that has none."""
+    """Return a TensorDict with nothing in it: the message or state of a method that has none."""
     return TensorDict({}, batch_size=[])
 
 
 def merge(*parts: TensorDict) -> TensorDict:
-    """Returns one TensorDict with the entries of all `parts`; on equal names the last wins.
+    """Return one TensorDict with the entries of all `parts`; on equal names the last wins.
 
     Tensors are not copied.
     """
@@ -32,12 +32,12 @@ def merge(*parts: TensorDict) -> TensorDict:
 
 
 def tensors(flat: TensorDict) -> dict[str, Tensor]:
-    """Returns the entries of a TensorDict without nested parts as a dict; tensors are not copied."""
+    """Return the entries of a TensorDict without nested parts as a dict; tensors are not copied."""
     return cast(dict[str, Tensor], dict(flat.items()))
 
 
 def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
-    """Yields (dotted path, tensor) of every leaf, nested parts joined by '/'."""
+    """Yield (dotted path, tensor) of every leaf, nested parts joined by '/'."""
     for key, value in tree.items():
         if isinstance(value, TensorDict):
             for inner, tensor in leaves(value):
@@ -53,12 +53,12 @@ def precision(tensors: Iterable[Tensor]) -> torch.dtype:
 
 
 def shapes(flat: Iterable[tuple[str, Tensor]], axes: int = 0) -> Shapes:
-    """Returns the shapes and dtypes of leaves, without their first `axes` axes."""
+    """Return the shapes and dtypes of leaves, without their first `axes` axes."""
     return {path: (tuple(tensor.shape[axes:]), tensor.dtype) for path, tensor in flat}
 
 
 def unlike(found: Shapes, wanted: Shapes) -> str:
-    """Returns in what `found` differs, such as "lacks a, has b of shape [3] and not [4]"; "" where in nothing."""
+    """Return in what `found` differs, such as "lacks a, has b of shape [3] and not [4]"; "" where in nothing."""
     said = [f"lacks {path}" for path in wanted if path not in found]
     said += [f"has {path} beside" for path in found if path not in wanted]
     for path, (shape, dtype) in found.items():
@@ -71,7 +71,7 @@ def unlike(found: Shapes, wanted: Shapes) -> str:
 
 
 def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> TensorDict:
-    """Returns the TensorDict whose `leaves` are `flat`."""
+    """Return the TensorDict whose `leaves` are `flat`."""
     groups: dict[str, list[tuple[str, Tensor]]] = {}
     out: dict[str, Tensor | TensorDict] = {}
     for path, tensor in flat:
@@ -87,7 +87,7 @@ def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> 
 
 
 def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> TensorDict:
-    """Returns a TensorDict structured as `template`, empty parts included, with `flat`'s tensors by path."""
+    """Return a TensorDict structured as `template`, empty parts included, with `flat`'s tensors by path."""
     out: dict[str, Tensor | TensorDict] = {}
     for key, value in template.items():
         path = f"{prefix}{key}"
@@ -96,7 +96,7 @@ def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> 
 
 
 def contiguous(tree: TensorDict) -> TensorDict:
-    """Returns `tree` with every tensor laid out row by row, copied only where it is not.
+    """Return `tree` with every tensor laid out row by row, copied only where it is not.
 
     A sum over a transposed tensor rounds otherwise than over its copy, and a checkpoint keeps values, not layouts.
     """
@@ -105,13 +105,13 @@ def contiguous(tree: TensorDict) -> TensorDict:
 
 
 def dot(a: TensorDict, b: TensorDict) -> Tensor:
-    """Returns the inner product over the floating entries of `a`, a 0-d tensor."""
+    """Return the inner product over the floating entries of `a`, a 0-d tensor."""
     terms = [(x * b.get(name)).sum() for name, x in a.items() if x.is_floating_point()]
     return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def norm(a: TensorDict) -> Tensor:
-    """Returns the Euclidean norm over all floating entries, a 0-d tensor."""
+    """Return the Euclidean norm over all floating entries, a 0-d tensor."""
     return dot(a, a).sqrt()
 
 
@@ -121,7 +121,7 @@ def choose(which: Tensor, a: TensorDict, b: TensorDict) -> TensorDict:
 
 
 def weighted_mean(stack: TensorDict, weights: Tensor) -> TensorDict:
-    """Returns Σ_i weights[i]·stack[i] over the leading axis.
+    """Return Σ_i weights[i]·stack[i] over the leading axis.
 
     `weights` [clients] sums to 1. Integer entries (counters) are taken from the first client.
     """

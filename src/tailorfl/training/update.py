@@ -158,12 +158,12 @@ class Optimizer:
 
     @classmethod
     def plain(cls, lr: float | Tensor | None = None, clip_each: bool = False) -> Optimizer:
-        """Returns one whose steps are p − η g and nothing else, whatever the run's settings are."""
+        """Return one whose steps are p − η g and nothing else, whatever the run's settings are."""
         kind, rest = PLAIN["optimizer"], {name: value for name, value in PLAIN.items() if name != "optimizer"}
         return cls(lr, kind, **rest, clip_each=clip_each)  # type: ignore[arg-type]
 
     def rule(self, run: UpdateRule) -> UpdateRule:
-        """Returns the rule of a fit in a run of rule `run`; a rate that is a tensor is not in it."""
+        """Return the rule of a fit in a run of rule `run`; a rate that is a tensor is not in it."""
         own: dict[str, Any] = {
             "lr": None if isinstance(self.lr, Tensor) else self.lr,
             "optimizer": self.kind,
@@ -194,5 +194,5 @@ def clip_norm(gradient: Sequence[Tensor], limit: float, stacked: bool) -> None:
 
 
 def along(scale: Tensor, like: Tensor) -> Tensor:
-    """Returns `scale` [clients] (or 0-d) shaped to multiply `like` [clients, ...]."""
+    """Return `scale` [clients] (or 0-d) shaped to multiply `like` [clients, ...]."""
     return scale.reshape(scale.shape + (1,) * (like.ndim - scale.ndim))

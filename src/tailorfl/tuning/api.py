@@ -35,7 +35,7 @@ def _begun(
     out: str | Path | None,
     resume: bool,
 ) -> tuple[Path, Plan]:
-    """The folder of a tuning that is begun or goes on, and what is to be done there."""
+    """Return the folder of a tuning that is begun or goes on, and what is to be done there."""
     if resume:
         if out is None or config is not None or settings or request != TuningRequest():
             raise ConfigError(

@@ -30,7 +30,7 @@ class Budget:
 
 
 def parse(text: str, config: ExperimentConfig) -> Budget:
-    """Returns the budget of a text: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS.
+    """Return the budget of a text: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS.
 
     Rounds are those of the experiment if not told, seeds one. The seeds are none of the experiment's.
 
@@ -54,7 +54,7 @@ def parse(text: str, config: ExperimentConfig) -> Budget:
 
 
 def tuned_on(config: ExperimentConfig, budget: Budget) -> ExperimentConfig:
-    """Returns the experiment that trials run: with the budget's rounds and seeds, and lines' own rounds cut alike."""
+    """Return the experiment that trials run: with the budget's rounds and seeds, and lines' own rounds cut alike."""
     share = budget.rounds / config.rounds
     lines = tuple(
         m if m.rounds is None else m.model_copy(update={"rounds": max(1, round(m.rounds * share))})
@@ -64,7 +64,7 @@ def tuned_on(config: ExperimentConfig, budget: Budget) -> ExperimentConfig:
 
 
 def left(allowance: float, trials: int, used: Iterable[float], begun: int = 0) -> bool:
-    """Returns whether another trial is paid for, as long as it ends no further above the allowance than below it.
+    """Return whether another trial is paid for, as long as it ends no further above the allowance than below it.
 
     Args:
         allowance: samples that a method may see.

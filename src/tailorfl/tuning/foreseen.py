@@ -23,7 +23,7 @@ class Foreseen:
 
 
 def foreseen(plan: Plan, watch: Callable[[str], None] | None = None) -> dict[str, Foreseen]:
-    """Returns what every method of a tuning would take with one worker, by label; `watch` is told what is tried.
+    """Return what every method of a tuning would take with one worker, by label; `watch` is told what is tried.
 
     A trial takes the rounds of the budget, and evaluations of validation parts alone: one at its end, and where models
     are selected by them those on the way.

@@ -44,7 +44,7 @@ class Tuned:
         return sum(trial.samples for trial in self.trials)
 
     def expected_of(self, samples: Sequence[float]) -> list[float | None]:
-        """Returns the expected best score of budgets of so many samples; None where one pays for no trial.
+        """Return the expected best score of budgets of so many samples; None where one pays for no trial.
 
         A budget pays for as many trials as it is times what a trial took on average. A trial that failed counts as the
         worst that has a score, a trial that was stopped early with its last score.
@@ -62,13 +62,13 @@ class Tuned:
 
 
 def at_edge(config: ExperimentConfig, tuned: Tuned) -> dict[str, int]:
-    """Returns the settings whose chosen value lies at an edge of what was tried: -1 the lower one, 1 the upper one."""
+    """Return the settings whose chosen value lies at an edge of what was tried: -1 the lower one, 1 the upper one."""
     line = {m.label: m for m in config.methods}[tuned.label]
     return edges(config, line, tuned.space, tuned.chosen)
 
 
 def ranks(tuned: Sequence[Tuned]) -> dict[str, int | None]:
-    """Returns the place of every method by its best validation score, 1 the best and equals alike; None without one."""
+    """Return the place of every method by its best validation score, 1 the best and equals alike; None without one."""
     scores = {t.label: None if t.best is None else t.best.score for t in tuned}
 
     def better(one: float, other: float, higher: bool) -> bool:
@@ -85,7 +85,7 @@ def ranks(tuned: Sequence[Tuned]) -> dict[str, int | None]:
 def as_json(
     config: ExperimentConfig, budget: Budget, samples: int, sampler: str, metric: str, tuned: Sequence[Tuned]
 ) -> dict[str, Any]:
-    """Returns the content of tuning.json; `samples` are what each method was allowed to see."""
+    """Return the content of tuning.json; `samples` are what each method was allowed to see."""
     places = ranks(tuned)
     return {
         "budget": {
@@ -110,6 +110,6 @@ def as_json(
 
 
 def experiment(config: ExperimentConfig, chosen: Mapping[str, Mapping[str, Any]]) -> ExperimentConfig:
-    """Returns the experiment with the chosen settings, for its own rounds and seeds."""
+    """Return the experiment with the chosen settings, for its own rounds and seeds."""
     lines = tuple(changed(config, line, chosen[line.label]) for line in config.methods)
     return config.model_copy(update={"name": f"{config.name}-tuned", "methods": lines, "search": {}})

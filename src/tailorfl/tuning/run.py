@@ -96,7 +96,7 @@ class Tuning:
         return self.folder / TUNED
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the content of tuning.json."""
+        """Return the content of tuning.json."""
         plan = self.plan
         return as_json(
             plan.config, plan.budget, self.samples, plan.request.sampler, self.metric, self.methods
@@ -110,11 +110,11 @@ class Watch:
         """All methods together may see so many samples, and have used so many of them."""
 
     def told(self, label: str, trial: Trial, used: float) -> None:
-        """A trial has ended; its method has used up so many samples."""
+        """Note that a trial has ended; its method has used up so many samples."""
 
 
 def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
-    """Returns what a request comes to for an experiment.
+    """Return what a request comes to for an experiment.
 
     Raises:
         ConfigError: the budget, the experiment's `search` or the sampler do not fit.
@@ -132,12 +132,12 @@ def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
 
 
 def default_folder(config: ExperimentConfig) -> Path:
-    """Returns the folder of a tuning where none is named: runs/NAME-tuning, or the next free one."""
+    """Return the folder of a tuning where none is named: runs/NAME-tuning, or the next free one."""
     return new_folder(config.model_copy(update={"name": f"{config.name}-tuning"}))
 
 
 def begin(folder: Path, plan: Plan) -> None:
-    """Makes a folder that of a tuning.
+    """Make a folder that of a tuning.
 
     Raises:
         RunError: it holds one, or something else.
@@ -163,7 +163,7 @@ def _may_stand(path: Path, plan: Plan) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Deletes the tuning in a folder, if there is one; nothing else is touched.
+    """Delete the tuning in a folder, if there is one; nothing else is touched.
 
     Raises:
         RunError: another process is working on it.
@@ -177,7 +177,7 @@ def discard(folder: Path) -> None:
 
 
 def plan_in(folder: Path) -> Plan:
-    """Returns the plan of the tuning in a folder.
+    """Return the plan of the tuning in a folder.
 
     Raises:
         ConfigError: there is none, or it cannot be read.
@@ -205,7 +205,7 @@ def plan_in(folder: Path) -> Plan:
 
 
 def _request(facts: Any) -> TuningRequest:
-    """The request that a file holds, none of whose parts may be missing; ValueError where one is."""
+    """Return the request that a file holds, none of whose parts may be missing; ValueError where one is."""
     if not isinstance(facts, dict):
         raise ValueError("it holds no named values")
     for field in fields(TuningRequest):
@@ -296,7 +296,7 @@ def _work(searches: Mapping[str, MethodSearch], send: Send, workers: int) -> Non
 
 @contextmanager
 def _crew(trainer: Trainer, folder: Path, workers: int) -> Iterator[Send]:
-    """What trains stretches: this process alone, or as many others."""
+    """Return what trains stretches: this process alone, or as many others."""
     if workers == 1:
 
         def here(stretch: Stretch) -> Future[Outcome]:
@@ -323,7 +323,7 @@ _TRAINER: Trainer | None = None
 
 
 def _enlist(config: ExperimentConfig, folder: Path, named: Sequence[str]) -> None:
-    """Makes this process a worker."""
+    """Make this process a worker."""
     global _TRAINER
     modules.load(named)
     _TRAINER = Trainer(config, folder)

@@ -41,21 +41,21 @@ class Search:
 
 
 def rungs(sampler: Sampler, rounds: int) -> int:
-    """Returns after how many stretches the rounds of a trial are over: 1 where none is stopped early."""
+    """Return after how many stretches the rounds of a trial are over: 1 where none is stopped early."""
     if sampler not in ("halving", "hyperband"):
         return 1
     return max(1, min(RUNGS, 1 + int(math.log(rounds, ETA) + 1e-9)))
 
 
 def step(rung: int) -> int:
-    """Returns the number by which the pruner knows a rung, from 0."""
+    """Return the number by which the pruner knows a rung, from 0."""
     return int(ETA**rung)
 
 
 def propose(
     search: Search, space: Space, so_far: Sequence[Trial], first: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Returns the values of the next trial, which nobody has tried; None where the space has no others.
+    """Return the values of the next trial, which nobody has tried; None where the space has no others.
 
     `first` is what the first trial has, whatever the sampler says.
 
@@ -77,7 +77,7 @@ def propose(
 
 
 def check(search: Search, space: Space) -> None:
-    """Raises ConfigError where a sampler cannot search a space."""
+    """Raise ConfigError where a sampler cannot search a space."""
     if search.sampler != "grid":
         return
     ranges = [key for key, dimension in space.items() if not isinstance(dimension, Choice)]
@@ -94,14 +94,14 @@ def check(search: Search, space: Space) -> None:
 
 
 def size(space: Space) -> float:
-    """Returns how many points a space has."""
+    """Return how many points a space has."""
     return math.prod(len(d.values) if isinstance(d, Choice) else math.inf for d in space.values())
 
 
 def stops(
     search: Search, so_far: Sequence[Trial], trial: Trial, rung_count: int
 ) -> tuple[bool, dict[str, float]]:
-    """Returns whether a trial is stopped at its last score, and what the pruner notes of it.
+    """Return whether a trial is stopped at its last score, and what the pruner notes of it.
 
     `so_far` are all trials in the order of their numbers, this one among them.
     """
@@ -131,7 +131,7 @@ def _draw(search: Search, space: Space, so_far: Sequence[Trial], seed: int) -> d
 def _replica(
     search: Search, trials: Sequence[Trial], space: Space | None, pruner: Any, sampler: Any = None
 ) -> Any:
-    """A study in memory with the trials so far; without their values where `space` is None."""
+    """Return a study in memory with the trials so far; without their values where `space` is None."""
     optuna = load_optuna()
     study = optuna.create_study(
         study_name=search.label,

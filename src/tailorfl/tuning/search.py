@@ -56,7 +56,7 @@ class MethodSearch:
         self._waiting = [t.number for t in self.trials if not t.done]
 
     def next(self) -> Stretch | None:
-        """Returns what to train next; None where the budget is used up, or nothing is left to try."""
+        """Return what to train next; None where the budget is used up, or nothing is left to try."""
         if self._waiting:
             return self._stretch(self.trials[self._waiting.pop(0)])
         running = sum(not t.done for t in self.trials)
@@ -72,7 +72,7 @@ class MethodSearch:
         return self._stretch(trial)
 
     def take(self, number: int, outcome: Outcome) -> Stretch | None:
-        """Takes what came of a stretch of a trial; returns the next one where the trial goes on."""
+        """Take what came of a stretch of a trial; returns the next one where the trial goes on."""
         trial = self.trials[number]
         rung = len(trial.scores)
         trial = replace(
@@ -100,7 +100,7 @@ class MethodSearch:
         return self._stretch(trial)
 
     def space(self) -> Space:
-        """Returns what is searched now: the first space, widened at the sides where the best value lay at an edge.
+        """Return what is searched now: the first space, widened at the sides where the best value lay at an edge.
 
         A function of the trials that have ended, so that it is the same after an interruption.
         """
@@ -117,7 +117,7 @@ class MethodSearch:
         return space
 
     def tuned(self) -> Tuned:
-        """Returns what the search has come to."""
+        """Return what the search has come to."""
         return Tuned(self.search.label, self.space(), self.trials, self.search.higher_is_better)
 
     @property
@@ -130,12 +130,15 @@ class MethodSearch:
         return [trial for trial in self.trials if trial.done]
 
     def _charge(self, trial: Trial) -> float:
-        """What a trial takes of the budget: a failed one all that it would have taken."""
+        """Return what a trial takes of the budget: a failed one all that it would have taken."""
         whole = self.allowance / self.search.trials
         return max(trial.samples, whole) if trial.state == "failed" else trial.samples
 
     def _first_of(self, share: float, space: Space) -> list[Trial] | None:
-        """The first trials that took a share of the budget, or all points of a space; None where it is not so far."""
+        """Return the first trials that took a share of the budget, or all points of a space.
+
+        None where it is not so far.
+        """
         spent, seen = 0.0, []
         for trial in self.trials:
             if not trial.done:

@@ -123,7 +123,7 @@ Space = Mapping[str, Dimension]
 
 
 def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
-    """Returns the space of every line of an experiment, by label.
+    """Return the space of every line of an experiment, by label.
 
     What `search` says of a line that the experiment lacks, since `methods=[...]` left it out, is without effect; a
     warning names it.
@@ -165,13 +165,13 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
 
 
 def start(config: ExperimentConfig, line: MethodConfig, space: Space) -> dict[str, Any] | None:
-    """Returns what the experiment itself says, which is the first trial; None where that is not in the space."""
+    """Return what the experiment itself says, which is the first trial; None where that is not in the space."""
     own = {key: value_of(config, line, key) for key in space}
     return own if all(space[key].has(value) for key, value in own.items()) else None
 
 
 def changed(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, Any]) -> MethodConfig:
-    """Returns a line with other values of its settings.
+    """Return a line with other values of its settings.
 
     Raises:
         ConfigError: the method, or local training, refuses one.
@@ -202,7 +202,7 @@ def changed(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, A
 
 
 def accepts(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, Any]) -> bool:
-    """Returns whether a line may have these values."""
+    """Return whether a line may have these values."""
     try:
         changed(config, line, values)
     except ConfigError:
@@ -211,7 +211,7 @@ def accepts(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, A
 
 
 def check(config: ExperimentConfig, line: MethodConfig, space: Space) -> None:
-    """Raises ConfigError where a line cannot have a value of its space."""
+    """Raise ConfigError where a line cannot have a value of its space."""
     for key, dimension in space.items():
         for value in dimension.ends:
             try:
@@ -227,7 +227,7 @@ def check(config: ExperimentConfig, line: MethodConfig, space: Space) -> None:
 def edges(
     config: ExperimentConfig, line: MethodConfig, space: Space, chosen: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Returns the settings whose chosen value lies at an edge beyond which the method takes values: -1 low, 1 high."""
+    """Return the settings whose chosen value lies at an edge beyond which the method takes values: -1 low, 1 high."""
     sides = {key: space[key].side(value) for key, value in chosen.items()}
     return {
         key: side
@@ -237,7 +237,7 @@ def edges(
 
 
 def _shipped(config: ExperimentConfig, line: MethodConfig) -> dict[str, Dimension]:
-    """The library's space of a line, with the line's own values in it."""
+    """Return the library's space of a line, with the line's own values in it."""
     optimizer = value_of(config, line, "train.optimizer")
     grids = {"train.lr": RATES[optimizer]}
     grids |= {f"method.{key}": tuple(values) for key, values in find_method(line.name).grid.items()}
@@ -264,7 +264,7 @@ def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _setting_of(config: ExperimentConfig, line: MethodConfig, key: str) -> str | None:
-    """The setting of a line that a key of `search` means; None where it means none of this line."""
+    """Return the setting of a line that a key of `search` means; None where it means none of this line."""
     of_line = f"methods.{line.label}."
     if key.startswith(of_line):
         rest = key.removeprefix(of_line).removeprefix("method.")
@@ -293,7 +293,7 @@ def _misplaced(config: ExperimentConfig, key: str) -> ConfigError:
 
 
 def _parsed(key: str, given: Any, whole: bool) -> Dimension:
-    """The values that `search` gives of a setting."""
+    """Return the values that `search` gives of a setting."""
     if isinstance(given, list | tuple) and given and all(_is_plain(value) for value in given):
         choice = Choice(tuple(dict.fromkeys(given)))
         return Choice(tuple(sorted(choice.values))) if choice.numeric else choice

@@ -91,7 +91,7 @@ class Trainer:
         self._said: set[str] = set()
 
     def federation(self, seed: int) -> Federation:
-        """Returns the data of a seed.
+        """Return the data of a seed.
 
         Raises:
             DataError: they cannot be used, or nobody has validation samples.
@@ -108,11 +108,11 @@ class Trainer:
         return self._federations[of_data]
 
     def metric(self) -> str:
-        """Returns the metric that settings are chosen by."""
+        """Return the metric that settings are chosen by."""
         return leading(self.federation(self.config.seeds[0]).source, self.config.eval.metric)
 
     def allowance(self) -> int:
-        """Returns the samples that a trial of FedAvg sees, over all seeds."""
+        """Return the samples that a trial of FedAvg sees, over all seeds."""
         total = 0
         for seed in self.config.seeds:
             job = Job(self.config, self.config.methods[0], seed)
@@ -142,7 +142,7 @@ class Trainer:
     def _train(
         self, job: Job, sim: Simulation, place: Path, share: float, values: Mapping[str, Any]
     ) -> float:
-        """The validation metric of one seed after a share of the rounds; raises DataError where it has none."""
+        """Return the validation metric of one seed after a share of the rounds; raises DataError where it has none."""
         identity = {"method": job.method.name, "seed": job.seed, "values": dict(values)}
         exists = _goes_on(place, identity)
         with RunStore.open(place) if exists else RunStore.create(place, identity, overwrite=True) as store:
@@ -197,12 +197,12 @@ def _goes_on(place: Path, identity: Mapping[str, Any]) -> bool:
 
 
 def _shared(limit: Limit, share: float) -> Limit:
-    """A limit cut to a share of the rounds; all of it for 1."""
+    """Return a limit cut to a share of the rounds; all of it for 1."""
     if share == 1:
         return limit
     return Limit(max(1, round(limit.rounds * share)), limit.kind, limit.allowance * share)
 
 
 def _judged(sim: Simulation, metric: str) -> str:
-    """The name of the mean that a method is judged by: of its deployable models on validation parts."""
+    """Return the name of the mean that a method is judged by: of its deployable models on validation parts."""
     return f"{'personal' if sim.method.has_personal else 'global'}/val/{metric}"

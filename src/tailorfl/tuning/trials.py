@@ -68,7 +68,7 @@ class Trial:
 
 
 def load_optuna() -> Any:
-    """Returns the package optuna, quiet.
+    """Return the package optuna, quiet.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -82,7 +82,7 @@ def load_optuna() -> Any:
 
 
 def distribution(dimension: Dimension) -> Any:
-    """Returns a dimension as Optuna has it."""
+    """Return a dimension as Optuna has it."""
     of = load_optuna().distributions
     if isinstance(dimension, Choice):
         return of.CategoricalDistribution(dimension.values)
@@ -95,7 +95,7 @@ class Ledger:
     """The trials of all methods. One process writes it; `optuna-dashboard` and others may read it."""
 
     def __init__(self, folder: Path) -> None:
-        """Used by `opened`, which says what is wrong with the file."""
+        """Read the file for `opened`, which says what is wrong with it."""
         self._optuna, self._file = load_optuna(), folder / FILE
         from sqlalchemy import URL
 
@@ -126,7 +126,7 @@ class Ledger:
             raise _as_library_error(folder / FILE, error) from error
 
     def open(self, label: str, higher_is_better: bool) -> list[Trial]:
-        """Returns the trials of a method, in order; its study is begun where there is none."""
+        """Return the trials of a method, in order; its study is begun where there is none."""
         self._studies[label] = self._optuna.create_study(
             storage=self._storage,
             study_name=label,
@@ -139,7 +139,7 @@ class Ledger:
             raise RunError(f"'{self._file}' is damaged ({error}); {REMEDY}") from error
 
     def begin(self, label: str, trial: Trial, space: Space) -> None:
-        """Writes a trial down before it is trained."""
+        """Write a trial down before it is trained."""
         kinds = {key: _shown(space[key]) for key in trial.values}
         self._studies[label].add_trial(
             self._optuna.trial.create_trial(
@@ -151,14 +151,14 @@ class Ledger:
         )
 
     def note(self, label: str, trial: Trial) -> None:
-        """Writes down, at once, what a trial has that goes on."""
+        """Write down, at once, what a trial has that goes on."""
         scores = {str(step): score for step, score in trial.scores.items()}
         so_far = {"scores": scores, "rungs": dict(trial.rungs), "seconds": trial.seconds}
         so_far["digest"] = _digest(replace(trial, score=None, samples=0, reason=""))
         self._live(label, trial.number).set_user_attr("so_far", so_far)
 
     def tell(self, label: str, trial: Trial) -> None:
-        """Writes down how a trial has ended."""
+        """Write down how a trial has ended."""
         live = self._live(label, trial.number)
         for key in ("samples", "seconds", "reason", "score", "rungs"):
             live.set_user_attr(key, getattr(trial, key))
@@ -175,12 +175,12 @@ class Ledger:
         self._studies[label].tell(trial.number, values=score, state=kind)
 
     def engine(self, label: str) -> str | None:
-        """Returns the engine that trained the first trial of a method; None before."""
+        """Return the engine that trained the first trial of a method; None before."""
         found: str | None = self._studies[label].user_attrs.get("engine")
         return found
 
     def keep_engine(self, label: str, name: str) -> None:
-        """Notes the engine that all trials of a method are trained by: another one rounds in another way."""
+        """Note the engine that all trials of a method are trained by: another one rounds in another way."""
         if self.engine(label) is None:
             self._studies[label].set_user_attr("engine", name)
 
@@ -200,7 +200,10 @@ def _shown(dimension: Dimension) -> Any:
 
 
 def _read(frozen: Any) -> Trial:
-    """A trial of the file. ValueError where it is not what was written; older ones have no digest to tell that."""
+    """Return a trial of the file.
+
+    ValueError where it is not what was written; older ones have no digest to tell that.
+    """
     said = frozen.user_attrs
     name = frozen.state.name.lower()
     trial = Trial(frozen.number, said["values"])
@@ -231,7 +234,7 @@ def _digest(trial: Trial) -> str:
 
 
 def _check_pages(file: Path) -> None:
-    """Raises RunError where a file of trials has damaged pages, of which SQLite tells only when it comes to them."""
+    """Raise RunError where a file of trials has damaged pages, of which SQLite tells only when it comes to them."""
     if not file.is_file():
         return
     with closing(sqlite3.connect(file)) as connection:
@@ -241,7 +244,7 @@ def _check_pages(file: Path) -> None:
 
 
 def _as_library_error(file: Path, error: BaseException) -> RunError:
-    """What a database refused, as the library says it."""
+    """Return what a database refused, as the library says it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, sqlite3.Error):
         cause = getattr(cause, "orig", None) or cause.__cause__

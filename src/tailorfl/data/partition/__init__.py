@@ -48,7 +48,7 @@ class Recipe:
     classes: bool = False
 
     def options(self) -> tuple[str, ...]:
-        """The names of the options that the recipe takes."""
+        """Return the names of the options that the recipe takes."""
         parameters = inspect.signature(self.function).parameters.values()
         return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "test")
 
@@ -70,12 +70,12 @@ RECIPES: Mapping[str, Recipe] = {
 
 
 def available() -> list[str]:
-    """The names of all partitions."""
+    """Return the names of all partitions."""
     return sorted(RECIPES)
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe `name`.
+    """Return the recipe `name`.
 
     Raises:
         ConfigError: if there is none; the message has the nearest name.

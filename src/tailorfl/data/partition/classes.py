@@ -209,7 +209,7 @@ def fedclup_classes(
 
 
 def _cut_off(owner: Ints, strata: Ints, order: Ints, share: float) -> None:
-    """Takes from every client the last `share` of its samples, by the `order` `[classes, clients]` of its classes."""
+    """Take from every client the last `share` of its samples, by the `order` `[classes, clients]` of its classes."""
     for client in range(order.shape[1]):
         rows = np.flatnonzero(owner == client)
         rows = rows[np.argsort(order[strata[rows], client], kind="stable")]

@@ -36,7 +36,7 @@ class Deal:
 
     @classmethod
     def of(cls, owner: Ints, test_owner: Ints | None, clients: int) -> Deal:
-        """The deal in which samples have these owners, see `positions_of`."""
+        """Return the deal in which samples have these owners, see `positions_of`."""
         test = None if test_owner is None else positions_of(test_owner, clients)
         return cls(positions_of(owner, clients), test)
 
@@ -53,7 +53,10 @@ def positions_of(owner: Ints, clients: int) -> Rows:
 
 
 def present(ids: Ints) -> tuple[Ints, Ints]:
-    """The different `ids`, ascending, and how many there are of each: `np.unique`, without a sort of small numbers."""
+    """Return the different `ids`, ascending, and how many there are of each.
+
+    `np.unique`, without a sort of small numbers.
+    """
     if not are_small(ids):
         return np.unique(ids, return_counts=True)
     counts = np.bincount(ids)
@@ -100,7 +103,7 @@ def share_out(sizes: Ints, weights: Floats, rng: Generator) -> Ints:
 
 
 def assign(strata: Ints, counts: Ints, rng: Generator) -> Ints:
-    """`[samples]` int64 owners: client i gets `counts[k, i]` random samples of stratum k, NOBODY the rest."""
+    """Return `[samples]` int64 owners: client i gets `counts[k, i]` random samples of stratum k, NOBODY the rest."""
     remaining = np.bincount(strata, minlength=len(counts)) - counts.sum(axis=1)
     receivers = np.append(np.arange(counts.shape[1]), NOBODY)
     table = np.column_stack([counts, remaining])

@@ -28,7 +28,7 @@ def flwr(
     partitioner: str = "DirichletPartitioner",
     options: Mapping[str, Any] = {},
 ) -> Deal:
-    """A partitioner of Flower Datasets deals the samples; who gets which is as it says.
+    """Return a partitioner of Flower Datasets deals the samples; who gets which is as it says.
 
     `data.partition: {flwr: DirichletPartitioner, alpha: 0.3}` is the short form. It is given the classes as the
     column "label", the number of clients, and a seed drawn from that of the data, each only where it takes it and
@@ -73,7 +73,7 @@ def flwr(
 
 
 def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, Any]) -> Any:
-    """Returns the partitioner `name` with these arguments, and those that it takes beside them.
+    """Return the partitioner `name` with these arguments, and those that it takes beside them.
 
     Raises as `flwr`.
     """

@@ -94,7 +94,7 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
 
 
 def _place_in(groups: Ints, ids: Ints) -> Ints:
-    """The place of every id in the sorted `groups`, NOBODY for ids that are not there."""
+    """Return the place of every id in the sorted `groups`, NOBODY for ids that are not there."""
     if are_small(ids):
         table = np.full(1 + max(int(ids.max()), int(groups[-1])), NOBODY, dtype=np.int64)
         table[groups] = np.arange(len(groups))

@@ -31,7 +31,7 @@ _WORK = 20_000_000  # gamma draws that all re-draws together may cost, about hal
 
 
 def iid(strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None) -> Deal:
-    """Samples dealt at random, sizes differing by at most one.
+    """Return samples dealt at random, sizes differing by at most one.
 
     Args:
         strata: `[samples]` int64 label of each sample; not looked at.
@@ -186,7 +186,7 @@ def _by_size(samples: int, shares: Floats, rng: Generator) -> Ints:
 
 
 def _best_draw(sizes: Ints, clients: int, alpha: float, min_size: int, rng: Generator) -> Ints:
-    """Counts `[classes, clients]` of the first draw that satisfies `min_size`, else of the nearest one."""
+    """Count `[classes, clients]` of the first draw that satisfies `min_size`, else of the nearest one."""
     best, least = np.zeros((len(sizes), clients), dtype=np.int64), None
     for _ in range(max(5, min(_DRAWS, _WORK // (len(sizes) * clients)))):
         counts = cut(sizes, proportions(log_dirichlet(alpha, (len(sizes), clients), rng)))
@@ -225,7 +225,7 @@ def _server_part(owner: Ints, count: int, rng: Generator) -> Ints:
 
 
 def _balanced_counts(ids: Ints, log_shares: Floats, limit: float) -> Ints:
-    """Counts `[classes, clients]`, class after class, with nothing for clients that hold `limit` samples."""
+    """Count `[classes, clients]`, class after class, with nothing for clients that hold `limit` samples."""
     sizes = np.bincount(ids, minlength=len(log_shares))
     counts = np.zeros(log_shares.shape, dtype=np.int64)
     client_totals = np.zeros(log_shares.shape[1], dtype=np.int64)

@@ -30,18 +30,21 @@ Rows = list[dict[str, Any]]
 
 
 def name_of(store: RunStore, client: int) -> str:
-    """The name of a client of a job."""
+    """Return the name of a client of a job."""
     names = store.config.get("clients") or []
     return str(names[client]) if client < len(names) else f"client {client}"
 
 
 def row_id(key: tuple[int, str], client: int) -> str:
-    """What a client of a seed (and of an experiment, where several were put together) is known by on the page."""
+    """Return the key of a client on the page.
+
+    It has the seed, and the experiment where several were put together.
+    """
     return f"{key[0]}{key[1][:6]}/{client}"
 
 
 def clients(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows], list[str]]:
-    """Returns the part, its data by name, and what could not be shown."""
+    """Return the part, its data by name, and what could not be shown."""
     rows, reference = _rows(result, look)
     part, left_out = PagePart("clients", "Every client", clients=True), []
     shown = [str(k) for k in range(len(look.labels)) if look.labels[k] != reference]
@@ -71,7 +74,10 @@ def clients(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, R
 
 
 def _rows(result: ExperimentResult, look: Look) -> tuple[Rows, str | None]:
-    """A row a client and seed, m0, m1, ... being what the methods reach on it; and the label of the reference."""
+    """Return a row a client and seed, m0, m1, ...
+
+    Being what the methods reach on it; and the label of the reference.
+    """
     rows: dict[str, dict[str, Any]] = {}
     reference = next((str(s["label"]) for s, _ in result.jobs if s["method"] in REFERENCES), None)
     for summary, store in result.jobs:
@@ -146,7 +152,7 @@ def _sided(look: Look, test: str) -> dict[str, Any]:
 
 
 def _strip(look: Look, shown: list[str], reference: str | None) -> Chart:
-    """A row a method, and in it the clients at what they gain; the marked client is a line through all rows."""
+    """Return a row a method, and in it the clients at what they gain; the marked client is a line through all rows."""
     labels = {f"m{k}": look.labels[int(k)] for k in shown}
     x = {
         "field": "gain",

@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 def curves(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows], list[str]]:
-    """Returns the part, its data by name, and what could not be shown."""
+    """Return the part, its data by name, and what could not be shown."""
     rows, left_out = _rows(result, look), []
     flat = [row for row in rows if not row["bytes"]]
     last = {row["label"]: row for row in flat}
@@ -102,7 +102,7 @@ def _chart(look: Look, key: str, title: str, alt: str) -> Chart:
 
 
 def lines(look: Look, data: str, x: dict[str, Any], tips: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns a chart of lines of a `mean` with a band from `low` to `high`, one for each label that is not hidden."""
+    """Return a chart of lines of a `mean` with a band from `low` to `high`, one for each label that is not hidden."""
     y = {"field": "mean", "type": "quantitative", "title": look.name, "scale": {"zero": False}}
     y["axis"] = {"format": "%" if look.is_share else "~g"}
     lit = {"condition": {"test": "datum.label === lit", "value": 4}, "value": 2}
@@ -142,7 +142,7 @@ def _silent(look: Look) -> dict[str, Any]:
 
 
 def worst_clients(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows]]:
-    """Returns the part on the worst clients, and its data: the mean of the worst k % of the clients, for every k."""
+    """Return the part on the worst clients, and its data: the mean of the worst k % of the clients, for every k."""
     found: dict[str, list[list[float]]] = {}
     for summary, store in result.jobs:
         scores = result.own(summary, store)[look.metric]

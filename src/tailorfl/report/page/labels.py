@@ -19,7 +19,7 @@ MOST = 100
 
 
 def labels(result: ExperimentResult) -> tuple[PagePart, dict[str, list[dict[str, Any]]], list[str]]:
-    """Returns the part, its data, and what could not be shown."""
+    """Return the part, its data, and what could not be shown."""
     part = PagePart("labels", "Labels of the clients")
     summary, store = result.jobs[0]
     table = store.config.get("labels")

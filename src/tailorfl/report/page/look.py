@@ -29,7 +29,7 @@ class Look:
 
     @classmethod
     def of(cls, result: ExperimentResult) -> Look:
-        """Returns that of a result."""
+        """Return that of a result."""
         return cls(result.metric, tuple(dict.fromkeys(str(summary["label"]) for summary, _ in result.jobs)))
 
     @property
@@ -48,14 +48,14 @@ class Look:
         return ".1%" if self.is_share else ".4~g"
 
     def text(self, value: float, sign: bool = False) -> str:
-        """A number of the metric, or a difference with its sign: in percent where the metric is a share."""
+        """Return a number of the metric, or a difference with its sign: in percent where the metric is a share."""
         if math.isnan(value):
             return MISSING
         form = "+" if sign else ""
         return f"{100 * value:{form}.2f}" if self.is_share else f"{value:{form}.4g}"
 
     def spread(self, mean: float, half_width: float, sign: bool = False) -> str:
-        """A mean with the half width of its interval, where it has one."""
+        """Return a mean with the half width of its interval, where it has one."""
         low = "" if math.isnan(half_width) or math.isnan(mean) else f" ± {self.text(half_width)}"
         return self.text(mean, sign) + low
 
@@ -76,12 +76,12 @@ class Look:
         return [DASHES[k // len(COLOURS) % len(DASHES)] for k in range(len(self.labels))]
 
     def colour(self) -> dict[str, Any]:
-        """The channel of a chart that colours by label; the page has one legend for all charts."""
+        """Return the channel of a chart that colours by label; the page has one legend for all charts."""
         scale = {"domain": list(self.labels), "range": self.colours}
         return {"field": "label", "type": "nominal", "scale": scale, "legend": None}
 
     def dash(self) -> dict[str, Any]:
-        """The channel that dashes lines by label."""
+        """Return the channel that dashes lines by label."""
         dashes = [[int(n) for n in dash.split()] or [1, 0] for dash in self.dashes]
         scale = {"domain": list(self.labels), "range": dashes}
         return {"field": "label", "type": "nominal", "scale": scale, "legend": None}

@@ -26,7 +26,7 @@ BESIDE = ("deployed.", "shared.")
 
 
 def comparison(result: ExperimentResult, frame: pd.DataFrame) -> tuple[Table, Table | None]:
-    """Returns the table of an experiment, and that of further test sets, if there are any."""
+    """Return the table of an experiment, and that of further test sets, if there are any."""
     beside = [column for column in result.columns if column.key.startswith(BESIDE)]
     own = [column for column in result.columns if not column.key.startswith(BESIDE)]
     seeds = "mean over seeds ± half width of the 95 % interval; bold: better than every other line beyond the noise"
@@ -45,7 +45,7 @@ def _numbers(caption: str, frame: pd.DataFrame, columns: list[Column]) -> Table:
 
 
 def paired_differences(result: ExperimentResult, look: Look) -> tuple[PagePart, list[str]]:
-    """Returns every method minus every other, and which differences are beyond the noise."""
+    """Return every method minus every other, and which differences are beyond the noise."""
     part = PagePart("differences", "Differences")
     found = differences(result)
     if not found:
@@ -91,7 +91,7 @@ def paired_differences(result: ExperimentResult, look: Look) -> tuple[PagePart, 
 
 
 def took_part(result: ExperimentResult, look: Look) -> tuple[Table | None, str]:
-    """Returns clients that were sampled beside those that never were; or why there is no such table."""
+    """Return clients that were sampled beside those that never were; or why there is no such table."""
     found: dict[str, dict[str, list[float]]] = {}
     counts = []
     for summary, store in result.jobs:
@@ -120,7 +120,7 @@ def took_part(result: ExperimentResult, look: Look) -> tuple[Table | None, str]:
 
 
 def privacy(result: ExperimentResult) -> tuple[PagePart, list[str]]:
-    """Returns what every private job spent."""
+    """Return what every private job spent."""
     part = PagePart("privacy", "Privacy ledger")
     rows, released = [], set()
     for summary, _ in result.jobs:
@@ -152,7 +152,7 @@ def privacy(result: ExperimentResult) -> tuple[PagePart, list[str]]:
 
 
 def what_was_run(result: ExperimentResult) -> PagePart:
-    """Returns the settings, with what they were run, and how to run them again."""
+    """Return the settings, with what they were run, and how to run them again."""
     part = PagePart("settings", "What was run")
     made: dict[str, dict[str, None]] = {}
     for summary, store in result.jobs:

@@ -105,7 +105,7 @@ def _section(section: Section, name: str) -> PagePart:
 
 
 def _published(result: ExperimentResult) -> list[PagePart]:
-    """A paper's numbers beside ours, where there are any."""
+    """Return a paper's numbers beside ours, where there are any."""
     published = result.config.published
     rows = beside(result, published)
     part = PagePart("published", "Published and ours", notes(published))
@@ -131,7 +131,7 @@ def render(
     data: Mapping[str, Any],
     look: Look | None = None,
 ) -> str:
-    """Returns a page of these parts; `data` are the sets that their charts name, `look` is of the legend of methods.
+    """Return a page of these parts; `data` are the sets that their charts name, `look` is of the legend of methods.
 
     Everything in it is text: what labels, clients and settings are called acts nowhere.
     """
@@ -163,5 +163,5 @@ def _embedded(value: Any) -> str:
 
 
 def _library(file: Any) -> str:
-    """A library without the note where a debugger would look for its source."""
+    """Return a library without the note where a debugger would look for its source."""
     return re.sub(r"\n?//# sourceMappingURL=.*", "", file.read_text("utf-8"))

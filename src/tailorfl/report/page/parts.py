@@ -35,7 +35,7 @@ class Table:
 
     @classmethod
     def of(cls, caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-        """Returns a table of texts."""
+        """Return a table of texts."""
         return cls(caption, head, [[Cell(text) for text in row] for row in rows])
 
 
@@ -80,5 +80,5 @@ class PagePart:
 
 
 def number(value: float) -> float | None:
-    """A number as JSON has it: one that is not finite is none. Seven digits are more than a picture shows."""
+    """Return a number as JSON has it: one that is not finite is none. Seven digits are more than a picture shows."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def page(matrix: Matrix) -> str:
-    """Returns the page."""
+    """Return the page."""
     parts = [_numbers(matrix)]
     left_out = [
         f"{label} is not ranked: not every federation has it."
@@ -110,7 +110,7 @@ def _signed_ranks(matrix: Matrix, found: Ranking) -> PagePart:
 
 
 def _words(matrix: Matrix, groups: list[tuple[int, ...]]) -> str:
-    """The diagram in words."""
+    """Return the diagram in words."""
     order = ", ".join(f"{label} {rank:.2f}" for label, rank in matrix.ordered if rank is not None)
     joined = "; ".join(" – ".join(matrix.ranked[k] for k in group) for group in groups)
     return f"{order}. Not told apart: {joined or 'none'}."

@@ -30,7 +30,7 @@ Rows = list[dict[str, Any]]
 
 
 def single_clients(result: ExperimentResult, look: Look) -> tuple[list[PagePart], dict[str, Rows], list[str]]:
-    """Returns the parts, the data of their charts, and what could not be shown."""
+    """Return the parts, the data of their charts, and what could not be shown."""
     what = "Single clients with intervals"
     seed = min(int(summary["seed"]) for summary, _ in result.jobs)
     jobs = [(summary, store) for summary, store in result.jobs if summary["seed"] == seed]

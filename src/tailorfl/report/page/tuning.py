@@ -22,7 +22,7 @@ Rows = list[dict[str, Any]]
 
 
 def tuning(folders: Sequence[Path], look: Look) -> tuple[PagePart, dict[str, Rows], list[str]]:
-    """Returns the part, its data, and what could not be shown.
+    """Return the part, its data, and what could not be shown.
 
     Raises:
         RunError: a tuning.json cannot be read.
@@ -65,7 +65,7 @@ def _said(found: Mapping[str, Any]) -> str:
 
 
 def _settings(values: Any) -> str:
-    """Settings as one line."""
+    """Return settings as one line."""
     if isinstance(values, Mapping):
         return ", ".join(f"{name}={value}" for name, value in values.items()) or MISSING
     if isinstance(values, list | tuple):
@@ -87,7 +87,7 @@ def _score(trial: Mapping[str, Any]) -> float | None:
 
 
 def _expected(name: str, method: Mapping[str, Any], metric: str) -> Rows:
-    """The expected best of 1, 2, ... trials."""
+    """Return the expected best of 1, 2, ... trials."""
     scores = [score for trial in method["trials"] if (score := _score(trial)) is not None]
     if not scores:
         return []
