@@ -73,7 +73,7 @@ SAME = ("report", "check", "gains", "list", "show", "theory")
 """Commands that say the same each time, whose numbers must all be there at every width."""
 
 
-ENDED = ("board", "server", "client", "deploy leave", "deploy audit", "deploy policy")
+ENDED = ("board", "server", "client", "deploy join", "deploy leave", "deploy audit", "deploy policy")
 """Commands that end when somebody else tells them to, that need what a federation left, or that run once."""
 
 pytestmark = pytest.mark.usefixtures("a_quick_estimate")

@@ -76,7 +76,7 @@ def make(root: Path) -> None:
         pass
     else:
         raise AssertionError("the run was not interrupted")
-    plan = tuning.plan(load(SEARCHED), tuning.Request("3x3"))
+    plan = tuning.plan(load(SEARCHED), tuning.TuningRequest("3x3"))
     for name in ("tuned", "tuning"):
         tuning.begin(root / name, plan)
     tuning.tune(root / "tuned", plan)

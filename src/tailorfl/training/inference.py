@@ -78,7 +78,8 @@ class ClientInference:
             values.append(value(tensors, source.take(rows), source.targets(rows), weight, classes))
             weights.append(torch.ones(rows.shape) if weight is None else weight)
         if not values:
-            return torch.zeros(len(positions)) if stacked else torch.zeros(())
+            shape = (len(positions),) if stacked else ()
+            return torch.zeros(shape, dtype=cohort.dtype, device=cohort.device)
         result = self.join(values, weights)
         return result[0] if mapped and not stacked else result
 
