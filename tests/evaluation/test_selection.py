@@ -20,7 +20,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.evaluation.selection import Choice, Selection
+from tailorfl.evaluation.selection import RoundChoice, Selection
 from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import check
@@ -114,17 +114,17 @@ def test_test_labels_choose_nothing() -> None:
 
 def test_of_equals_the_lower_loss_and_then_the_earlier() -> None:
     nan = float("nan")
-    held = Choice(1, 0.5, 0.7)
-    assert Choice(2, 0.6, 0.9).beats(held, lower_is_better=False)
-    assert not Choice(2, 0.6, 0.9).beats(held, lower_is_better=True)
-    assert Choice(2, 0.5, 0.6).beats(held, lower_is_better=False)
-    assert not Choice(2, 0.5, 0.7).beats(held, lower_is_better=False)
-    assert not Choice(2, 0.4, 0.1).beats(held, lower_is_better=False)
-    assert Choice(2, nan, 0.6).beats(Choice(1, nan, 0.7), lower_is_better=False)
-    assert not Choice(2, nan, 0.8).beats(Choice(1, nan, 0.7), lower_is_better=False)
-    assert Choice(2, nan, nan).beats(Choice(1, nan, nan), lower_is_better=False)
-    assert not Choice(2, 0.9, nan).beats(held, lower_is_better=False)  # a model that has diverged
-    assert held.beats(Choice(0, 0.9, nan), lower_is_better=False)
+    held = RoundChoice(1, 0.5, 0.7)
+    assert RoundChoice(2, 0.6, 0.9).beats(held, lower_is_better=False)
+    assert not RoundChoice(2, 0.6, 0.9).beats(held, lower_is_better=True)
+    assert RoundChoice(2, 0.5, 0.6).beats(held, lower_is_better=False)
+    assert not RoundChoice(2, 0.5, 0.7).beats(held, lower_is_better=False)
+    assert not RoundChoice(2, 0.4, 0.1).beats(held, lower_is_better=False)
+    assert RoundChoice(2, nan, 0.6).beats(RoundChoice(1, nan, 0.7), lower_is_better=False)
+    assert not RoundChoice(2, nan, 0.8).beats(RoundChoice(1, nan, 0.7), lower_is_better=False)
+    assert RoundChoice(2, nan, nan).beats(RoundChoice(1, nan, nan), lower_is_better=False)
+    assert not RoundChoice(2, 0.9, nan).beats(held, lower_is_better=False)  # a model that has diverged
+    assert held.beats(RoundChoice(0, 0.9, nan), lower_is_better=False)
 
 
 def test_participants_alone_are_shown_with_what_they_chose() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tailorfl.theory.advice import Advice
 from tailorfl.theory.advisor import _notes
-from tailorfl.theory.spread import Interval
+from tailorfl.theory.spread import SpreadInterval
 from tailorfl.training.cohort import TrainConfig
 
 NONE: Any = None
@@ -17,7 +17,7 @@ NONE: Any = None
 
 def advice(lam: tuple[float, float] = (1.0, 4.0), used: int = 8, mode: str = "optimum") -> Advice:
     facts: Any = SimpleNamespace(mode=mode, used=used)
-    return Advice(facts, NONE, Interval(sum(lam) / 2, *lam), None, NONE, ())
+    return Advice(facts, NONE, SpreadInterval(sum(lam) / 2, *lam), None, NONE, ())
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_confidence_is_high_only_of_optima_of_many_clients_with_a_lam_within_a_f
 def test_it_is_said_where_the_radius_cannot_be_told_from_zero(low: float, alike: bool) -> None:
     found = advice()
     found.facts.radius, found.facts.curvature = (
-        Interval(2.0, low, 3.0),
+        SpreadInterval(2.0, low, 3.0),
         SimpleNamespace(client_mu=1.0, flat=0),
     )
     federation: Any = SimpleNamespace(train=[range(2)] * 8, num_clients=8)
@@ -53,7 +53,7 @@ def test_it_is_said_where_the_radius_cannot_be_told_from_zero(low: float, alike:
 def test_few_clients_make_rough_intervals_and_tiny_ones_are_counted(used: int, rough: bool) -> None:
     found = advice(used=used)
     found.facts.radius, found.facts.curvature = (
-        Interval(2.0, 1.0, 3.0),
+        SpreadInterval(2.0, 1.0, 3.0),
         SimpleNamespace(client_mu=1.0, flat=0),
     )
     federation: Any = SimpleNamespace(train=[range(2), range(1), range(0), range(0)], num_clients=3)
@@ -68,7 +68,7 @@ def test_losses_without_strong_convexity_and_flat_directions_are_named(
 ) -> None:
     found = advice()
     found.facts.radius, found.facts.curvature = (
-        Interval(2.0, 1.0, 3.0),
+        SpreadInterval(2.0, 1.0, 3.0),
         SimpleNamespace(client_mu=mu, flat=flat),
     )
     federation: Any = SimpleNamespace(train=[range(2)] * 8, num_clients=8)

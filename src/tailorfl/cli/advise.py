@@ -18,7 +18,7 @@ from tailorfl.errors import ConfigError
 if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
     from tailorfl.theory.advice import Advice
-    from tailorfl.theory.spread import Interval
+    from tailorfl.theory.spread import SpreadInterval
 
 PUBLIC = ("perada", "perfed_ckt")
 """Methods that train on a public set too."""
@@ -132,7 +132,7 @@ def _seen(name: str, advice: Advice) -> Table:
     for column in ("estimate", "90 % range"):
         table.add_column(column, justify="right")
 
-    def add(text: str, value: float | Interval) -> None:
+    def add(text: str, value: float | SpreadInterval) -> None:
         if isinstance(value, int | float):
             table.add_row(text, _number(value), "")
         else:

@@ -126,22 +126,40 @@ def build(
     )
     dealt = _with_domains(dealt, source, domains)
     order = in_turn(joined, dealt.names, all_of_them=path is not None)
-    if len(order) and path is not None:
-        federation = split_in_turn(source, dealt.ordered(order, len(order)), joined, rule, seed)
-    else:
-        federation = _split(source, rows, dealt, rule, stream(seed, "split"))
-        federation = federation.of_clients(order) if len(order) else federation
+    federation = _split_in_order(source, rows, dealt, rule, order, joined if path is not None else (), seed)
     if normalise != "none":
         federation = prepared(federation, normalise, len(joined[0]) if len(order) else None)
     shifted = _shifted(federation, rows, domains, corruptions, official_set, seed)
     shifted |= own_shifts(federation.source, shifts or {}, name if by_name else None, options or {}, shifted)
-    if len(own_public):
-        public = public_from_rows(federation.source, own_public)
-    elif public is not None:
-        public = public_set(public, public_samples, federation.source, seed)
-    federation = replace(federation, public=public, shifted=shifted)
+    shared = _public(federation.source, public, public_samples, own_public, seed)
+    federation = replace(federation, public=shared, shifted=shifted)
     validate(federation)
     return federation
+
+
+def _split_in_order(
+    source: Source,
+    rows: Ints,
+    dealt: Dealt,
+    rule: SplitRule,
+    order: Ints,
+    own_files: Sequence[Sequence[str]],
+    seed: int,
+) -> Federation:
+    """Return the federation with its clients in `order`, if any; with `own_files` each was split when it joined."""
+    if len(order) and own_files:
+        return split_in_turn(source, dealt.ordered(order, len(order)), own_files, rule, seed)
+    federation = _split(source, rows, dealt, rule, stream(seed, "split"))
+    return federation.of_clients(order) if len(order) else federation
+
+
+def _public(
+    source: Source, public: str | Source | None, samples: int | None, own_rows: Ints, seed: int
+) -> Source | None:
+    """Return the public set: rows of the federation's own data, another source, or none."""
+    if len(own_rows):
+        return public_from_rows(source, own_rows)
+    return None if public is None else public_set(public, samples, source, seed)
 
 
 def public_set(public: str | Source, samples: int | None, source: Source, seed: int) -> Source:

@@ -31,7 +31,7 @@ PREFIX = "selected/"
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoundChoice:
     """The model that a client has chosen: after which round, and what it scored on the validation part."""
 
     round: int
@@ -39,7 +39,7 @@ class Choice:
     """The primary metric; NaN where it is not defined."""
     loss: float
 
-    def beats(self, other: Choice, lower_is_better: bool) -> bool:
+    def beats(self, other: RoundChoice, lower_is_better: bool) -> bool:
         """Whether this model, of a later round, takes the place of the other."""
         if math.isnan(self.loss) or math.isnan(other.loss):
             return math.isnan(other.loss)  # no validation samples, or a model that had diverged
@@ -77,7 +77,7 @@ class Selection:
         self.metric = metric or primary(sim.federation.source.task)[0]
         self._groups = sim.groups
         self._models = {g.name: StateStore(g.context.init, folder) for g in sim.groups}
-        self.choices: dict[int, Choice] = {}
+        self.choices: dict[int, RoundChoice] = {}
         """By client."""
 
     def update(
@@ -89,7 +89,7 @@ class Selection:
         """
         lower, better = self.metric in LOWER_IS_BETTER, []
         for k, (client, value, loss) in enumerate(zip(ids, scores[self.metric], scores["loss"], strict=True)):
-            new = Choice(round, value, loss)
+            new = RoundChoice(round, value, loss)
             if client not in self.choices or new.beats(self.choices[client], lower):
                 self.choices[client] = new
                 better.append(k)
@@ -145,7 +145,7 @@ class Selection:
         """Restores what `dump` returned; other tensors are left alone."""
         ids, rounds = (tensors[f"{PREFIX}{n}"].tolist() for n in ("clients", "rounds"))
         scores = tensors[f"{PREFIX}scores"].tolist()
-        self.choices = {i: Choice(r, *s) for i, r, s in zip(ids, rounds, scores, strict=True)}
+        self.choices = {i: RoundChoice(r, *s) for i, r, s in zip(ids, rounds, scores, strict=True)}
         for name, store in self._models.items():
             place = f"{PREFIX}models/{name}/"
             store.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})

@@ -12,7 +12,7 @@ from tailorfl.theory.measures import Curvature
 from tailorfl.theory.pilot import Mode
 from tailorfl.theory.recommend import Recommendation
 from tailorfl.theory.shrinkage import Errors
-from tailorfl.theory.spread import Interval
+from tailorfl.theory.spread import SpreadInterval
 
 Confidence = Literal["high", "moderate", "low"]
 
@@ -32,18 +32,18 @@ class Facts:
     total_samples: int
     dim: int
     rank: int
-    radius: Interval
+    radius: SpreadInterval
     """R, root mean square distance of the clients' optima from their mean."""
     radius2: float
     """R^2 as estimated, free of bias; may be below 0 where clients are alike."""
-    noise: Interval
+    noise: SpreadInterval
     """V, squared error of a client that trains alone."""
     excess: float
     """E, twice the loss by which such a client misses its optimum."""
-    rho: Interval
+    rho: SpreadInterval
     """Standard deviation of one sample's gradient at the client's own optimum."""
     curvature: Curvature
-    gain: Interval
+    gain: SpreadInterval
     """Loss by which own models beat their mean on samples that neither has been trained on."""
     travelled: float
     """Squared distance from the initial model to the clients' mean."""
@@ -73,7 +73,7 @@ class Advice:
 
     facts: Facts
     errors: Errors
-    lam: Interval
+    lam: SpreadInterval
     corollary: LambdaRange | None
     """Corollary 1's range of lam in the problem's own units; None without mu."""
     transfer: Transfer

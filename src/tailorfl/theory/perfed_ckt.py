@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Transfer:
+class BestTransfer:
     """Theorem 4.2: the best regularised estimate of every client; all arrays are float64."""
 
     lam: Floats
@@ -49,7 +49,7 @@ class Transfer:
     """The same for least squares on a client's own data, `sigma^2 / beta`."""
 
 
-def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> Transfer:
+def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> BestTransfer:
     """Return the optimum of Theorem 4.2, which is the posterior mean given everybody's estimates.
 
     Args:
@@ -64,7 +64,7 @@ def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) ->
     spread, noise = variances(beta, sigma2, nu, v2)
     precision = 1 / noise
     others = 1 / (precision.sum() - precision)  # A_k
-    return Transfer(
+    return BestTransfer(
         lam=sigma2 / (spread * nu),
         alpha=precision / precision.sum(),
         own_weight=beta * spread / noise,

@@ -30,21 +30,21 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Interval:
+class SpreadInterval:
     """A number with the range that resampling the clients gives."""
 
     value: float
     low: float
     high: float
 
-    def clipped(self, low: float = 0.0) -> Interval:
+    def clipped(self, low: float = 0.0) -> SpreadInterval:
         """Return the same, nothing below `low`."""
-        return Interval(max(self.value, low), max(self.low, low), max(self.high, low))
+        return SpreadInterval(max(self.value, low), max(self.low, low), max(self.high, low))
 
-    def root(self) -> Interval:
+    def root(self) -> SpreadInterval:
         """Return the square root, of a square that may have been estimated below 0."""
         at = self.clipped()
-        return Interval(at.value**0.5, at.low**0.5, at.high**0.5)
+        return SpreadInterval(at.value**0.5, at.low**0.5, at.high**0.5)
 
 
 def heterogeneity(gram: Floats, picked: Ints | None = None) -> float:
@@ -100,11 +100,11 @@ def resampled(
     return np.array([statistics(rng.integers(clients, size=clients)) for _ in range(draws)])
 
 
-def interval(value: float, draws: Floats, level: float = 0.9) -> Interval:
+def interval(value: float, draws: Floats, level: float = 0.9) -> SpreadInterval:
     """Return the value with the range that holds the middle `level` of the draws."""
     require_share(level=level)
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(min(low, value)), float(max(high, value)))
+    return SpreadInterval(value, float(min(low, value)), float(max(high, value)))
 
 
 def _freed(gram: Floats, weights: Floats) -> Floats:
