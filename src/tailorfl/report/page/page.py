@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 LIBRARIES = ("vega", "vega-lite", "vega-embed")
-"""Scripts of the page, in the order that they need each other: see docs/architecture.md."""
+"""Scripts of the page, in the order that they need each other: see docs/report.md."""
 
 
 def page(result: ExperimentResult, target: float | None = None, further: Sequence[Section] = ()) -> str:
