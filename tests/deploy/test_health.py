@@ -74,8 +74,13 @@ def test_a_server_and_a_client_tell_how_they_are_doing(tmp_path: Path) -> None:
         assert server.code == 0
         assert seen["tailorfl_clients"] == 1
         assert seen["tailorfl_messages_total"] >= 3
-        own = numbers(got(ports[1], "/metrics")[1])
-        assert own["tailorfl_messages_total"] == own["tailorfl_answers_total"] >= 3 + 4
+        own: dict[str, float] = {}
+
+        def answered() -> bool:
+            own.update(numbers(got(ports[1], "/metrics")[1]))
+            return own["tailorfl_messages_total"] == own["tailorfl_answers_total"] >= 3 + 4
+
+        until(answered, 30, "the last answer")
         assert own["tailorfl_bytes_up_total"] > 1000
         for program, who in ((client, "0"), (server, "server")):
             lines = [json.loads(line) for line in program.said.splitlines() if line.startswith("{")]

@@ -13,7 +13,6 @@ from deploy.test_processes_faults import ENOUGH, LONG, all_end, two
 from tailorfl.deploy.client_state import ClientState
 from tailorfl.deploy.codec import VERSION
 from tailorfl.deploy.keys import make_keys, revoke
-from tailorfl.settings.system import SystemConfig
 
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -57,7 +56,8 @@ def test_who_comes_late_or_twice_or_with_another_version(tmp_path: Path) -> None
 
 def test_a_client_that_keeps_another_job(tmp_path: Path) -> None:
     """Of two clients both are needed, so nothing begins without one of them."""
-    config = two(2, 200).model_copy(update={"system": SystemConfig()})
+    config = two(2, 200)
+    config = config.model_copy(update={"deploy": config.deploy.model_copy(update={"min_replies": None})})
     with Field(tmp_path, config) as field:
         place = tmp_path / "state-1" / config.name / field.jobs()[0].folder
         held = ClientState(

@@ -58,7 +58,7 @@ def finish(self: store.RunStore, summary: Mapping[str, Any]) -> None:
 
 POINTS: dict[str, Callable[[], None]] = {
     # the clients have trained, the server has not aggregated
-    "round": lambda: before(Simulation, "_count"),
+    "round": lambda: before(Simulation, "_aggregate"),
     # half of a checkpoint's tensors
     "tensors": lambda: before(checkpoints, "write_tensors", half_a_file),
     # the tensors of a checkpoint are there, its JSON file is not

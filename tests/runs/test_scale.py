@@ -24,7 +24,7 @@ from tailorfl.runs.eval_schedule import long_final
 from tailorfl.training.cohort import TrainConfig
 
 WEIGHED = """
-from experiments.test_scale import peak
+from runs.test_scale import peak
 from tailorfl.cli.main import run
 try:
     run()
@@ -83,7 +83,7 @@ def simulation(registered: int, sampled: int) -> Simulation:
 def test_a_hundred_thousand_clients_start_in_a_small_multiple_of_their_samples() -> None:
     """Rows, names, checks and states of clients that were never sampled weigh next to nothing."""
     program = """
-from experiments.test_scale import peak, simulation
+from runs.test_scale import peak, simulation
 before = peak()
 sim = simulation(100_000, 100)
 sim.step()

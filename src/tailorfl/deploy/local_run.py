@@ -55,7 +55,7 @@ class LocalRun(Simulation):
         shared: the global model, where the method has one.
     """
 
-    received: TensorDict
+    received: TensorDict | None = None
     shared: TensorDict | None = None
 
     def group_of(self, client: int) -> Group:
@@ -101,8 +101,8 @@ class LocalRun(Simulation):
     def deployment_message(
         self, group: Group, ids: Sequence[int], steps: int | None
     ) -> TensorDict | PerClient:
-        """Return what the server sent."""
-        return self.received
+        """Return what the server sent; before it has sent anything, what it would send at the start."""
+        return super().deployment_message(group, ids, steps) if self.received is None else self.received
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:
         """Return the global model that the server has sent."""
