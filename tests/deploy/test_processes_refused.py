@@ -57,7 +57,7 @@ def test_who_comes_late_or_twice_or_with_another_version(tmp_path: Path) -> None
 def test_a_client_that_keeps_another_job(tmp_path: Path) -> None:
     """Of two clients both are needed, so nothing begins without one of them."""
     config = two(2, 200)
-    config = config.model_copy(update={"deploy": config.deploy.model_copy(update={"min_replies": None})})
+    config = config.model_copy(update={"deploy": config.deploy.model_copy(update={"min_replies": 0})})
     with Field(tmp_path, config) as field:
         place = tmp_path / "state-1" / config.name / field.jobs()[0].folder
         held = ClientState(
