@@ -20,7 +20,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
 from tailorfl.theory.advice import Advice
 from tailorfl.theory.advisor import advise
-from tailorfl.theory.spread import Interval
+from tailorfl.theory.spread import SpreadInterval
 from tailorfl.training.cohort import TrainConfig
 
 PAGE = Path(__file__).with_name("advisor.md")
@@ -86,7 +86,7 @@ def price(radius: float, condition: float, lam: float) -> float:
     return error(lam) / min(error(value) for value in np.geomspace(1e-3, 1e4, 41))
 
 
-def ranged(found: Interval) -> str:
+def ranged(found: SpreadInterval) -> str:
     """Returns an estimate with its range."""
     return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
 
