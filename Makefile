@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONHASHSEED := 0
 
-.PHONY: demo test test-slow attacks lint package docs install clean
+.PHONY: demo quick test test-slow attacks lint package docs install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tailorfl compare demo --out demo --overwrite
 
 # A file stays with one process, which shares what its tests share; files in order, so that the long ones come first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# The inner loop: every test function once, without processes and whole experiments.
+quick: $(VENV)/.installed-dev
+	$(PYTEST) --quick -m "not slow" $(TESTS)
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" $(TESTS)

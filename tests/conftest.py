@@ -21,7 +21,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NOT_QUICK = ("cli", "deploy", "docs", "experiments", "fuzz", "notebooks", "package", "references", "scripts")
+NOT_QUICK = (
+    *(
+        "benchmark",
+        "cli",
+        "deploy",
+        "docs",
+        "examples",
+        "export",
+        "fuzz",
+        "notebooks",
+        "package",
+        "references",
+    ),
+    *("report", "runs", "studies", "theory", "tuning"),
+)
 """Folders of tests that start processes, run whole experiments, or compare with other people's code."""
 
 torch.set_num_threads(1)  # tests train tiny models: a second thread only waits, for minutes on a busy machine
