@@ -165,7 +165,7 @@ class Proxy:
             sink.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Takes no more connections."""
+        """Take no more connections."""
         self._server.close()
 
 
@@ -253,7 +253,7 @@ def peak(process: int) -> int:
 
 
 def ours(config: ExperimentConfig, folder: Path, within: float) -> Measured:
-    """Runs `tailorfl server` and a `tailorfl client` for each client."""
+    """Run `tailorfl server` and a `tailorfl client` for each client."""
     (folder / "experiment.yaml").write_text(config.to_yaml(), encoding="utf-8")
     names = [str(i) for i in range(config.data.clients or 0)]
     make_keys(folder / "keys", ["127.0.0.1"], names)
@@ -301,7 +301,7 @@ def ours(config: ExperimentConfig, folder: Path, within: float) -> Measured:
 
 
 def flowers(config: ExperimentConfig, folder: Path, within: float) -> Measured:
-    """Runs a plain app of Flower with the same model, data and epochs."""
+    """Run a plain app of Flower with the same model, data and epochs."""
     federation, clients = make_federation(config, 0), config.data.clients or 0
     flat = federation.source.x.flatten(1).float().numpy()
     sizes = [flat.shape[1], *SIZES[config.name.removeprefix("bench-")], federation.source.outputs]
@@ -360,7 +360,7 @@ def numbers(text: str) -> list[int]:
 
 
 def heading() -> None:
-    """Prints where and with what is measured, and the table's head."""
+    """Print where and with what is measured, and the table's head."""
     load, versions = os.getloadavg()[0], ("python", platform.python_version())
     names = [versions, *((name, version(name)) for name in ("tailorfl", "torch", "flwr"))]
     print(f"{processor()}, {os.cpu_count()} processors, {', '.join(' '.join(pair) for pair in names)}")
@@ -386,7 +386,7 @@ def row(found: Measured) -> str:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--clients", type=numbers, default="2,4,8,16", help="numbers of clients of tailorfl")

@@ -84,7 +84,7 @@ class Way:
 
 
 def plain_loop(sim: Simulation, way: Way) -> Callable[[], Tensor]:
-    """Returns the accuracy of every client's model on all test images."""
+    """Return the accuracy of every client's model on all test images."""
     module = build("cnn2", (1, 28, 28), 10).eval()
     layout = torch.channels_last if way.channels_last else torch.contiguous_format
     module = module.to(memory_format=layout)
@@ -172,7 +172,7 @@ def limits(clients: int, images: int, batch: int) -> dict[str, dict[str, float]]
 
 
 def main() -> None:
-    """Measures and prints one line a way."""
+    """Measure and print one line a way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--images", type=int, default=10_000)

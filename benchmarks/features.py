@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def experiment(model: dict[str, Any], method: dict[str, Any], engine: str, features: str) -> ExperimentConfig:
-    """Returns the settings of a case."""
+    """Return the settings of a case."""
     return ExperimentConfig.model_validate(
         {
             "data": {
@@ -69,7 +69,7 @@ def experiment(model: dict[str, Any], method: dict[str, Any], engine: str, featu
 
 
 def main() -> None:
-    """Measures and prints a line a case and engine."""
+    """Measure and print a line a case and engine."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--engines", nargs="*", default=["sequential", "vectorized"])
@@ -98,7 +98,7 @@ def main() -> None:
 def measured(
     case: str, engine: str, sims: dict[str, Simulation], looking: float, repeat: int
 ) -> dict[str, Any]:
-    """Returns the medians of a round and of an evaluation, both ways, and what computing once takes."""
+    """Return the medians of a round and of an evaluation, both ways, and what computing once takes."""
     features = sims["auto"].features
     assert features is not None, sims["auto"].features_note
     begin = time.process_time()

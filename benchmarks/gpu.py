@@ -57,7 +57,7 @@ PEERS = ("pfl", "flower")
 
 
 def ways(model: str, stage: Sequence[str], device: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the ways of a stage that a model has; at last smaller chunks than fit at once."""
+    """Yield the ways of a stage that a model has; at last smaller chunks than fit at once."""
     for way in stage:
         here = device.startswith("cuda") or not any(word in way for word in GPU_ONLY)
         of_it = ("channels last" not in way or model in IMAGES) and (
@@ -71,7 +71,7 @@ def ways(model: str, stage: Sequence[str], device: str, found: Mapping[str, Any]
 
 
 def run_tests(seconds: float) -> dict[str, Any]:
-    """Runs the tests that need a GPU; returns how many passed, and what was said last."""
+    """Run the tests that need a GPU; return how many passed, and what was said last."""
     command = [
         sys.executable,
         "-m",
@@ -105,7 +105,7 @@ def run_tests(seconds: float) -> dict[str, Any]:
 
 
 def run_way(model: str, way: str, given: argparse.Namespace, left: float, kept: Path) -> dict[str, Any]:
-    """Does a way in a process of its own; returns its record, or what went wrong."""
+    """Do a way in a process of its own; return its record, or what went wrong."""
     out = kept / f"{model}-{way.replace(', ', '-').replace(' ', '_')}.json"
     command = [
         sys.executable,
@@ -123,7 +123,7 @@ def run_way(model: str, way: str, given: argparse.Namespace, left: float, kept: 
 
 
 def recorded(command: Sequence[str], out: Path, seconds: float) -> dict[str, Any]:
-    """Runs a command that writes a record to `out`; returns that, or what went wrong."""
+    """Run a command that writes a record to `out`; return that, or what went wrong."""
     environment = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
@@ -136,7 +136,7 @@ def recorded(command: Sequence[str], out: Path, seconds: float) -> dict[str, Any
 
 
 def distance(weights: str, reference: str) -> float:
-    """Returns ‖w − r‖ / ‖r − start‖ of the weights w and r after the compared round, over all that are trained."""
+    """Return ‖w − r‖ / ‖r − start‖ of the weights w and r after the compared round, over all that are trained."""
     own, other = (torch.load(file, weights_only=True) for file in (weights, reference))
     start = torch.load(Path(reference).with_suffix(".start.pt"), weights_only=True)
     if own.keys() != other.keys():
@@ -159,7 +159,7 @@ def run_peer(peer: str, python: str, model: str, left: float) -> dict[str, Any]:
 
 
 def summed_up(found: dict[str, dict[str, Any]]) -> None:
-    """Puts medians, speeds and distances into the records of a model's ways."""
+    """Put medians, speeds and distances into the records of a model's ways."""
     for record in found.values():
         if record.get("seconds"):
             record["median"] = statistics.median(record["seconds"])
@@ -173,7 +173,7 @@ def summed_up(found: dict[str, dict[str, Any]]) -> None:
 
 
 def page(out: Mapping[str, Any]) -> str:
-    """Returns the table as Markdown."""
+    """Return the table as Markdown."""
     tests = out.get("tests")
     lines = [
         f"# Rounds of FedAvg on {out['device_name']}",
@@ -229,7 +229,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Tests, measures, and writes after every way."""
+    """Test, measure, and write after every way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument(

@@ -61,12 +61,12 @@ class Work:
     method: str = "fedavg"
 
     def module(self) -> nn.Module:
-        """Returns the network, the same weights each time."""
+        """Return the network, the same weights each time."""
         torch.manual_seed(0)
         return build(self.network, self.shape, self.classes, **self.options)
 
     def source(self) -> Source:
-        """Returns random samples, those of a client in a row."""
+        """Return random samples, those of a client in a row."""
         rng, total = torch.Generator().manual_seed(0), self.clients * self.samples
         if self.method == "fedit":
             x = torch.randint(1000, 30000, (total, *self.shape), generator=rng)
@@ -76,7 +76,7 @@ class Work:
         return Source("random", x, y, "classification", self.classes)
 
     def trained(self, module: nn.Module) -> State:
-        """Returns the parameters that are trained, by name."""
+        """Return the parameters that are trained, by name."""
         adapters = self.method == "fedit"
         named = dict(module.named_parameters())
         return {n: p for n, p in named.items() if not adapters or "lora_" in n or n.startswith("head")}
@@ -137,7 +137,7 @@ class Loop:
             torch._foreach_add_(self.leaves, list(gradient), alpha=-rate)
 
     def captured(self) -> Callable[[Tensor, Tensor], None]:
-        """Returns a step whose kernels were recorded once and are launched together."""
+        """Return a step whose kernels were recorded once and are launched together."""
         x, y = self.x[: self.work.batch].clone(), self.y[: self.work.batch].clone()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
@@ -190,7 +190,7 @@ def simulation(work: Work, engine: Any, batch: int, rate: float) -> Simulation:
 def way_of(
     work: Work, device: torch.device, way: str
 ) -> tuple[Callable[[], State], Callable[[], object], Any]:
-    """Returns the round that is compared, one that is timed, and the engine if there is one."""
+    """Return the round that is compared, one that is timed, and the engine if there is one."""
     kind, *words = way.split(", ")
     if "grouped" in words:
         cohort_convs.SMALL_CONV = sys.maxsize
@@ -232,7 +232,7 @@ def in_precision_of(way: str, device: torch.device) -> AbstractContextManager[An
 
 
 def main() -> None:
-    """Does a way and writes its record, and the weights of the round that is compared."""
+    """Do a way and write its record, and the weights of the round that is compared."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=list(WORKS))
     parser.add_argument("way")

@@ -38,7 +38,7 @@ PARTS = ("limits", "conv", "linear", "compile", "engine", "lora", "precision")
 
 
 def tables(part: str) -> dict[str, Callable[[], Table]]:
-    """Returns what makes the tables of a part, by title."""
+    """Return what makes the tables of a part, by title."""
     if part == "conv":
         each = operations.CONVOLUTIONS.items()
         made = {f"conv {title}": partial(operations.convolution, *sizes) for title, sizes in each}
@@ -60,7 +60,7 @@ def tables(part: str) -> dict[str, Callable[[], Table]]:
 
 
 def measure(parts: Sequence[str], known: dict[str, Any]) -> None:
-    """Puts the tables of `parts` into `known`, and prints each when it is there."""
+    """Put the tables of `parts` into `known`, and print each when it is there."""
     for part in parts:
         for title, make in tables(part).items():
             known[title] = make()
@@ -69,7 +69,7 @@ def measure(parts: Sequence[str], known: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what a table was measured on: other parts of the file may be of another machine."""
+    """Return what a table was measured on: other parts of the file may be of another machine."""
     return {
         "machine": processor(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -81,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -76,7 +76,7 @@ def simulation(
 
 
 def main() -> None:
-    """Measures and prints one line a model."""
+    """Measure and print one line a model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=list(WORK))

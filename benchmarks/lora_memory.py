@@ -67,7 +67,7 @@ def source(clients: int) -> Any:
 
 
 def library(engine: str, chunk: int | None, base: str, clients: int) -> Any:
-    """Returns a function that runs one round of FedIT."""
+    """Return a function that runs one round of FedIT."""
     from tailorfl.core.method import make_method
     from tailorfl.data.build import build as federate
     from tailorfl.engines.make import make_engine
@@ -87,7 +87,7 @@ def library(engine: str, chunk: int | None, base: str, clients: int) -> Any:
 
 
 def plain(base: str, clients: int, copies: bool) -> Any:
-    """Returns a function that runs one round of the same by hand."""
+    """Return a function that runs one round of the same by hand."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -161,7 +161,7 @@ def child(way: str, base: str, clients: int, repeat: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Runs every line, prints the table and writes it."""
+    """Run every line, print the table and write it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -218,7 +218,7 @@ def apart(*arguments: object, environment: dict[str, str] | None = None) -> dict
 
 
 def main() -> None:
-    """Measures and prints one line a setting."""
+    """Measure and print one line a setting."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--json", type=Path)
@@ -264,7 +264,7 @@ def registered_line(method: str, registered: int, repeat: int) -> dict[str, Any]
 
 
 def report(repeat: int, file: Path | None, processor: str) -> None:
-    """Runs everything, prints the tables, and writes the file of results."""
+    """Run everything, print the tables, and write the file of results."""
     import torch
 
     print(

@@ -77,12 +77,12 @@ class Watch(ProgressLines):
         self.at_last: dict[str, int] = {}
 
     def job_started(self, *arguments: Any) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         super().job_started(*arguments)
         self.begin = _now()
 
     def round_done(self, job: Job, done: Any) -> None:
-        """Stops the clock of a round."""
+        """Stop the clock of a round."""
         super().round_done(job, done)
         self.seconds.append(_now())
         if len(self.seconds) == job.rounds - 1:
@@ -198,7 +198,7 @@ def kept(file: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measures and prints one line a model, method and interval of evaluation."""
+    """Measure and print one line a model, method and interval of evaluation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--models", nargs="*", default=list(MODELS))

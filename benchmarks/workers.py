@@ -34,7 +34,7 @@ from tailorfl.training.cohort import TrainConfig
 
 
 def side_by_side(run: Callable[[], object], count: int) -> float:
-    """Returns the wall seconds until as many processes have each done it."""
+    """Return the wall seconds until as many processes have each done it."""
     begin = time.perf_counter()
     children = []
     for _ in range(count - 1):
@@ -50,7 +50,7 @@ def side_by_side(run: Callable[[], object], count: int) -> float:
 
 
 def main() -> None:
-    """Measures and prints one line a way."""
+    """Measure and print one line a way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="cnn2", choices=list(work.WORK))
     parser.add_argument("--engine", default="vectorized")

@@ -34,25 +34,25 @@ HEAD = (
 
 
 def problem(radius: float, condition: float, seed: int = 0) -> Source:
-    """Returns a federation of least squares with label noise of variance 1."""
+    """Return a federation of least squares with label noise of variance 1."""
     return synthetic_linear(CLIENTS, SAMPLES, 1, DIM, radius, noise=1.0, condition=condition, seed=seed)
 
 
 def advice(source: Source) -> Advice:
-    """Returns the advice for a source whose official training part is all that clients have."""
+    """Return the advice for a source whose official training part is all that clients have."""
     federation = build_federation(source=source, split={"train": 1.0, "test": "official"})
     model = Model(lambda: build_module("linear", source.input_shape, source.outputs))
     return advise(federation, model, TrainConfig(lr=0.01))
 
 
 def table() -> str:
-    """Returns the table of R, rho, L, mu and lam, one line a problem."""
+    """Return the table of R, rho, L, mu and lam, one line a problem."""
     lines = [HEAD, ("---:",) * len(HEAD), *(row(*case) for case in CASES)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def row(radius: float, condition: float) -> tuple[str, ...]:
-    """Returns the cells of one problem."""
+    """Return the cells of one problem."""
     source = problem(radius, condition)
     found = advice(source)
     eigenvalues = torch.linalg.eigvalsh(source.info["H"])
@@ -76,7 +76,7 @@ def row(radius: float, condition: float) -> tuple[str, ...]:
 
 
 def price(radius: float, condition: float, lam: float) -> float:
-    """Returns the error with `lam` over that with the best of 41 values, on 10 other federations of the kind."""
+    """Return the error with `lam` over that with the best of 41 values, on 10 other federations of the kind."""
     others = [problem(radius, condition, seed=1000 + draw).info for draw in range(10)]
 
     def error(lam: float) -> float:
@@ -87,19 +87,19 @@ def price(radius: float, condition: float, lam: float) -> float:
 
 
 def ranged(found: SpreadInterval) -> str:
-    """Returns an estimate with its range."""
+    """Return an estimate with its range."""
     return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
 
 
 def insert(page: str, made: str) -> str:
-    """Returns the page with its tables replaced by `made`."""
+    """Return the page with its tables replaced by `made`."""
     found = re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: made, page, flags=re.DOTALL)
     assert BEGIN in found, f"{PAGE.name} has lost the line {BEGIN!r}"
     return found
 
 
 def main() -> None:
-    """Prints the table, or writes it into the page."""
+    """Print the table, or write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put it into docs/advisor.md")
     torch.set_num_threads(1)

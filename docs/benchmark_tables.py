@@ -18,7 +18,7 @@ MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "C
 
 
 def tables() -> dict[Path, dict[str, str]]:
-    """Returns the Markdown tables of every page by the name that their place has there."""
+    """Return the Markdown tables of every page by the name that their place has there."""
     return {
         README: {"peers": peers(read("peers"))},
         PERFORMANCE: {
@@ -33,7 +33,7 @@ def tables() -> dict[Path, dict[str, str]]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Returns the results of a benchmark."""
+    """Return the results of a benchmark."""
     found: dict[str, Any] = json.loads(
         (ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8")
     )
@@ -41,7 +41,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def training(results: dict[str, Any]) -> str:
-    """Returns seconds a round, and in brackets how many times faster than the plain loop."""
+    """Return seconds a round, and in brackets how many times faster than the plain loop."""
     lines = [
         "| Model | Plain loop | `sequential` | `vectorized` | `auto` |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -54,7 +54,7 @@ def training(results: dict[str, Any]) -> str:
 
 
 def peers(results: dict[str, Any]) -> str:
-    """Returns the seconds of a round, and in other programs how many times as long it takes."""
+    """Return the seconds of a round, and in other programs how many times as long it takes."""
     programs = {"plain": "plain PyTorch loop", "pfl": "pfl-research", "flower": "Flower simulation"}
     heads = [
         f"{title} {results['cnn2'][name]['version']}" if name != "plain" else title
@@ -69,7 +69,7 @@ def peers(results: dict[str, Any]) -> str:
 
 
 def clients(results: dict[str, Any]) -> str:
-    """Returns what registered and sampled clients cost."""
+    """Return what registered and sampled clients cost."""
     head = ["Clients", "Sampled a round", "Seconds a round", "Start-up, seconds", "Peak memory"]
     lines = [f"| {' | '.join(head)} |", "|" + " ---: |" * len(head)]
     for line in results["lines"]:
@@ -81,7 +81,7 @@ def clients(results: dict[str, Any]) -> str:
 
 
 def adapters(results: dict[str, Any]) -> str:
-    """Returns memory and seconds of many clients' adapters on one transformer."""
+    """Return memory and seconds of many clients' adapters on one transformer."""
     rows = results["rows"]
     loop = next(row["seconds"] for row in rows if row["way"] == "plain loop")
     lines = ["| | Clients | Peak memory | Seconds a round | Of the plain loop |", "| --- |" + " ---: |" * 4]
@@ -93,7 +93,7 @@ def adapters(results: dict[str, Any]) -> str:
 
 
 def plain(rows: list[dict[str, Any]]) -> str:
-    """Returns a table as it was measured, numbers with three digits."""
+    """Return a table as it was measured, numbers with three digits."""
     heads = list(rows[0])
     lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
     for row in rows:
@@ -103,7 +103,7 @@ def plain(rows: list[dict[str, Any]]) -> str:
 
 
 def insert(page: str, made: dict[str, str]) -> str:
-    """Returns the page with its tables replaced by those of the results."""
+    """Return the page with its tables replaced by those of the results."""
     for name, table in made.items():
         begin, end = f"<!-- {name}: made by docs/benchmark_tables.py -->\n", f"<!-- end of {name} -->\n"
         assert begin in page, f"the page has lost the line {begin!r}"
@@ -113,7 +113,7 @@ def insert(page: str, made: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Prints the tables, or writes them into the pages."""
+    """Print the tables, or write them into the pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put them into the pages")
     write = parser.parse_args().write

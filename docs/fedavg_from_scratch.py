@@ -20,7 +20,7 @@ Cohort = Callable[[int], Sequence[int]]  # round -> the clients that take part
 
 
 def local_sgd(w: nn.Module, data: Client, batches: Iterable[Tensor], lr: float) -> nn.Module:
-    """Returns a copy of the model after one step of gradient descent on every batch."""
+    """Return a copy of the model after one step of gradient descent on every batch."""
     theta = copy.deepcopy(w)
     optimizer = torch.optim.SGD(theta.parameters(), lr=lr)
     x, y = data
@@ -32,7 +32,7 @@ def local_sgd(w: nn.Module, data: Client, batches: Iterable[Tensor], lr: float) 
 
 
 def average(models: Sequence[nn.Module], weights: Sequence[float]) -> nn.Module:
-    """Returns the model whose parameters are Σ a_i θ_i."""
+    """Return the model whose parameters are Σ a_i θ_i."""
     mean, states = copy.deepcopy(models[0]), [model.state_dict() for model in models]
     mean.load_state_dict(
         {n: sum(a * state[n] for a, state in zip(weights, states, strict=True)) for n in states[0]}
@@ -43,7 +43,7 @@ def average(models: Sequence[nn.Module], weights: Sequence[float]) -> nn.Module:
 def fedavg(
     w: nn.Module, clients: Sequence[Client], cohort: Cohort, batches: Batches, rounds: int, lr: float
 ) -> nn.Module:
-    """Returns the global model after `rounds` rounds: w = Σ (n_i / n) LocalSGD(w; client i)."""
+    """Return the global model after `rounds` rounds: w = Σ (n_i / n) LocalSGD(w; client i)."""
     for round in range(rounds):
         chosen = cohort(round)
         thetas = [local_sgd(w, clients[i], batches(i, round), lr) for i in chosen]
@@ -53,7 +53,7 @@ def fedavg(
 
 
 def main() -> None:
-    """Trains logistic regression on digits, sorted by label and cut into 10 clients."""
+    """Train logistic regression on digits, sorted by label and cut into 10 clients."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

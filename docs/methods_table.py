@@ -80,12 +80,12 @@ ROUNDS = 6
 
 
 def own() -> list[type[Method]]:
-    """Returns the methods of this repository."""
+    """Return the methods of this repository."""
     return [m for m in methods().values() if Path(inspect.getfile(m)).is_relative_to(ROOT)]
 
 
 def table() -> str:
-    """Returns a Markdown table for each family, one line a method."""
+    """Return a Markdown table for each family, one line a method."""
     parts = []
     for family, heading in FAMILIES.items():
         lines = [HEAD, ("---",) * len(HEAD), *(row(m) for m in own() if m.family == family)]
@@ -94,7 +94,7 @@ def table() -> str:
 
 
 def facts() -> str:
-    """Returns the JSON file: method -> what is kept and sent, when it is another one, and the tests that prove that."""
+    """Return the JSON file: method -> what is kept and sent, when it is another one, and the tests that prove that."""
     found = {}
     for method in own():
         *_, kept, sent, _, links = row(method)
@@ -116,7 +116,7 @@ def facts() -> str:
 
 
 def reductions(name: str) -> Iterator[dict[str, str]]:
-    """Yields the lines of the table that the tests run: {with: settings, is: the other one, case: id of the test}."""
+    """Yield the lines of the table that the tests run: {with: settings, is: the other one, case: id of the test}."""
     seen = set()
     for same in proofs().REDUCTIONS.get(name, ()):
         other = f"{same.other_which} model of {same.other}" if same.other else "as it was drawn"
@@ -134,7 +134,7 @@ def reductions(name: str) -> Iterator[dict[str, str]]:
 
 
 def reductions_table(known: str) -> str:
-    """Returns a Markdown table of when a method is another one, from the text of methods.json."""
+    """Return a Markdown table of when a method is another one, from the text of methods.json."""
     titles = {m.name: m.title for m in own()}
     lines = [("Method", "Its", "With", "Is", "Test"), ("---",) * 5]
     for name, described in json.loads(known).items():
@@ -152,7 +152,7 @@ def reductions_table(known: str) -> str:
 
 
 def conditions(same: Any) -> str:
-    """Returns under which settings a line of the table holds."""
+    """Return under which settings a line of the table holds."""
     parts = [settings(same.options, ""), settings(same.train, "train."), settings(same.run, "")]
     if sizes := same.data.get("sizes"):
         parts.append("one client" if len(sizes) == 1 else f"{len(sizes)} clients")
@@ -162,7 +162,7 @@ def conditions(same: Any) -> str:
 
 
 def settings(given: Mapping[str, Any], prefix: str) -> str:
-    """Returns settings as they are written on the command line."""
+    """Return settings as they are written on the command line."""
     return ", ".join(f"{prefix}{key}={value_text(value)}" for key, value in given.items())
 
 
@@ -175,7 +175,7 @@ def proofs() -> ModuleType:
 
 @functools.cache
 def row(method: type[Method]) -> tuple[str, ...]:
-    """Returns the cells of one method."""
+    """Return the cells of one method."""
     federation = build_federation("digits", samples=60, clients=2, public="digits", public_samples=6)
     model = Model(adapted, trainable="lora") if method.of_adapters else Model(network)
     sim = Simulation(method(), federation, model, TrainConfig(steps=1, epochs=None), engine=Sequential())
@@ -198,7 +198,7 @@ def row(method: type[Method]) -> tuple[str, ...]:
 
 
 def network() -> nn.Module:
-    """Returns a small network with all the parts that methods tell apart."""
+    """Return a small network with all the parts that methods tell apart."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),
         nn.BatchNorm2d(4),
@@ -211,14 +211,14 @@ def network() -> nn.Module:
 
 
 def adapted() -> nn.Module:
-    """Returns the network with LoRA on its two linear layers, all else frozen."""
+    """Return the network with LoRA on its two linear layers, all else frozen."""
     module = network()
     inject_lora(module, 2, 4, 0.0, ["4", "6"])
     return module
 
 
 def fullest(sim: Simulation) -> tuple[TensorDict, TensorDict, TensorDict]:
-    """Returns the messages down and up with most in them, and a client's state.
+    """Return the messages down and up with most in them, and a client's state.
 
     Some methods send nothing in the first round, or only in some.
     """
@@ -238,12 +238,12 @@ def fullest(sim: Simulation) -> tuple[TensorDict, TensorDict, TensorDict]:
 
 
 def sent(down: str, up: str) -> str:
-    """Returns what travels, said once where both directions carry the same."""
+    """Return what travels, said once where both directions carry the same."""
     return down if down == up else f"down {down}, up {up}"
 
 
 def contents(payload: TensorDict, model: Model) -> str:
-    """Returns the tensors of a state or message in words."""
+    """Return the tensors of a state or message in words."""
     groups: dict[str, set[str]] = {}
     for path, _ in tree.leaves(payload):
         group, _, name = path.rpartition("/")
@@ -262,7 +262,7 @@ def contents(payload: TensorDict, model: Model) -> str:
 
 
 def part_of(names: Iterable[str], model: Model) -> str:
-    """Returns the words for a set of tensor names of the model."""
+    """Return the words for a set of tensor names of the model."""
 
     def matches(word: str) -> bool:
         picked, wanted = select(model.module, word), set(names)
@@ -288,7 +288,7 @@ def part_of(names: Iterable[str], model: Model) -> str:
 
 
 def files(method: type[Method]) -> str:
-    """Returns links to the method's file and to its test file: called like it, or the one that names it most."""
+    """Return links to the method's file and to its test file: called like it, or the one that names it most."""
     code = Path(inspect.getfile(method)).relative_to(ROOT)
     tests = [t for t in sorted((ROOT / "tests" / "methods").glob("test_*.py")) if t.name not in EVERYONE]
     named = {t: (method.name in t.stem, t.read_text("utf-8").count(f'"{method.name}"')) for t in tests}
@@ -298,14 +298,14 @@ def files(method: type[Method]) -> str:
 
 
 def insert(page: str, made: str) -> str:
-    """Returns the page of methods, or of reductions, with its table replaced by `made`."""
+    """Return the page of methods, or of reductions, with its table replaced by `made`."""
     found = re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: made, page, flags=re.DOTALL)
     assert BEGIN in found, f"docs/methods.md or docs/reductions.md has lost the line {BEGIN!r}"
     return found
 
 
 def main() -> None:
-    """Prints the tables, or writes them where they stand."""
+    """Print the tables, or write them where they stand."""
     torch.set_num_threads(1)  # many small operations: a second thread only waits
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put them where they stand")

@@ -20,7 +20,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 
 
 def opened(browser: Browser, file: Path, width: int, height: int, scheme: str) -> Page:
-    """Returns the page, drawn."""
+    """Return the page, drawn."""
     page = browser.new_page(viewport={"width": width, "height": height})
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.goto(file.resolve().as_uri())
@@ -29,7 +29,7 @@ def opened(browser: Browser, file: Path, width: int, height: int, scheme: str) -
 
 
 def pictures(file: Path, program: str) -> None:
-    """Writes both pictures."""
+    """Write both pictures."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         desk = opened(browser, file, 1400, 1000, "light")

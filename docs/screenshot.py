@@ -27,7 +27,7 @@ WIDTH = 112
 
 
 def screenshot(folder: Path, width: int = WIDTH) -> str:
-    """Returns the SVG picture of a result folder's comparison table."""
+    """Return the SVG picture of a result folder's comparison table."""
     result, name = ExperimentResult.load(folder), experiment_in(folder).name
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print("[bold green]$[/] make demo", highlight=False)
@@ -41,7 +41,7 @@ def screenshot(folder: Path, width: int = WIDTH) -> str:
 
 
 def main() -> None:
-    """Writes the pictures of a result folder."""
+    """Write the pictures of a result folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="result folder of a finished experiment")
     folder = parser.parse_args().folder

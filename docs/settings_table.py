@@ -25,7 +25,7 @@ made from `tailorfl.settings` by `python docs/settings_table.py --write`.
 
 
 def page() -> str:
-    """Returns the page: a table for each group, and one for the keys outside of groups."""
+    """Return the page: a table for each group, and one for the keys outside of groups."""
     groups: dict[str, list[Setting]] = {}
     for setting in settings():
         head, dot, _ = setting.key.partition(".")
@@ -34,7 +34,7 @@ def page() -> str:
 
 
 def section(group: str, found: list[Setting]) -> str:
-    """Returns the heading and the table of one group."""
+    """Return the heading and the table of one group."""
     title = f"`{group}`" if group else "An experiment"
     lines = [("Setting", "Type and range", "Default", "Meaning"), ("---",) * 4]
     lines += [(f"`{s.key}`", s.type, f"`{s.default}`" if s.default else "", s.meaning) for s in found]

@@ -69,7 +69,7 @@ SUBJECTS = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made."""
+    """Add the pages that are made."""
     from mkdocs.structure.files import File
 
     made = {"reference/commands.md": commands_page(), "reference/methods.md": methods_page()}
@@ -81,7 +81,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Returns a page's text with links that lead where they should."""
+    """Return a page's text with links that lead where they should."""
     source = page.file.src_uri
     markdown = markdown.replace(DATA_SETS, data_sets_table())
     homes = {made: name for name, made in AT_HOME.items()}
@@ -90,7 +90,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def relinked(markdown: str, place: Path) -> str:
-    """Returns the text of the file `place`, with its links to pages and other files set right."""
+    """Return the text of the file `place`, with its links to pages and other files set right."""
 
     def target(match: re.Match[str]) -> str:
         name, mark, anchor = match[2].partition("#")
@@ -107,7 +107,7 @@ def relinked(markdown: str, place: Path) -> str:
 
 
 def data_sets_table() -> str:
-    """Returns the table of the data sets that need files, as the registry has them."""
+    """Return the table of the data sets that need files, as the registry has them."""
     rows = ["| `data=` | File in `TAILORFL_DATA` | What it is |", "| --- | --- | --- |"]
     for name, source in data_sources().items():
         if source.files:
@@ -117,7 +117,7 @@ def data_sets_table() -> str:
 
 
 def python_page() -> str:
-    """Returns the reference of everything that `tailorfl` exports, by subject."""
+    """Return the reference of everything that `tailorfl` exports, by subject."""
     known = {name for names in SUBJECTS.values() for name in names}
     more = tuple(name for name in tailorfl.__all__ if name not in known and name != "__version__")
     lines = [
@@ -133,13 +133,13 @@ def python_page() -> str:
 
 
 def described(name: str) -> str:
-    """Returns the line that mkdocstrings replaces by what the docstrings say of `tailorfl.NAME`."""
+    """Return the line that mkdocstrings replaces by what the docstrings say of `tailorfl.NAME`."""
     home = tailorfl._HOMES.get(name, f"tailorfl:{name}").replace(":", ".")
     return f"::: {home}\n    options: {{heading: tailorfl.{name}, toc_label: {name}}}\n"
 
 
 def methods_page() -> str:
-    """Returns the reference of the library's methods: for each family its file's text, then its methods."""
+    """Return the reference of the library's methods: for each family its file's text, then its methods."""
     families: dict[str, list[type[Method]]] = {}
     for method in methods().values():
         if method.__module__.startswith("tailorfl.methods."):
@@ -158,7 +158,7 @@ def methods_page() -> str:
 
 
 def about(method: type[Method]) -> Iterator[str]:
-    """Yields the lines of one method: what it is, where it is from, and its options."""
+    """Yield the lines of one method: what it is, where it is from, and its options."""
     yield f"### {method.title}: `method={method.name}`\n"
     yield f"{inspect.getdoc(method)}\n\nPaper: {method.paper}.\n"
     if method.model_fields:
@@ -175,13 +175,13 @@ def about(method: type[Method]) -> Iterator[str]:
 
 
 def commands_page() -> str:
-    """Returns the reference of the command line, from what `--help` shows."""
+    """Return the reference of the command line, from what `--help` shows."""
     group = typer.main.get_command(app)
     return "# Commands\n\n" + "\n".join(help_of("tailorfl", group))
 
 
 def help_of(name: str, command: click.Command) -> Iterator[str]:
-    """Yields the section of a command, then those of the commands in it."""
+    """Yield the section of a command, then those of the commands in it."""
     inner = command.commands.values() if isinstance(command, click.Group) else ()
     usage = command.get_usage(click.Context(command, info_name=name)).removeprefix("Usage: ")
     yield f"## `{name}`\n\n{inspect.cleandoc(command.help or '')}\n\n    {' '.join(usage.split())}\n"

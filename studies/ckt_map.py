@@ -130,7 +130,7 @@ def _cell(row: Mapping[object, object], name: str, form: str) -> str:
 
 
 def draw(frame: pd.DataFrame, file: Path) -> None:
-    """Draws the gains over skew and samples a client, those beyond their interval in bold."""
+    """Draw the gains over skew and samples a client, those beyond their interval in bold."""
     skews, sizes = list(dict.fromkeys(frame["skew"])), sorted(frame["samples"].unique())
     table = frame.pivot(index="skew", columns="samples", values="gain").loc[skews, sizes] * 100
     half = frame.pivot(index="skew", columns="samples", values="gain_ci").loc[skews, sizes] * 100

@@ -284,7 +284,7 @@ def panels(
     extra: str | None = None,
     predicted: dict[tuple[str, str], float] | None = None,
 ) -> None:
-    """Draws a panel a variant with a line a label, logarithmic in y; `extra` and `predicted` as thin dotted lines."""
+    """Draw a panel a variant with a line a label, logarithmic in y; `extra` and `predicted` as thin dotted lines."""
     variants = list(dict.fromkeys(frame["variant"]))
     figure = Figure(figsize=(4.1 * len(variants) + 1.6, 3.9), layout="constrained")
     FigureCanvasAgg(figure)

@@ -98,7 +98,7 @@ def features_by_round(folder: Path) -> pd.DataFrame:
 
 
 def plot(frame: pd.DataFrame, file: Path) -> None:
-    """Draws the mean distance by round, a line a method."""
+    """Draw the mean distance by round, a line a method."""
     figure, axes = plt.subplots(figsize=(5.5, 3.5))
     for label, lines in frame.groupby("label", sort=False):
         by_round = lines.groupby("round")["feature_distance"].mean()

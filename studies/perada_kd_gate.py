@@ -77,7 +77,7 @@ class Watched(Simulation):
 
 
 def start(config: ExperimentConfig, seed: int, folder: Path) -> Path:
-    """Trains FedAvg's model on the recipe's data; returns the file of its weights."""
+    """Train FedAvg's model on the recipe's data; return the file of its weights."""
     plain = load(
         {**config.to_dict(), "variants": {}},
         {"methods": ["fedavg"], "train": {"epochs": 1}, "rounds": START_ROUNDS[config.scale or "small"]},
@@ -123,7 +123,7 @@ def text(frame: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    """Trains, measures and writes."""
+    """Train, measure and write."""
     parser = argparse.ArgumentParser(description="the gate of distillation")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scale", choices=sorted(START_ROUNDS), default="small")

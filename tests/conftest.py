@@ -68,7 +68,7 @@ def modules_named_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outlined(figure: Figure, axes: Axes, path: str | Path) -> None:
-    """Writes the numbers that a picture shows in place of the picture."""
+    """Write the numbers that a picture shows in place of the picture."""
     Path(path).write_bytes(b"\x89PNG" + repr([line.get_xydata().tolist() for line in axes.lines]).encode())
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def loaded(script: str) -> ModuleType:
-    """Returns a script, such as studies/features.py, imported."""
+    """Return a script, such as studies/features.py, imported."""
     path = ROOT / script
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

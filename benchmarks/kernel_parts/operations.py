@@ -21,7 +21,7 @@ convolution_backward = torch.ops.aten.convolution_backward
 
 
 def limits() -> Table:
-    """Returns the rates of one core: GFLOP/s of products of 1024³, GB/s read and written by a copy of 256 MB."""
+    """Return the rates of one core: GFLOP/s of products of 1024³, GB/s read and written by a copy of 256 MB."""
     a, out = torch.randn(1024, 1024), torch.empty(1024, 1024)
     half, half_out = a.bfloat16(), out.bfloat16()
     source, target = torch.randn(2**26), torch.empty(2**26)
@@ -55,7 +55,7 @@ def columns(x: Tensor) -> Tensor:
 
 
 def convolution(given: int, made: int, side: int, clients: int = 8) -> Table:
-    """Returns milliseconds and GFLOP/s of all clients' convolutions 3 x 3; the first layer needs no input gradient.
+    """Return milliseconds and GFLOP/s of all clients' convolutions 3 x 3; the first layer needs no input gradient.
 
     Tensors are in the layout of each way before the clock starts.
     """
@@ -115,7 +115,7 @@ def convolution(given: int, made: int, side: int, clients: int = 8) -> Table:
 
 
 def between(clients: int = 8) -> Table:
-    """Returns milliseconds of ReLU and pooling on the first convolution's images of all clients."""
+    """Return milliseconds of ReLU and pooling on the first convolution's images of all clients."""
     table: Table = []
     for layout, form in (("NCHW", torch.contiguous_format), ("channels last", torch.channels_last)):
         x = torch.randn(clients * BATCH, 32, 28, 28).to(memory_format=form).requires_grad_()
@@ -127,7 +127,7 @@ def between(clients: int = 8) -> Table:
 
 
 def taken_along(clients: int = 8) -> Table:
-    """Returns milliseconds of the library's convolutions of all clients with pooling and ReLU, one layer at a time for
+    """Return milliseconds of the library's convolutions of all clients with pooling and ReLU, one layer at a time for
     all clients, and with the three done for one client after another."""
     table: Table = []
     for title, (given, made, side) in CONVOLUTIONS.items():
@@ -177,7 +177,7 @@ def _pass(
 
 
 def linear() -> Table:
-    """Returns microseconds a client of the products of a 784 x 200 layer, and the megabytes of weights they move."""
+    """Return microseconds a client of the products of a 784 x 200 layer, and the megabytes of weights they move."""
     table: Table = []
     for clients in (4, 16, 64):
         x, w = torch.randn(clients, BATCH, 784), torch.randn(clients, 200, 784)

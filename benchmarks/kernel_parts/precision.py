@@ -36,7 +36,7 @@ Made = Callable[[torch.dtype], Callable[[], object]]
 
 
 def operations() -> Table:
-    """Returns microseconds of operations in both types; what goes into bfloat16 is rounded before the clock starts."""
+    """Return microseconds of operations in both types; what goes into bfloat16 is rounded before the clock starts."""
     return [_row(name, made) for name, made in _operations()]
 
 
@@ -113,7 +113,7 @@ def _rounding(dtype: torch.dtype) -> Callable[[], object]:
 
 
 def rounds() -> Table:
-    """Returns seconds of FedAvg's round in both precisions, by each engine; 60 samples a client."""
+    """Return seconds of FedAvg's round in both precisions, by each engine; 60 samples a client."""
     table: Table = []
     for title, model, x, classes, clients, batch in _works():
         data = federated(x, classes, clients)

@@ -35,7 +35,7 @@ SHARES = {"cnn2": 0.2, "resnet20": 0.1}
 
 
 def federated(x: Tensor, classes: int, clients: int) -> Federation:
-    """Returns clients with equal shares of samples, which have random classes."""
+    """Return clients with equal shares of samples, which have random classes."""
     y = torch.randint(0, classes, (len(x),))
     own, names = torch.arange(len(x)) // (len(x) // clients), tuple(map(str, range(clients)))
     source = Source(
@@ -79,7 +79,7 @@ class Round:
         return float(self.steps * counter.get_total_flops() / 1e9)
 
     def row(self, name: str, repeat: int, share: float = 1.0) -> dict[str, Cell]:
-        """Returns how near a round is to the rate of a large product; `share` is that of the clients which run.
+        """Return how near a round is to the rate of a large product; `share` is that of the clients which run.
 
         The product takes its turn with the rounds: on a busy machine the rate is not the same from minute to minute.
         """
@@ -114,7 +114,7 @@ class Round:
 
 
 def networks() -> Table:
-    """Returns rounds of 100 clients of 60 samples; of large networks a share of them runs, and seconds are scaled."""
+    """Return rounds of 100 clients of 60 samples; of large networks a share of them runs, and seconds are scaled."""
     table: Table = []
     for name, options in {**NETWORKS, **RESNETS}.items():
         shape, share = ((3, 32, 32) if name in RESNETS else (1, 28, 28)), SHARES.get(name, 1.0)
@@ -128,7 +128,7 @@ def networks() -> Table:
 
 
 def lora() -> Table:
-    """Returns rounds of LoRA (rank 8, query and value) on a BERT of 6 layers, 384 wide."""
+    """Return rounds of LoRA (rank 8, query and value) on a BERT of 6 layers, 384 wide."""
     table: Table = []
     for clients, steps, batch, length in ((4, 1, 10, 64), (8, 2, 4, 32)):
         options = {**BERT, "lora": 8, "lora_dropout": 0.0, "pooling": "mean"}
@@ -161,7 +161,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def seconds(self) -> float:
-        """Returns the time of all of them, each alone and repeated."""
+        """Return the time of all of them, each alone and repeated."""
         total = 0.0
         for (op, forms), times in self.seen.items():
             operands = [

@@ -35,19 +35,19 @@ class Case:
     by_hand: Step | None = None
 
     def after(self, step: Step) -> list[Tensor]:
-        """Returns the parameters after a step."""
+        """Return the parameters after a step."""
         values = [v.clone() for v in self.values]
         step(values, self.x, self.y)
         return [v.detach() for v in values]
 
     def call(self, step: Step) -> Callable[[], object]:
-        """Returns a function that takes one step after another, on parameters of its own."""
+        """Return a function that takes one step after another, on parameters of its own."""
         values = [v.clone() for v in self.values]
         return lambda: step(values, self.x, self.y)
 
 
 def compiled() -> Table:
-    """Returns milliseconds of a step eager, compiled and by hand, and the seconds that compiling took.
+    """Return milliseconds of a step eager, compiled and by hand, and the seconds that compiling took.
 
     Raises RuntimeError where two ways do not lead to the same parameters.
     """
@@ -81,14 +81,14 @@ def compiled() -> Table:
 
 
 def agree(name: str, found: list[Tensor], wanted: list[Tensor]) -> None:
-    """Raises RuntimeError where parameters differ by more than rounding."""
+    """Raise RuntimeError where parameters differ by more than rounding."""
     far = max(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True))
     if far > 1e-5:
         raise RuntimeError(f"{name}: two ways of the same step are {far:.1e} apart.")
 
 
 def cases() -> dict[str, Case]:
-    """Returns the steps that are measured."""
+    """Return the steps that are measured."""
     made = {}
     for name, options in NETWORKS.items():
         net = build(name, (1, 28, 28), 10, **options)
@@ -105,7 +105,7 @@ def cases() -> dict[str, Case]:
 
 
 def network_loss(net: nn.Module) -> Loss:
-    """Returns the loss of one client as a function of the module's parameters."""
+    """Return the loss of one client as a function of the module's parameters."""
     names = [name for name, _ in net.named_parameters()]
 
     def loss(values: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def network_loss(net: nn.Module) -> Loss:
 
 
 def module_step(net: nn.Module) -> Step:
-    """Returns the plain loop's step of a module, which takes the parameters for its own."""
+    """Return the plain loop's step of a module, which takes the parameters for its own."""
     leaves: list[Tensor] = list(net.parameters())
 
     def step(values: list[Tensor], x: Tensor, y: Tensor) -> None:
@@ -131,7 +131,7 @@ def module_step(net: nn.Module) -> Step:
 
 
 def eager(loss: Loss) -> Step:
-    """Returns the same step of a loss that is a function."""
+    """Return the same step of a loss that is a function."""
 
     def step(values: list[Tensor], x: Tensor, y: Tensor) -> None:
         leaves = [v.requires_grad_() for v in values]
@@ -143,7 +143,7 @@ def eager(loss: Loss) -> Step:
 
 
 def functional(loss: Loss) -> Step:
-    """Returns the same as one function that can be compiled without a break."""
+    """Return the same as one function that can be compiled without a break."""
     gradient = torch.func.grad(loss)
 
     def step(values: list[Tensor], x: Tensor, y: Tensor) -> None:

@@ -15,7 +15,7 @@ Table = list[dict[str, Cell]]
 def in_turn(
     ways: Mapping[str, Callable[[], object]], repeat: int = 7, least: float = 0.02
 ) -> dict[str, float]:
-    """Returns seconds a call of each way: the minimum over repetitions of at least `least` seconds."""
+    """Return seconds a call of each way: the minimum over repetitions of at least `least` seconds."""
     counts, best = {}, {}
     for name, way in ways.items():
         way()
@@ -33,7 +33,7 @@ def in_turn(
 
 
 def show(title: str, table: Table) -> None:
-    """Prints a table in Markdown."""
+    """Print a table in Markdown."""
     heads = list(table[0])
     print(f"\n**{title}**\n\n| {' | '.join(heads)} |\n| --- |{' ---: |' * (len(heads) - 1)}")
     for row in table:

@@ -54,7 +54,7 @@ QUIET = {
 
 
 def measure(python: str, program: str, work: Path, model: str, check: Path | None) -> dict[str, Any]:
-    """Runs one program in a process of its own; returns its record, and writes `check` if given.
+    """Run one program in a process of its own; return its record, and write `check` if given.
 
     Raises:
         SystemExit: it failed; with what it last said.
@@ -74,7 +74,7 @@ def measure(python: str, program: str, work: Path, model: str, check: Path | Non
 
 
 def difference(weights: Path, reference: Path, work: Work) -> float:
-    """Returns ‖w − r‖₂ / ‖r − start‖₂ of the weights w and the reference's r, over all weights together."""
+    """Return ‖w − r‖₂ / ‖r − start‖₂ of the weights w and the reference's r, over all weights together."""
     own, other = torch.load(weights), torch.load(reference)
     if set(own) != set(other):
         raise SystemExit(
@@ -86,7 +86,7 @@ def difference(weights: Path, reference: Path, work: Work) -> float:
 
 
 def summary(records: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the seconds of a round (a process's median, the best process) and how many times tailorfl's they are."""
+    """Return the seconds of a round (a process's median, the best process) and how many times tailorfl's they are."""
     out: dict[str, Any] = {"version": records[0]["version"], "torch": records[0]["torch"]}
     for clock in ("cpu", "wall"):
         typical = [statistics.median(record[clock]) for record in records]
@@ -97,7 +97,7 @@ def summary(records: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[s
 
 
 def compare(model: str, pythons: dict[str, str], repeat: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Measures all programs on one model; returns a summary for each.
+    """Measure all programs on one model; return a summary for each.
 
     Raises:
         SystemExit: a program failed, or computes something else than tailorfl.
@@ -121,7 +121,7 @@ def compare(model: str, pythons: dict[str, str], repeat: int, folder: Path) -> d
 
 
 def main() -> None:
-    """Measures and prints one line a program and model."""
+    """Measure and print one line a program and model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--python-pfl", help="the interpreter of pfl's environment; without it pfl is left out"

@@ -16,7 +16,7 @@ app = ClientApp()
 
 @functools.cache
 def resident(path: str) -> tuple[Work, nn.Module]:
-    """Returns the data and a module, made once in each of Ray's processes."""
+    """Return the data and a module, made once in each of Ray's processes."""
     torch.set_num_threads(1)
     work = Work.load(Path(path))
     return work, work.network()
@@ -24,7 +24,7 @@ def resident(path: str) -> tuple[Work, nn.Module]:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Returns what one client makes of the weights that it received; trains with the plain loop's code."""
+    """Return what one client makes of the weights that it received; trains with the plain loop's code."""
     config = message.content["config"]
     work, module = resident(config["work"])
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())

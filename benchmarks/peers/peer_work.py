@@ -40,28 +40,28 @@ class Work:
     init: State
 
     def samples(self, client: int) -> tuple[Tensor, Tensor]:
-        """Returns the inputs and labels of one client, without a copy."""
+        """Return the inputs and labels of one client, without a copy."""
         rows = slice(client * SAMPLES, (client + 1) * SAMPLES)
         return self.x[rows], self.y[rows]
 
     def network(self) -> nn.Sequential:
-        """Returns the network with the initial weights."""
+        """Return the network with the initial weights."""
         module = network(self.model)
         module.load_state_dict(self.init)
         return module
 
     def save(self, path: Path) -> None:
-        """Writes the task for programs of other environments."""
+        """Write the task for programs of other environments."""
         torch.save({"model": self.model, "x": self.x, "y": self.y, "init": self.init}, path)
 
     @staticmethod
     def load(path: Path) -> Work:
-        """Returns the task that `save` wrote."""
+        """Return the task that `save` wrote."""
         return Work(**torch.load(path, weights_only=True))
 
 
 def network(model: str) -> nn.Sequential:
-    """Returns a module with the layers and names of tailorfl's `logistic` or `cnn2`."""
+    """Return a module with the layers and name of tailorfl's `logistic` or `cnn2`."""
     if model == "logistic":
         return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(784, CLASSES)))
     if model != "cnn2":
@@ -83,7 +83,7 @@ def network(model: str) -> nn.Sequential:
 
 
 def make_work(model: str) -> Work:
-    """Returns the task: random inputs and labels of a fixed seed, initial weights of another."""
+    """Return the task: random inputs and labels of a fixed seed, initial weights of another."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS * SAMPLES, *SHAPE, generator=generator)
     y = torch.randint(0, CLASSES, (CLIENTS * SAMPLES,), generator=generator)
@@ -92,7 +92,7 @@ def make_work(model: str) -> Work:
 
 
 def train_client(module: nn.Module, parameters: Sequence[Tensor], x: Tensor, y: Tensor, job: Job) -> None:
-    """Trains in place by SGD as one writes it for speed: `autograd.grad`, foreach updates, no optimizer object."""
+    """Train in place by SGD as one writes it for speed: `autograd.grad`, foreach updates, no optimizer object."""
     for _ in range(job.epochs):
         for batch in torch.randperm(len(x)).split(job.batch_size):
             loss = F.cross_entropy(module(x[batch]), y[batch])
@@ -102,7 +102,7 @@ def train_client(module: nn.Module, parameters: Sequence[Tensor], x: Tensor, y: 
 
 
 def descendants_seconds() -> float:
-    """Returns the CPU seconds, user and system, of all living descendants of this process and of what they waited for.
+    """Return the CPU seconds, user and system, of all living descendants of this process and of what they waited for.
 
     Linux only; counted in ticks of 10 ms. A program whose work is done by other processes (Ray's) is charged for all
     of them.
@@ -139,7 +139,7 @@ class Job:
     _begun: list[tuple[float, float]] = field(default_factory=list)
 
     def mark(self) -> None:
-        """Notes a boundary of rounds; what the noting costs is charged to no round."""
+        """Note a boundary of rounds; what the noting costs is charged to no round."""
         waited = resource.getrusage(resource.RUSAGE_CHILDREN)
         own, wall = time.process_time(), time.perf_counter()
         others = descendants_seconds() + waited.ru_utime + waited.ru_stime
@@ -147,7 +147,7 @@ class Job:
         self._begun.append((time.process_time() + others, time.perf_counter()))
 
     def seconds(self) -> tuple[list[float], list[float]]:
-        """Returns the CPU seconds of all processes, and the wall seconds, of every round."""
+        """Return the CPU seconds of all processes, and the wall seconds, of every round."""
         pairs = list(zip(self._begun, self._ended[1:], strict=False))
         if len(pairs) != self.rounds:
             raise RuntimeError(f"{self.rounds} rounds were asked for, but {len(pairs)} were run")
@@ -155,7 +155,7 @@ class Job:
 
 
 def main(version: str, run: Callable[[Work, Path, Sequence[Job]], None]) -> None:
-    """Runs one program: the round that is checked, if asked for, then the rounds that are timed; writes files."""
+    """Run one program: the round that is checked, if asked for, then the rounds that are timed; write files."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--warmup", type=int, required=True)

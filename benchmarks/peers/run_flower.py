@@ -39,7 +39,7 @@ class Marked(FedAvg):
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
-    """Does the jobs in one simulation, each from the initial weights."""
+    """Do the jobs in one simulation, each from the initial weights."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     server = ServerApp()
 

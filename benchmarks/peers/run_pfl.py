@@ -32,12 +32,12 @@ class Network(nn.Sequential):
     """The network with the two functions that pfl asks for."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Returns the mean log loss of a batch."""
+        """Return the mean log loss of a batch."""
         return F.cross_entropy(self(x), y)
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
-        """Returns what pfl reports of an evaluation."""
+        """Return what pfl reports of an evaluation."""
         return {"loss": Weighted(F.cross_entropy(self(x), y, reduction="sum").item(), len(y))}
 
 
@@ -61,7 +61,7 @@ class Marks(TrainingProcessCallback):
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
-    """Does the jobs, each from the initial weights."""
+    """Do the jobs, each from the initial weights."""
     for job in jobs:
         module = Network(OrderedDict(work.network().named_children()))
         model = PyTorchModel(

@@ -18,13 +18,13 @@ from tailorfl.training.objective import LOSSES
 
 
 def clients(job: Job) -> list[LoopClient]:
-    """Returns every client with the batches of one round, in a new order."""
+    """Return every client with the batches of one round, in a new order."""
     rows = [torch.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS)]
     return [LoopClient(1 / CLIENTS, shuffled(mine, job.batch_size, job.epochs * SAMPLES)) for mine in rows]
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
-    """Does the jobs, each from the initial weights."""
+    """Do the jobs, each from the initial weights."""
 
     def start() -> nn.Module:
         module = build(work.model, SHAPE, CLASSES)

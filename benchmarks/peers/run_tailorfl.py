@@ -20,7 +20,7 @@ from tailorfl.training.cohort import TrainConfig
 
 
 def federation(work: Work) -> Federation:
-    """Returns the clients' samples as tailorfl holds them."""
+    """Return the clients' samples as tailorfl holds them."""
     source = Source("random", work.x, work.y, "classification", CLASSES)
     rows = tuple(np.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS))
     none = tuple(np.empty(0, dtype=np.int64) for _ in rows)
@@ -28,7 +28,7 @@ def federation(work: Work) -> Federation:
 
 
 def simulation(work: Work, job: Job) -> Simulation:
-    """Returns FedAvg from the initial weights; a step is a round."""
+    """Return FedAvg from the initial weights; a step is a round."""
 
     def start() -> nn.Module:
         module = build(work.model, SHAPE, CLASSES)
@@ -40,7 +40,7 @@ def simulation(work: Work, job: Job) -> Simulation:
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
-    """Does the jobs, each from the initial weights."""
+    """Do the jobs, each from the initial weights."""
     for job in jobs:
         sim = simulation(work, job)
         job.mark()

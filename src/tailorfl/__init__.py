@@ -254,7 +254,7 @@ def tune(
     imports: Sequence[str] = (),
     **settings: Any,
 ) -> Tuning:
-    """Tunes every method fairly and returns what was found; the same as `tailorfl tune`.
+    """Tune every method fairly and return what was found; the same as `tailorfl tune`.
 
     >>> tuning = tailorfl.tune("demo", budget="16x20x2")  # doctest: +SKIP
     >>> result = tailorfl.compare(tuning.experiment)  # doctest: +SKIP
@@ -292,7 +292,7 @@ def pretrain(
     imports: Sequence[str] = (),
     **settings: Any,
 ) -> Pretrained:
-    """Trains a model in one place and writes its weights; the same as `tailorfl pretrain`.
+    """Train a model in one place and write its weights; the same as `tailorfl pretrain`.
 
     Args:
         config: as for `run`; rounds are epochs, and clients and methods are not used.

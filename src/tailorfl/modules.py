@@ -22,7 +22,7 @@ _NAMED: dict[str, str] = {}
 
 
 def load(names: Iterable[str]) -> None:
-    """Import modules, each by its dotted name or as a file `NAME.py`, and lets experiments name what they hold.
+    """Import modules, each by its dotted name or as a file `NAME.py`, and let experiments name what they hold.
 
     Raises:
         ConfigError: one cannot be imported, or its name is that of another module.
@@ -33,7 +33,7 @@ def load(names: Iterable[str]) -> None:
 
 
 def name_in(value: Any) -> None:
-    """Lets experiments name the modules of every `module:object` in a setting that the person who runs them wrote.
+    """Let experiments name the modules of every `module:object` in a setting that the person who runs them wrote.
 
     The value is a name, `{name: ...}`, or a list of these. Nothing is imported before it is needed.
     """

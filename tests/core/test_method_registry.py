@@ -73,7 +73,7 @@ def test_two_methods_of_one_name_are_refused_and_one_may_register_twice():
 
 
 def offered(monkeypatch: pytest.MonkeyPatch, **loaders: Any) -> None:
-    """Installs entry points: name -> what loading it returns or raises."""
+    """Install entry points: name -> what loading it returns or raises."""
     entries = [SimpleNamespace(value=name, load=load) for name, load in loaders.items()]
     monkeypatch.setattr(
         registry, "entry_points", lambda group: entries if group == "tailorfl.methods" else []

@@ -23,7 +23,7 @@ SCHOOLS = (12, 7, 9, 15, 11)
 
 
 def files_of(request: pytest.FixtureRequest, make: Callable[[Path], None], file: str) -> Path:
-    """Returns the data folder of a test with the parameter "real" or "twin"; skips it where the real file is not.
+    """Return the data folder of a test with the parameter "real" or "twin"; skip it where the real file is not.
 
     Args:
         request: of the fixture.

@@ -62,7 +62,7 @@ def deployed(
     post: Transport | None = None,
     **how: Any,
 ) -> ExperimentResult:
-    """Runs an experiment with clients in this process."""
+    """Run an experiment with clients in this process."""
     there = members(folder) if nodes is None and post is None else nodes or {}
     within = (
         InProcessTransport({node: member.answer for node, member in there.items()}) if post is None else post
@@ -101,7 +101,7 @@ def private_state(folder: Path, config: ExperimentConfig, client: int | str) -> 
 
 
 def same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Asserts that tensors are the same to the bit."""
+    """Assert that tensors are the same to the bit."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor), name

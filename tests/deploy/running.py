@@ -66,13 +66,13 @@ class Program:
         return self._running.poll()
 
     def wait(self, seconds: float) -> int:
-        """Waits for its end and returns the exit code."""
+        """Wait for its end and return the exit code."""
         until(lambda: self.code is not None, seconds, f"the end of {self.name}")
         assert self.code is not None
         return self.code
 
     def hears(self, words: str, seconds: float, times: int = 1) -> None:
-        """Waits until it has printed something."""
+        """Wait until it has printed something."""
         until(
             lambda: self.said.count(words) >= times or self.code is not None,
             seconds,
@@ -81,7 +81,7 @@ class Program:
         assert self.said.count(words) >= times, f"{self.name} ended with {self.code} without '{words}'"
 
     def signal(self, number: int) -> None:
-        """Sends a signal to it."""
+        """Send a signal to it."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._running.pid, number)
         if number == signal.SIGKILL:
@@ -125,7 +125,7 @@ class Field:
     # -- commands -------------------------------------------------------------------------------------------
 
     def start(self, name: str, *words: str, env: Mapping[str, str] | None = None) -> Program:
-        """Starts a command of tailorfl, by the words of another program where `before` has some for it."""
+        """Start a command of tailorfl, by the words of another program where `before` has some for it."""
         before = self.before.get(words[0], ())
         program = Program(
             name, [*before, sys.executable, "-m", "tailorfl", *words], self.folder, self.mark, env or {}
@@ -134,7 +134,7 @@ class Field:
         return program
 
     def server(self, *more: str, name: str = "server", secure: Sequence[str] = ("--insecure",)) -> Program:
-        """Starts the server."""
+        """Start the server."""
         listen = f"{self.host}:{self.port}"
         return self.start(
             name, "server", "experiment.yaml", "--listen", listen, "--out", "out", *secure, *more
@@ -149,7 +149,7 @@ class Field:
         env: Mapping[str, str] | None = None,
         label: str = "",
     ) -> Program:
-        """Starts a client; its folder is `state-NAME`."""
+        """Start a client; its folder is `state-NAME`."""
         return self.start(
             label or f"client-{client}",
             "client",
@@ -189,7 +189,7 @@ class Field:
         return [next(a.fate for a in one.answers if a.client == client) for one in self.trace()]
 
     def round_done(self, number: int, seconds: float, label: str | None = None) -> None:
-        """Waits until the server has finished a round."""
+        """Wait until the server has finished a round."""
         until(lambda: len(self.trace(label)) >= number or self.server_ended, seconds, f"round {number}")
         assert len(self.trace(label)) >= number, f"the server ended before round {number}"
 
@@ -199,7 +199,7 @@ class Field:
         return all(p.code is not None for p in self.programs if p.name.startswith("server"))
 
     def is_replayed(self, label: str | None = None) -> Simulation:
-        """Asserts that server and clients have the states of the simulation of the same trace, to the bit."""
+        """Assert that server and clients have the states of the simulation of the same trace, to the bit."""
         found = next(j for j in self.jobs() if label in (None, j.method.label))
         path = self.job_folder(label) / "trace.jsonl"
         again = SystemConfig(trace=str(path))
@@ -225,7 +225,7 @@ def newest(folder: Path) -> dict[str, Tensor]:
 
 
 def until(there: Callable[[], bool], seconds: float, what: str) -> None:
-    """Waits for something. Raises TimeoutError where it does not come."""
+    """Wait for something. Raises TimeoutError where it does not come."""
     begin = time.monotonic()
     while not there():
         if time.monotonic() - begin > seconds:

@@ -38,7 +38,7 @@ class LostError(Exception):
 
 
 def honest(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
-    """Changes nothing."""
+    """Change nothing."""
     return ask(body)
 
 
@@ -61,12 +61,12 @@ class Tampered(InProcessTransport):
 
 
 def hosted(config: ExperimentConfig, folder: Path, post: InProcessTransport) -> ExperimentResult:
-    """Runs an experiment as `tailorfl server` does, or goes on with it."""
+    """Run an experiment as `tailorfl server` does, or go on with it."""
     return host_experiment(post, config, folder / "out")
 
 
 def hosted_once(config: ExperimentConfig, folder: Path, post: InProcessTransport) -> ExperimentResult:
-    """Runs an experiment with a post that is not used again."""
+    """Run an experiment with a post that is not used again."""
     try:
         return hosted(config, folder, post)
     finally:
@@ -74,7 +74,7 @@ def hosted_once(config: ExperimentConfig, folder: Path, post: InProcessTransport
 
 
 def run_tampered(config: ExperimentConfig, folder: Path, meddle: Meddle) -> tuple[ExperimentResult, Tampered]:
-    """Runs an experiment with a post that somebody meddles with."""
+    """Run an experiment with a post that somebody meddles with."""
     there = members(folder, config.data.clients or 0)
     post = Tampered(there, meddle)
     try:
@@ -110,7 +110,7 @@ def became(result: ExperimentResult, round: int, client: int) -> ClientOutcome:
 
 
 def is_replayed(config: ExperimentConfig, folder: Path, result: ExperimentResult) -> Simulation:
-    """Asserts that the server and all clients are where the simulator gets with the same trace, to the bit.
+    """Assert that the server and all clients are where the simulator gets with the same trace, to the bit.
 
     A client's state is that of the last round in which it was accepted: it must be on its disk.
     """
@@ -122,7 +122,7 @@ def is_replayed(config: ExperimentConfig, folder: Path, result: ExperimentResult
 
 
 def are_states(config: ExperimentConfig, folder: Path, sim: Simulation, trace: Trace) -> None:
-    """Asserts that private states on disk are those of a simulation."""
+    """Assert that private states on disk are those of a simulation."""
     for client in range(sim.federation.num_clients):
         accepted = [one.round for one in trace if client in one.answered]
         if not accepted:

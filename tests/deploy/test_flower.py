@@ -38,7 +38,7 @@ class Ends:
         self.link = self.listen()
 
     def listen(self, largest: int = 2**26) -> Link:
-        """Starts the server's end."""
+        """Start the server's end."""
         keys = server_keys(self.folder)
         self.link = Link("127.0.0.1", self.port, keys, Revoked(self.folder).why, largest)
         return self.link
@@ -51,7 +51,7 @@ class Ends:
         return self.open[-1]
 
     def send(self, body: bytes, seconds: float = 60.0, node: int | None = None) -> str:
-        """Sends a letter to a node, by default the only one; returns its ticket."""
+        """Send a letter to a node, by default the only one; return its ticket."""
         (ticket,) = self.link.send([Letter(node or next(iter(self.link.nodes())), "train", body)], seconds)
         assert ticket
         return ticket

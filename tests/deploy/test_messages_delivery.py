@@ -59,7 +59,7 @@ class Slow(Tampered):
         return ask(body)
 
     def send(self, letters: Any, seconds: float) -> list[str]:
-        """Sends letters; notes that of the slow node."""
+        """Send letters; note that of the slow node."""
         tickets = super().send(letters, seconds)
         for letter, ticket in zip(letters, tickets, strict=True):
             if letter.node == self.node and is_training(Packet.decoded(letter.body), self.round):
@@ -67,7 +67,7 @@ class Slow(Tampered):
         return tickets
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        """Brings what is there, but not what is held."""
+        """Bring what is there, but not what is held."""
         if self.round + 1 in self.seen:
             self.until.set()
         return super().receive([t for t in tickets if self.until.is_set() or t not in self.held])
@@ -119,7 +119,7 @@ class Doubling(Tampered):
     """Brings every answer twice, in the reverse order, and answers to questions that nobody has asked."""
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        """Brings it all."""
+        """Bring it all."""
         found = super().receive(tickets)[::-1]
         return [*found, *found, Arrival("nobody's", b"")]
 

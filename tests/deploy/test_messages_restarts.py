@@ -34,7 +34,7 @@ PRIVATE = {"epochs": 1, "batch_size": 16, "lr": 0.1, "dp": {"clip": 1.0, "noise"
 
 
 def restarting(post: Tampered, folder: Path, there: dict[int, ClientSession], node: int) -> None:
-    """Puts a new process in the place of a member: nothing of the old one is left but its folder."""
+    """Put a new process in the place of a member: nothing of the old one is left but its folder."""
     there[node].close()
     number = node - 100
     there[node] = member_of(state=folder / f"state-{number}", name=str(number))
@@ -42,7 +42,7 @@ def restarting(post: Tampered, folder: Path, there: dict[int, ClientSession], no
 
 
 def with_restart(config: ExperimentConfig, folder: Path, *, deleted: bool, running: bool = False) -> Any:
-    """Runs an experiment whose client 1 is restarted after round 2, with or without its folder."""
+    """Run an experiment whose client 1 is restarted after round 2, with or without its folder."""
     there = members(folder, 3)
     done: list[int] = []
 

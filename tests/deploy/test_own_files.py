@@ -48,7 +48,7 @@ FORMS = ((",", ".", "utf-8"), ("|", ".", "utf-16"), (";", ",", "latin-1"), ("\t"
 
 
 def as_hospitals_have_them(files: Path) -> None:
-    """Gives each table another separator, decimal mark or encoding, a number of the patient, and two fewer columns."""
+    """Give each table another separator, decimal mark or encoding, a number of the patient, and two fewer columns."""
     for number, ward in enumerate(WARDS):
         table = pd.read_csv(files / f"{ward}.csv")
         table.insert(2, "patient", [f"{ward} {row:03}" for row in range(len(table))])

@@ -73,7 +73,7 @@ def clients(folder: Path, files: Path, config: ExperimentConfig, ending: str = "
 
 
 def is_simulated(config: ExperimentConfig, folder: Path, nodes: dict[int, Any]) -> None:
-    """Asserts that the server and all clients end with the states of the simulation of the same files."""
+    """Assert that the server and all clients end with the states of the simulation of the same files."""
     result = deployed(config, folder, nodes)
     sim = simulated(config)
     same(server_state(result), dict(tree.leaves(sim.server)))

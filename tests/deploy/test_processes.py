@@ -31,7 +31,7 @@ EIGHT: list[Any] = [
 
 
 def are_recorded(field: Field, sim: Simulation, label: str) -> None:
-    """Asserts that the server's records have the metrics of the simulation's models, to the bit."""
+    """Assert that the server's records have the metrics of the simulation's models, to the bit."""
     frame = RunStore.open(field.job_folder(label), readonly=True).clients()
     last = frame[frame["round"] == frame["round"].max()]
     rows = evaluate(sim, Protocol(("val", "local")))

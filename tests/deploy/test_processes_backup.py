@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def restored(folder: Path, copy: Path) -> None:
-    """Puts a copy in the place of a folder that is lost."""
+    """Put a copy in the place of a folder that is lost."""
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
 

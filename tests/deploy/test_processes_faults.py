@@ -34,7 +34,7 @@ def two(number: int, seconds: float, method: str = "ditto", **more: Any) -> Expe
 
 
 def all_end(field: Field, server: Program, *clients: Program) -> None:
-    """Asserts that everything ends well, and with the states of the simulation of what took part."""
+    """Assert that everything ends well, and with the states of the simulation of what took part."""
     assert server.wait(ENOUGH) == 0
     assert [client.wait(ENOUGH) for client in clients] == [0] * len(clients)
     field.is_replayed()
@@ -109,17 +109,17 @@ class Cable:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Breaks all connections, and takes no new ones."""
+        """Break all connections, and take no new ones."""
         self._whole = False
         for end in self._ends:
             end.close()
 
     def heal(self) -> None:
-        """Takes connections again."""
+        """Take connections again."""
         self._whole = True
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         self.cut()
         self._listening.close()
 

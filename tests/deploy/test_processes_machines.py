@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def may(*words: str) -> None:
-    """Runs a command of the system; skips the test where it is refused or missing."""
+    """Run a command of the system; skip the test where it is refused or missing."""
     if shutil.which(words[0]) is None:
         pytest.skip(f"there is no {words[0]} here")
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
@@ -40,7 +40,7 @@ def small_disk(place: Path) -> Iterator[None]:
 
 
 def fill(path: Path) -> None:
-    """Writes a file until the disk is full."""
+    """Write a file until the disk is full."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))

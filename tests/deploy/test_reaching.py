@@ -31,7 +31,7 @@ def another(tmp_path: Path) -> Tls:
 
 
 def answer(connection: socket.socket, context: ssl.SSLContext | None) -> None:
-    """Answers one connection as HTTP does, and reads all that comes: what is left would take a last alert along."""
+    """Answer one connection as HTTP does, and read all that comes: what is left would take a last alert along."""
     plain = connection
     if context is not None:
         plain = socket.socket(fileno=os.dup(connection.fileno()))

@@ -27,7 +27,7 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 
 def ran(config: ExperimentConfig, folder: Path) -> Tampered:
-    """Runs an experiment, and returns all that passed."""
+    """Run an experiment, and return all that passed."""
     there = members(folder, config.data.clients or 0)
     post = Tampered(there)
     hosted_once(config, folder, post)
@@ -159,7 +159,7 @@ def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:
 
 
 def damaged_in_round_3(folder: Path, name: str, **deploy: object) -> tuple[ExperimentConfig, Tampered]:
-    """Runs an experiment whose client 1 is started again in round 3, with a file of its state that is damaged."""
+    """Run an experiment whose client 1 is started again in round 3, with a file of its state that is damaged."""
     settings = {"round_seconds": 60.0, "wait_seconds": 20.0, **deploy}
     config, done = small("apfl", rounds=4, deploy=settings), list[int]()
     there = members(folder, 3)

@@ -54,7 +54,7 @@ FIRST = ("fedavg, half of the clients", "ditto", "fedclup", "perfed_ckt", "scaff
 
 
 def states_are_the_same(config: ExperimentConfig, folder: Path) -> tuple[ExperimentResult, Simulation]:
-    """Runs both ways and compares the server's and every client's states to the bit."""
+    """Run both ways and compare the server's and every client's states to the bit."""
     result, sim = deployed(config, folder), simulated(config)
     same(server_state(result), dict(tree.leaves(sim.server)))
     for client in range(4):

@@ -27,7 +27,7 @@ def parsed(words: list[str]) -> dict[str, object]:
 
 
 def are_secured(options: dict[str, object]) -> None:
-    """Asserts that a command uses keys, is watched, and logs for machines."""
+    """Assert that a command uses keys, is watched, and logs for machines."""
     assert options["keys"] is not None
     assert options["insecure"] is False
     assert options["health"] is not None

@@ -72,7 +72,7 @@ class Listening(Tampered):
 
 
 def heard(method: Any, folder: Path) -> tuple[Listening, set[bytes], set[bytes], set[bytes]]:
-    """Runs a method; returns the post, and the windows of what went up, went down, and lies at the server."""
+    """Run a method; return the post, and the windows of what went up, went down, and lies at the server."""
     config = experiment(method, data=DATA, eval={"every": 1})
     post = Listening(config, folder)
     try:

@@ -43,26 +43,26 @@ class Block:
 
 
 def blocks(document: Path) -> list[Block]:
-    """Returns the fenced blocks of a document in order."""
+    """Return the fenced blocks of a document in order."""
     text = document.read_text(encoding="utf-8")
     return [Block(m[2], m[3], text.count("\n", 0, m.start(3)) + 1, m[1]) for m in FENCE.finditer(text)]
 
 
 def file_of(block: Block) -> str | None:
-    """Returns the name of the file that a block shows, if it shows one."""
+    """Return the name of the file that a block shows, if it shows one."""
     named = FILE.match(block.text)
     return named[1] if named else None
 
 
 def lines(block: Block) -> Iterator[str]:
-    """Yields what is typed in a console block: the text behind each `$`, with its continued lines."""
+    """Yield what is typed in a console block: the text behind each `$`, with its continued lines."""
     for line in block.text.replace("\\\n", " ").splitlines():
         if line.startswith("$ "):
             yield line[2:]
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """Yields the commands of a console block as words."""
+    """Yield the commands of a console block as words."""
     for line in lines(block):
         yield from (shlex.split(part, comments=True) for part in line.split(" && "))
 
@@ -73,7 +73,7 @@ def unquoted(line: str) -> str:
 
 
 def try_command(words: list[str]) -> None:
-    """Tries one documented command in the current folder.
+    """Try one documented command in the current folder.
 
     Experiments with --dry-run, and small where later blocks need their result folder.
     """
@@ -108,7 +108,7 @@ def try_command(words: list[str]) -> None:
 
 
 def refuse(block: Block) -> None:
-    """Tries a console block that shows an error: it is the one that is shown, up to `...` and line breaks."""
+    """Try a console block that shows an error: it is the one that is shown, up to `...` and line breaks."""
     (words,) = commands(block)
     result = CliRunner().invoke(app, words[1:])
     shown = block.text.partition("\nerror:")[2].partition("...")[0]

@@ -102,7 +102,7 @@ def of_styles(text: str) -> list[str]:
 
 
 def loads(site: Path) -> Iterator[tuple[Path, str]]:
-    """Yields every file of a site with each address that it loads."""
+    """Yield every file of a site with each address that it loads."""
     for page in site.rglob("*.html"):
         parser = Loads()
         parser.feed(page.read_text(encoding="utf-8"))

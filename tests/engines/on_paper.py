@@ -102,7 +102,7 @@ def outcome(sim: Simulation) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Prints a line for everything that differs, then how many cases ran."""
+    """Print a line for everything that differs, then how many cases ran."""
     torch.set_num_threads(1)
     # A CPU evaluates convolutions with channels last, whose sums are rounded in another order.
     Model.channels_last = lambda self, device: False  # type: ignore[method-assign]

@@ -60,7 +60,7 @@ INDEXED = {torch.ops.aten.index.Tensor, *PUT}
 
 
 def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Runs an operation on the CPU tensors behind those on paper."""
+    """Run an operation on the CPU tensors behind those on paper."""
     flat = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     paper = [t for t in flat if isinstance(t, OnPaper)]
     target = kwargs.get("device")

@@ -66,7 +66,7 @@ class Limited:
 
 
 def limited(sim: Simulation, most: int, error: Exception | None = None) -> Limited:
-    """Gives the run a method that needs too much memory with more than `most` clients."""
+    """Give the run a method that needs too much memory with more than `most` clients."""
     method = Limited(
         sim, most, error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     )

@@ -307,7 +307,7 @@ def test_a_parent_with_several_threads_that_has_used_them() -> None:
 
 
 def training_for_long() -> None:
-    """Says which its workers are, and goes on training."""
+    """Say which its workers are, and go on training."""
     sim = simulation("ditto", "cnn2", make_engine("sequential", None, 2), rounds=1)
     print(*team_of(sim).pids, flush=True)
     sim.train = replace(TRAIN, epochs=None, steps=10**5)

@@ -22,7 +22,7 @@ class Refusing:
     """Finds no tailorfl, wherever it is installed."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Refuses tailorfl and leaves all else to others."""
+        """Refuse tailorfl and leave all else to others."""
         if name.partition(".")[0] == "tailorfl":
             raise ModuleNotFoundError(f"no {name} here")
 

@@ -40,7 +40,7 @@ def outputs(run: Restored, client: int | None, rows: Tensor, steps: int | None =
 def note(
     run: Restored, place: Path, client: int | None, raw: Tensor | None = None, steps: int | None = None
 ) -> None:
-    """Writes raw samples of a client's test part (for the global model client 0's) and their outputs beside an export.
+    """Write raw samples of a client's test part (for the global model client 0's) and their outputs beside an export.
 
     `raw` are those of the whole source, where it holds others than were read.
     """

@@ -138,7 +138,7 @@ def test_the_printed_lines_stop_at_a_damaged_export(home: Path, tmp_path: Path) 
 
 
 def older(folder: Path) -> dict[str, object]:
-    """Makes an export what it was before there were digests."""
+    """Make an export what it was before there were digests."""
     facts: dict[str, object] = json.loads((folder / FACTS).read_text())
     facts["format"] = 1
     (folder / FACTS).write_text(json.dumps(facts))

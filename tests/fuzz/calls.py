@@ -26,7 +26,7 @@ SMALL = {"methods": ["fedavg"], "rounds": 1, "seeds": 1, "train": {"epochs": 1},
 
 
 def frame() -> pd.DataFrame:
-    """Returns a table of nine patients of three hospitals."""
+    """Return a table of nine patients of three hospitals."""
     return pd.DataFrame(
         {
             "hospital": ["north", "south", "west"] * 3,
@@ -38,7 +38,7 @@ def frame() -> pd.DataFrame:
 
 
 def wrong_values() -> list[Any]:
-    """Returns values of kinds that few arguments take, some of them data.
+    """Return values of kinds that few arguments take, some of them data.
 
     None is a bare list of texts: what is given as a name may be shown, since it may be a misspelt one.
     """
@@ -59,7 +59,7 @@ def wrong_values() -> list[Any]:
 
 
 def entry_points(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Returns name -> (a function, arguments with which it works)."""
+    """Return name -> (a function, arguments with which it works)."""
     numbers = frame().drop(columns="patient")
     federation = build_federation("synthetic_linear", clients=3, samples=30)
     model = Model(lambda: build("linear", federation.source.input_shape, federation.source.outputs))
@@ -98,7 +98,7 @@ def entry_points(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, 
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and those that a traceback shows above it."""
+    """Yield an error and those that a traceback shows above it."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -106,7 +106,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def silent(chosen: list[str]) -> Iterator[None]:
-    """Raises AssertionError where an error of the library in the block shows a row of the data."""
+    """Raise AssertionError where an error of the library in the block shows a row of the data."""
     try:
         yield
     except TailorflError as error:
@@ -116,7 +116,7 @@ def silent(chosen: list[str]) -> Iterator[None]:
 
 
 def case(random_: random.Random, folder: Path) -> None:
-    """Calls an entry point with wrong arguments.
+    """Call an entry point with wrong arguments.
 
     Raises:
         AssertionError: an error shows a row of the data.

@@ -62,7 +62,7 @@ BASE: dict[str, Any] = {
 
 
 def case(random_: random.Random, folder: Path) -> None:
-    """Runs one or two methods under a handful of settings.
+    """Run one or two methods under a handful of settings.
 
     Raises:
         TailorflError: these do not go together, which the message says.

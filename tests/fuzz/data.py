@@ -34,7 +34,7 @@ SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".bmp": "BMP", ".tif": "TIFF", ".webp
 
 
 def damaged(content: bytes, random_: random.Random) -> bytes:
-    """Returns a file's content cut, with other bytes, without a piece, or with one twice."""
+    """Return a file's content cut, with other bytes, without a piece, or with one twice."""
     found = bytearray(content)
     for _ in range(random_.randrange(1, 4)):
         place = random_.randrange(len(found) + 1)
@@ -53,7 +53,7 @@ def damaged(content: bytes, random_: random.Random) -> bytes:
 
 
 def case(random_: random.Random, folder: Path) -> None:
-    """Reads a source or weights.
+    """Read a source or weights.
 
     Raises:
         TailorflError: as it should.
@@ -252,7 +252,7 @@ class Written:
 
 
 def written(random_: random.Random, folder: Path) -> Written:
-    """Returns a table with random faults, in a random form."""
+    """Return a table with random faults, in a random form."""
     faults = set(random_.sample(FAULTS, random_.choice([0, 1, 1, 2])))
     several = random_.random() < 0.4 or bool(faults & {"lacking column", "two spellings"})
     suffix = ".parquet" if "lists" in faults else random_.choice([".csv"] * 8 + [".tsv", ".parquet"])
@@ -312,7 +312,7 @@ def written(random_: random.Random, folder: Path) -> Written:
 def _with_faults(
     truth: pd.DataFrame, faults: set[str], rng: np.random.Generator, options: dict[str, Any]
 ) -> list[str]:
-    """Makes a table odd, and returns what has to be named."""
+    """Make a table odd, and return what has to be named."""
     count, named = len(truth), []
     if faults & {"gaps", "na words"}:
         truth.loc[rng.random(count) < 0.2, "dose"] = np.nan

@@ -68,7 +68,7 @@ KINDS = ("finished", "interrupted", "tuning", "exported")
 
 
 def make(root: Path) -> None:
-    """Makes the folders that all cases begin with."""
+    """Make the folders that all cases begin with."""
     tailorfl.run(SETTINGS, out=root / "finished")
     try:
         tailorfl.run(SETTINGS, out=root / "interrupted", observer=Stop())
@@ -101,7 +101,7 @@ def make(root: Path) -> None:
 
 
 def case(random_: random.Random, folder: Path, root: Path) -> None:
-    """Damages a copy and does with it whatever people do.
+    """Damage a copy and do with it whatever people do.
 
     Raises:
         TailorflError: as it should.
@@ -133,7 +133,7 @@ def trials(folder: Path) -> dict[str, Any]:
 
 
 def _use(out: Path, kind: str, told: str, random_: random.Random, root: Path) -> None:
-    """Reads a damaged result folder, looks at it, takes a model out, and now and then resumes it."""
+    """Read a damaged result folder, look at it, take a model out, and now and then resume it."""
     right = numbers(ExperimentResult.load(root / "finished"))
     wanted = right if kind == "finished" else right.drop(index=[("ditto", 1)])
     settings = told == "config.yaml"
@@ -173,7 +173,7 @@ def outputs(out: Path) -> torch.Tensor:
 
 
 def harm(out: Path, random_: random.Random) -> str:
-    """Deletes, empties, changes, exchanges or adds something; returns the name of what was hit."""
+    """Delete, empty, change, exchange or add something; return the name of what was hit."""
     files = sorted(
         path for path in out.rglob("*") if path.is_file() and path.name != ".lock" and path.suffix != ".png"
     )

@@ -30,13 +30,13 @@ PIECES = [
 
 
 def name(random_: random.Random) -> str:
-    """Returns a name of odd pieces; half of them have none that would be refused at once."""
+    """Return a name of odd pieces; half of them have none that would be refused at once."""
     pieces = PIECES if random_.random() < 0.5 else [piece for piece in PIECES if harmful(piece) is None]
     return "".join(random_.choice(pieces) for _ in range(random_.randrange(6)))
 
 
 def case(random_: random.Random, folder: Path) -> None:
-    """Uses a name wherever names are used.
+    """Use a name wherever names are used.
 
     Raises:
         TailorflError: as it should.
@@ -66,7 +66,7 @@ def case(random_: random.Random, folder: Path) -> None:
 
 
 def _show(labels: list[str]) -> None:
-    """Raises AssertionError where a table shows a label otherwise than it is."""
+    """Raise AssertionError where a table shows a label otherwise than it is."""
     values = {column.key: 0.5 for column in DEFAULT_COLUMNS}
     frame: pd.DataFrame = comparison([SeedResult(label, "local", 0, values) for label in labels])
     for form in ("markdown", "latex", "csv"):

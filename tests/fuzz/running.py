@@ -43,7 +43,7 @@ class Endless(BaseException):
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raises Endless in the block after so many seconds of processor time."""
+    """Raise Endless in the block after so many seconds of processor time."""
 
     def stop(*_: object) -> None:
         raise Endless
@@ -58,7 +58,7 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 def run_case(kind: str, seed: int, root: Path) -> str:
-    """Runs one case in a folder of its own; `root` has the folders that cases of damage begin with.
+    """Run one case in a folder of its own; `root` has the folders that cases of damage begin with.
 
     Returns:
         "result" or the name of the library's error.
@@ -100,7 +100,7 @@ def kind_of(number: int) -> str:
 
 
 def main() -> int:
-    """Runs what the command line says; the exit code tells whether the rule holds."""
+    """Run what the command line says; the exit code tells whether the rule holds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -63,7 +63,7 @@ YAML = [
 
 
 def value(random_: random.Random, depth: int = 0) -> Any:
-    """Returns a value of some kind."""
+    """Return a value of some kind."""
     kind = random_.random()
     if kind < 0.4:
         return random_.choice(NUMBERS)
@@ -77,7 +77,7 @@ def value(random_: random.Random, depth: int = 0) -> Any:
 
 
 def override(random_: random.Random) -> str:
-    """Returns a `key=value` as from a command line."""
+    """Return a `key=value` as from a command line."""
     key = random_.choice(KEYS)
     if random_.random() < 0.15 and key:
         place = random_.randrange(len(key))
@@ -93,7 +93,7 @@ def override(random_: random.Random) -> str:
 
 
 def case(random_: random.Random, folder: Path) -> None:
-    """Reads settings, and runs what is small enough to be run.
+    """Read settings, and run what is small enough to be run.
 
     Raises:
         TailorflError: as it should.

@@ -90,7 +90,7 @@ NORM = tuple(
 def follow(
     sim: Simulation, own: set[str], weights: str, phases: object, rounds: int = 3, step: float = 1.0
 ) -> None:
-    """Runs a split method beside a plain loop whose `phases(model, client)` trains the whole model of one client.
+    """Run a split method beside a plain loop whose `phases(model, client)` trains the whole model of one client.
 
     `step` is the server's.
     """

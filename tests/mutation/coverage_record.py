@@ -52,7 +52,7 @@ def test_files(under: list[str]) -> list[Path]:
 
 
 def record(store: Path, under: list[str], seconds: float = 1500.0) -> None:
-    """Records every test file that has no valid record yet."""
+    """Record every test file that has no valid record yet."""
     (store / "sources").mkdir(parents=True, exist_ok=True)
     for file in test_files(under):
         place = store / (str(file).replace("/", ".").removesuffix(".py") + ".json")

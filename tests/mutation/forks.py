@@ -28,7 +28,7 @@ MEMORY = 8 << 30
 
 
 def warm() -> None:
-    """Imports what the tests need apart from tailorfl; what is not installed is left out."""
+    """Import what the tests need apart from tailorfl; what is not installed is left out."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in HEAVY:
         with contextlib.suppress(ImportError):
@@ -40,7 +40,7 @@ def warm() -> None:
 def forked(
     work: Callable[[], int], log: Path, seconds: float, processor: float | None = None
 ) -> tuple[int | None, float]:
-    """Runs `work` in a child of its own group, its output in `log`: (its exit code or None after `seconds`, wall s).
+    """Run `work` in a child of its own group, its output in `log`: (its exit code or None after `seconds`, wall s).
 
     `processor` are seconds of processor time after which the child is ended, however busy the machine is.
     """

@@ -120,7 +120,7 @@ class _Chosen:
 
 
 def run(store: Path, out: Path, chosen: list[Point]) -> None:
-    """Judges points and appends what came out; those that `out` has already are left out."""
+    """Judge points and append what came out; those that `out` has already are left out."""
     known = {_name(row) for row in _rows([out])} if out.is_file() else set()
     judge = Judge(Selection(store), out.with_suffix(".log"))
     for number, point in enumerate(chosen, start=1):
@@ -134,7 +134,7 @@ def run(store: Path, out: Path, chosen: list[Point]) -> None:
 
 
 def again(store: Path, out: Path) -> None:
-    """Judges the survivors once more, where the source still has them, and writes the results anew."""
+    """Judge the survivors once more, where the source still has them, and write the results anew."""
     judge, rows = Judge(Selection(store), out.with_suffix(".log")), _rows([out])
     for row in rows:
         if row["status"] in ("survived", "uncovered"):

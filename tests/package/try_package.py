@@ -41,7 +41,7 @@ print(f"{len(names)} modules of tailorfl {tailorfl.__version__} were imported")
 
 
 def needed(requirements: list[str]) -> Iterator[metadata.Distribution]:
-    """Yields the distributions that requirements name, with theirs, each once; extras are followed where asked for."""
+    """Yield the distributions that requirements name, with theirs, each once; extras are followed where asked for."""
     seen: set[tuple[str, str]] = set()
     waiting = [Requirement(text) for text in requirements]
     while waiting:
@@ -59,13 +59,13 @@ def needed(requirements: list[str]) -> Iterator[metadata.Distribution]:
 
 
 def tops(distribution: metadata.Distribution) -> set[str]:
-    """Returns the names that a distribution puts into site-packages."""
+    """Return the names that a distribution puts into site-packages."""
     names = {file.parts[0] for file in distribution.files or ()}
     return names - {"..", "__pycache__"}
 
 
 def environment(folder: Path, requirements: list[str]) -> Path:
-    """Makes a virtual environment that has pip and what `requirements` need; returns its interpreter."""
+    """Make a virtual environment that has pip and what `requirements` need; return its interpreter."""
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
     place = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -80,7 +80,7 @@ def environment(folder: Path, requirements: list[str]) -> Path:
 
 
 def requirements_of(wheel: Path) -> list[str]:
-    """Returns what a wheel declares that it needs without extras."""
+    """Return what a wheel declares that it needs without extras."""
     with zipfile.ZipFile(wheel) as file:
         name = next(name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
         lines = file.read(name).decode().split("\n\n")[0].splitlines()
@@ -89,7 +89,7 @@ def requirements_of(wheel: Path) -> list[str]:
 
 
 def missing_files(wheel: Path) -> list[str]:
-    """Returns the files of the repository's package that a wheel lacks."""
+    """Return the files of the repository's package that a wheel lacks."""
     listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True)
     with zipfile.ZipFile(wheel) as file:
         held = set(file.namelist())
@@ -97,7 +97,7 @@ def missing_files(wheel: Path) -> list[str]:
 
 
 def try_it(package: Path, requirements: list[str], folder: Path) -> None:
-    """Installs a wheel or sdist in a clean environment and runs a short `compare demo` outside of the repository."""
+    """Install a wheel or sdist in a clean environment and run a short `compare demo` outside of the repository."""
     python = environment(folder / "environment", requirements)
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TAILORFL"))}
 
@@ -113,7 +113,7 @@ def try_it(package: Path, requirements: list[str], folder: Path) -> None:
 
 
 def main() -> None:
-    """Tries every file in the folder that the command names."""
+    """Try every file in the folder that the command names."""
     folder = Path(sys.argv[1])
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     lacking = missing_files(wheel)

@@ -124,7 +124,7 @@ def perfed_ckt(
 
 
 def taught(p: Problem, start: State, i: int, t: int, target: Tensor | None, lam: float, size: int) -> State:
-    """Steps on F + (λ/b') Σ ‖s − s̄‖², a private and a public batch each; the public one in evaluation mode."""
+    """Step on F + (λ/b') Σ ‖s − s̄‖², a private and a public batch each; the public one in evaluation mode."""
     steps = p.batches(i, t)
     model = Trainer(p, start, len(steps))
     public = p.public_batches(i, t, size, len(steps))

@@ -233,7 +233,7 @@ class Trainer:
         return {n: t * min(1.0, self.rule.clip / (float(norm) + 1e-6)) for n, t in gradient.items()}
 
     def step(self, direction: State, clip: bool = True) -> None:
-        """Clips as torch does, this model by itself, and takes one step of the optimizer."""
+        """Clip as torch does, this model by itself, and take one step of the optimizer."""
         if self.optimizer is None:
             return
         for n, t in self.params.items():

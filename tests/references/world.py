@@ -236,7 +236,7 @@ def _samples(source: Source, rows: Tensor) -> Batch:
 
 
 def _weighed(sim: Simulation, client: int, batches: list[Batch]) -> list[Batch]:
-    """Gives the labels of batches what classes count for a client, in scikit-learn's words."""
+    """Give the labels of batches what classes count for a client, in scikit-learn's words."""
     wanted, data = sim.train.class_weights, sim.federation
     if wanted != "none":
         alone = wanted == "client" and client >= 0

@@ -207,7 +207,7 @@ def running(tmp_path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def until(holds: Callable[[], Any]) -> None:
-    """Waits until something holds; the page's policy forbids that of the browser, which would be handed code."""
+    """Wait until something holds; the page's policy forbids that of the browser, which would be handed code."""
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline

@@ -20,7 +20,7 @@ real_job, real_write, real_finish = runner.run_job, checkpoints.write_tensors, s
 
 
 def before(owner: Any, name: str, half: Callable[..., None] | None = None) -> None:
-    """Replaces a function by one that dies instead when its time has come; `half` does half its work."""
+    """Replace a function by one that dies instead when its time has come; `half` does half its work."""
     real = getattr(owner, name)
 
     def dying(*arguments: Any, **options: Any) -> Any:
@@ -75,7 +75,7 @@ POINTS: dict[str, Callable[[], None]] = {
 
 
 def die(job: str, point: str, count: int) -> None:
-    """Kills this process when `point` is reached for the `count`-th time in the job of the label `job`."""
+    """Kill this process when `point` is reached for the `count`-th time in the job of the label `job`."""
     global label, last
     label, last = job, count
     setattr(runner, "run_job", remembered_job)  # noqa: B010

@@ -35,7 +35,7 @@ PATH = {"PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def peak() -> int:
-    """Returns the most bytes of memory that this process has had at once.
+    """Return the most bytes of memory that this process has had at once.
 
     Not `ru_maxrss`: a program starts with that of whoever starts it, which here is a worker of pytest.
     """

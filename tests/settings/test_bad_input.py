@@ -55,7 +55,7 @@ def refused(*arguments: str, code: int = 1) -> str:
 
 
 def table(edit: Edit = lambda frame: frame, sizes: Sequence[int] = (20, 20, 20)) -> None:
-    """Writes table.csv: hospitals of these numbers of rows, two features, two classes in turn."""
+    """Write table.csv: hospitals of these numbers of rows, two features, two classes in turn."""
     rng = np.random.default_rng(0)
     rows = sum(sizes)
     frame = pd.DataFrame(

@@ -156,7 +156,7 @@ def test_nor_does_another_command(
 
 
 def refuse(mine: str, command: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asserts that a command with a recipe of this setting imports and calls nothing."""
+    """Assert that a command with a recipe of this setting imports and calls nothing."""
     called = []
     monkeypatch.setattr(shutil, "rmtree", lambda *given, **options: called.append(given))
     Path("recipe.yaml").write_text(setting.replace("MINE", mine) + "\n")

@@ -19,7 +19,7 @@ SEARCH = {"train.lr": {"low": 0.05, "high": 2.0, "log": True}, "method.mu": [0.1
 
 
 def killed(folder: Path, point: tuple[type, str], count: int) -> None:
-    """Goes on with a tuning in a process of its own, which is killed at the `count`-th call of something."""
+    """Go on with a tuning in a process of its own, which is killed at the `count`-th call of something."""
     process = os.fork()
     if process == 0:
         where, name = point

@@ -1,4 +1,4 @@
-"""What is measured: one round done again and again, the plain loop's round, and the engines that make sense."""
+"""The candidates of a benchmark: one round repeated, by the plain loop and by every engine that makes sense."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LoopRound:
 
     @property
     def variant(self) -> str:
-        """How the loops compute."""
+        """Layout and kernels of the loops."""
         return "; ".join(dict.fromkeys(str(loop.variant) for loop in self._loops))
 
     def run(self) -> None:
@@ -105,20 +105,20 @@ class Candidate:
     name: str
     settings: str
     kind: Auto | Sequential | Vectorized
-    """What cuts the cohort and trains its chunks."""
+    """The engine that cuts the cohort and trains its chunks."""
     pool: ProcessPool | None = None
     """The workers that do so at once, if there are any."""
 
     @property
     def engine(self) -> Engine:
-        """What runs the round."""
+        """The engine of the round, with its workers."""
         if self.pool is None:
             return self.kind
         return PooledEngine(self.kind.current if isinstance(self.kind, Auto) else self.kind, self.pool)
 
     @property
     def workers(self) -> int:
-        """How many processes train."""
+        """Number of processes that train."""
         return 1 if self.pool is None else self.pool.size
 
     def close(self) -> None:

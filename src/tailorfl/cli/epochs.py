@@ -42,13 +42,13 @@ class EpochLines(Watcher):
         self._name, self._metric, self._epochs = "", "", 0
 
     def started(self, name: str, epochs: int, metric: str, done: int) -> None:
-        """Says what begins."""
+        """Say what begins."""
         self._name, self._metric, self._epochs = name, metric, epochs
         resumed = f", resumed after epoch {done}" if done else ""
         self._print(f"{name}: {epochs} epochs{resumed}")
 
     def epoch_done(self, epoch: Epoch) -> None:
-        """Says what the epoch found, and how long it took."""
+        """Say what the epoch found, and how long it took."""
         facts = [*described(epoch, self._metric), f"{epoch.seconds:.1f} s"]
         self._print(f"{self._name}: epoch {epoch.epoch}/{self._epochs}, {', '.join(facts)}")
 

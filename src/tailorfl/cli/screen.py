@@ -61,7 +61,7 @@ def remark(mark: str, text: str, style: str) -> Text:
 
 @contextmanager
 def status(quiet: bool, name: str, *, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """Tells on stderr what is being done: a line that changes in a terminal; elsewhere plain `lines`, or nothing.
+    """Tell on stderr what is being done: a line that changes in a terminal; elsewhere plain `lines`, or nothing.
 
     Log messages of the library go there meanwhile.
     """

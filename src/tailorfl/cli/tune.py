@@ -134,7 +134,7 @@ def command(
 def before(
     state: State, request: RunRequest, budget: str, dry_run: bool, quiet: bool, as_json: bool
 ) -> RunRequest:
-    """Tunes what a comparison was asked for, beside its folder; returns the request to compare what was chosen.
+    """Tune what a comparison was asked for, beside its folder; return the request to compare what was chosen.
 
     A tuning that is there goes on where the comparison is to be resumed. What was chosen is printed, except where the
     comparison is asked for `as_json`.
@@ -182,7 +182,7 @@ def beside(folder: Path) -> Path:
 
 
 def perform(state: State, folder: Path, plan: Plan, workers: int, quiet: bool, resume: str = "") -> Tuning:
-    """Tunes in a folder that is prepared; `resume` is the command that goes on, by default that of tune."""
+    """Tune in a folder that is prepared; `resume` is the command that goes on, by default that of tune."""
     from tailorfl.tuning.run import REQUEST, tune
 
     state.under_way(folder / REQUEST, resume or f"tailorfl tune{again()} --resume {quoted(folder)}")

@@ -30,7 +30,7 @@ class TuningLines(Watch):
         self._console, self._best = console, dict[str, float]()
 
     def told(self, label: str, trial: Trial, used: float) -> None:
-        """Says what a trial came to."""
+        """Say what a trial came to."""
         self._console.print(Text(line(label, trial)), soft_wrap=True)
 
 
@@ -43,7 +43,7 @@ class Bar(Watch):
         self._before, self._trials = 0.0, 0
 
     def began(self, samples: int, used: float) -> None:
-        """Knows the whole."""
+        """Set the number that makes the whole."""
         self._before = used
         self._progress.update(self._task, total=samples, completed=used)
 
@@ -121,7 +121,7 @@ def _expected(found: Tuning, metric: str) -> Table:
 
 
 def _show_edges(console: Console, found: Tuning) -> None:
-    """Says which chosen values are the smallest or largest that were tried, where the method takes others."""
+    """Say which chosen values are the smallest or largest that were tried, where the method takes others."""
     lines = []
     for one in found.methods:
         ends = {1: "largest", -1: "smallest"}

@@ -66,7 +66,7 @@ class ClientState:
             )
 
     def release(self) -> None:
-        """Lets another process have the folder."""
+        """Let another process have the folder."""
         self._lock.release()
 
     @property

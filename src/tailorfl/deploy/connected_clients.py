@@ -155,7 +155,7 @@ class ConnectedClients:
         seconds: float,
         enough: Callable[[Mapping[str, QuestionOutcome]], bool] = lambda answers: False,
     ) -> dict[str, QuestionOutcome]:
-        """Asks clients, each its own question, and returns what became of each.
+        """Ask clients, each its own question, and return what became of each.
 
         Ends when all have answered, when `enough` says so of the answers, or after `seconds`.
         """
@@ -191,7 +191,7 @@ class ConnectedClients:
         return node in self._silent
 
     def _probe(self) -> None:
-        """Asks the nodes that have not answered in time who they are: one that says so is free again.
+        """Ask the nodes that have not answered in time who they are: one that says so is free again.
 
         Its late answer may never come: Flower drops one that comes after nobody waits, and forgets the letters of a
         node that was restarted.

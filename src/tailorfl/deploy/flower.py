@@ -623,7 +623,7 @@ class Connection:
         self.numbers["bytes_up_total"] += len(body)
 
     def close(self) -> None:
-        """Says goodbye, within seconds, and closes the connection."""
+        """Say goodbye, within seconds, and close the connection."""
         self._over.set()
         self._leave()
         self._calls.close()
@@ -682,7 +682,7 @@ class Connection:
             raise UnreachableError(str(error) or type(error).__name__) from error
 
     def _beat(self) -> None:
-        """Lets the server hear of this client also while it computes."""
+        """Let the server hear of this client also while it computes."""
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
         while not self._over.wait(HEARTBEAT_SECONDS / 2):
@@ -695,7 +695,7 @@ class Connection:
                 log.debug("no heartbeat: %s", error)
 
     def _bounded(self, response: httpx.Response) -> None:
-        """Refuses an answer of the server that is larger than any may be, before it is read."""
+        """Refuse an answer of the server that is larger than any may be, before it is read."""
         size = response.headers.get("content-length", "")
         if not size.isdigit() or int(size) > LARGEST_REQUEST:
             response.close()

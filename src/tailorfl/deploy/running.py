@@ -102,7 +102,7 @@ def run_client(
     stay: bool = False,
     health: int | None = None,
 ) -> None:
-    """Answers a server until it says that there is nothing more; with `stay` until it is told to end.
+    """Answer a server until it says that there is nothing more; with `stay` until it is told to end.
 
     `keys` is the client's folder as `tailorfl deploy keys` writes it, `health` a port for those who watch over it.
 

@@ -70,7 +70,7 @@ class InProcessTransport:
         return dict.fromkeys(sorted(self.members), "")
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
-        """Asks every node in a thread."""
+        """Ask every node in a thread."""
         tickets = []
         for letter in letters:
             self._sent += 1

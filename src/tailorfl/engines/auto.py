@@ -136,7 +136,7 @@ class Auto:
             return run(self._running)
 
     def _settle(self, task: CohortTask, states: Callable[[Sequence[int]], TensorDict]) -> None:
-        """Measures and chooses, if that was not done before; `states` gives those of the first clients."""
+        """Measure and choose, if that was not done before; `states` gives those of the first clients."""
         if self._chosen is None:
             self._measure(task, states)
 

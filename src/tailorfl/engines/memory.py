@@ -42,7 +42,7 @@ _MARKS = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Tells glibc's allocator to keep freed blocks.
+    """Tell glibc's allocator to keep freed blocks.
 
     Returns whether there is one to tell (Linux with glibc).
     """

@@ -193,7 +193,7 @@ class StateStore:
         return {"clients": ids, **{f"state/{p}": a.index_select(0, rows) for p, a in self._arrays.items()}}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `dump` returned."""
+        """Restore what `dump` returned."""
         self._row = {int(i): row for row, i in enumerate(tensors["clients"].tolist())}
         self._staged, self._free, self._used = {}, [], len(self._row)
         self._grow(self._used)

@@ -142,7 +142,7 @@ class Selection:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores what `dump` returned; other tensors are left alone."""
+        """Restore what `dump` returned; other tensors are left alone."""
         ids, rounds = (tensors[f"{PREFIX}{n}"].tolist() for n in ("clients", "rounds"))
         scores = tensors[f"{PREFIX}scores"].tolist()
         self.choices = {i: RoundChoice(r, *s) for i, r, s in zip(ids, rounds, scores, strict=True)}

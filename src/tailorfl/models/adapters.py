@@ -31,7 +31,7 @@ class ResidualAdapter(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the convolution anew, close to 0."""
+        """Draw the convolution anew, close to 0."""
         nn.init.normal_(self.conv.weight, std=RESIDUAL_DEVIATION)
 
     def forward(self, x: Tensor) -> Tensor:

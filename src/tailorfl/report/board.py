@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Says nothing: a line a second would bury what matters."""
+        """Say nothing: a line a second would bury what matters."""
 
 
 def policy(page: str) -> str:

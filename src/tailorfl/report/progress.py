@@ -131,24 +131,24 @@ class ProgressLines(Observer):
         self._speed = 0.0
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Says which job begins."""
+        """Say which job begins."""
         self._where, self._rounds = f"[{position}/{total}] {title(job)}", rounds
         resumed = f", resumed after round {resumed_from}" if resumed_from else ""
         self._print(f"{self._where}: {rounds} rounds{resumed}")
 
     def round_done(self, job: Job, done: RoundResult) -> None:
-        """Remembers the speed; rejected clients are named by the log."""
+        """Remember the speed; rejected clients are named by the log."""
         self._speed = done.clients_per_second
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        """Says how good the models are."""
+        """Say how good the models are."""
         found = headline(metrics)
         score = "" if found is None else f", {found[0]} {found[1]:.4f}"
         speed = f", {self._speed:.0f} clients/s" if self._speed else ""
         self._print(f"{self._where}: round {round}/{self._rounds}{score}{speed}")
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """Says how long it took."""
+        """Say how long it took."""
         self._print(f"{self._where}: done in {summary['seconds']:.1f} s")
 
     def _print(self, text: str) -> None:
@@ -186,12 +186,12 @@ class Live(Observer):
         self._advance(round)
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        """Remembers the metric to show."""
+        """Remember the metric to show."""
         found = headline(metrics)
         self._score = "" if found is None else f" · {found[0]} {found[1]:.3f}"
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """Leaves one line above the bars."""
+        """Leave one line above the bars."""
         line = f"{title(job)}{self._score or ' ·'} in {summary['seconds']:.1f} s"
         self._progress.console.print(Text(line))
         self._advance(self._rounds)

@@ -60,7 +60,7 @@ class Diagram:
 def diagram(
     names: Sequence[str], average: Sequence[float], groups: Sequence[Sequence[int]], critical: float | None
 ) -> Diagram:
-    """Lays the diagram out: the best rank on the left, half of the methods on each side.
+    """Lay the diagram out: the best rank on the left, half of the methods on each side.
 
     `groups` are those that do not differ, as places in `names`; `critical` is drawn as a length above the axis where it
     is given.

@@ -95,7 +95,7 @@ class MLflow:
         self._run = ""
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """Goes on with the job's run where it has what is recorded; else a new one takes its place."""
+        """Go on with the job's run where it has what is recorded; else a new one takes its place."""
         if self._client is None:
             with _quiet("mlflow", "alembic"):
                 self._client = self._connected()
@@ -125,7 +125,7 @@ class MLflow:
             self._client.log_batch(self._run, metrics=metrics[start : start + AT_ONCE])
 
     def end(self, ending: Ending) -> None:
-        """Says how the run ended, in MLflow's words."""
+        """Say how the run ended, in MLflow's words."""
         words = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         self._client.set_terminated(self._run, words[ending])
 

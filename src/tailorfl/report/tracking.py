@@ -39,7 +39,7 @@ class Tracking(Observer):
         self._open = False
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Tells what is recorded of the rounds that are done already."""
+        """Tell what is recorded of the rounds that are done already."""
         self.close("failed")  # of a job that diverged nobody says that it is over
         key, past = self._key(job), self._past(job)
         self._open = True
@@ -48,7 +48,7 @@ class Tracking(Observer):
                 tracker.begin(job, key, past)
 
     def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Tells one record, or what came to it later."""
+        """Tell one record, or what came to it later."""
         for tracker in self._trackers:
             with _telling(tracker):
                 tracker.add(*_point(record))
@@ -58,7 +58,7 @@ class Tracking(Observer):
         self.close("finished")
 
     def job_kept(self, job: Job) -> None:
-        """Tells all of a job that was finished before: trackers may be new, or have missed its end."""
+        """Tell all of a job that was finished before: trackers may be new, or have missed its end."""
         self.job_started(job, 0, 0, job.rounds, job.rounds)
         self.close("finished")
 

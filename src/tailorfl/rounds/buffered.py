@@ -128,7 +128,7 @@ class Buffered(Simulation):
         training: tuple[int, ...] | None = None,
         trace: RoundTrace | None = None,
     ) -> RoundResult:
-        """Goes on until the buffer is full and aggregates it; with clients that are named, does a plain round of them.
+        """Go on until the buffer is full and aggregate it; with clients that are named, do a plain round of them.
 
         Raises:
             DivergenceError, ConfigError: as in `Simulation`.
@@ -216,7 +216,7 @@ class Buffered(Simulation):
         return tensors, {**facts, "timeline": self.timeline.dump(), "versions": sorted(self.versions)}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restores what `dump` returned."""
+        """Restore what `dump` returned."""
         super().load(tensors, facts)
         self.timeline = Timeline.load(facts["timeline"])
         self.versions = {}

@@ -317,7 +317,7 @@ class FederatedRun:
         return tensors, {**facts, "ledger": self.ledger.dump()} if self.ledger else facts
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restores what `dump` returned."""
+        """Restore what `dump` returned."""
         # Copies: a tensor inside a file's buffer may lie where matrix products use other instructions and round
         # otherwise than on memory of their own.
         server_tensors = {

@@ -90,7 +90,7 @@ def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
 
 
 def sentence(config: ExperimentConfig) -> str:
-    """Says what the methods of an experiment got equally."""
+    """Say what the methods of an experiment got equally."""
     if config.budget == "rounds":
         return ""
     return (

@@ -71,7 +71,7 @@ def rounds_between(config: ExperimentConfig, sim: Simulation) -> int:
 
 
 def left_out(config: ExperimentConfig, sim: Simulation, rounds: int) -> str:
-    """Says what the budget leaves out of a job of so many rounds; empty where it leaves nothing out."""
+    """Say what the budget leaves out of a job of so many rounds; empty where it leaves nothing out."""
     every = rounds_between(config, sim)
     if config.eval.every is not None or every == FIRST or rounds <= FIRST:
         return ""
@@ -125,7 +125,7 @@ def rounds_worth(config: ExperimentConfig, sim: Simulation, gradients: float) ->
 
 
 def long_final(sim: Simulation, protocol: Protocol, rounds: int) -> str | None:
-    """Says so where the last evaluation takes more work than all training, and much; None otherwise.
+    """Say so where the last evaluation takes more work than all training, and much; None otherwise.
 
     It puts every personal model on every common sample, which grows as a square.
     """

@@ -113,7 +113,7 @@ def check_sets(config: ExperimentConfig, sim: Simulation) -> None:
 
 
 def _keep_engine(sim: Simulation, store: RunStore) -> None:
-    """Goes on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
+    """Go on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
     done = store.rounds()
     if len(done):
         keep_choice(sim.engine, str(done["engine"].iloc[-1]))

@@ -154,7 +154,7 @@ def pretrain(
     watch: Watcher | None = None,
     source: Any = None,
 ) -> Pretrained:
-    """Trains, writes the files and returns what they hold; `config` is one that `central` returned.
+    """Train, write the files and return what they hold; `config` is one that `central` returned.
 
     `source` is a `tailorfl.data.Source` in place of the configured one.
 
@@ -263,7 +263,7 @@ class _Running:
         self._save()
 
     def load(self) -> None:
-        """Goes back to the state after the last epoch.
+        """Go back to the state after the last epoch.
 
         Raises:
             RunError: it cannot be read.
@@ -283,7 +283,7 @@ class _Running:
         self.epochs = [_read(epoch) for epoch in meta["epochs"]]
 
     def end(self) -> None:
-        """Leaves nothing to resume; `locked` removes the empty folder."""
+        """Leave nothing to resume; `locked` removes the empty folder."""
         (self.folder / "config.yaml").unlink()
         self._clear()
 

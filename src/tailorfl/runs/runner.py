@@ -145,7 +145,7 @@ def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, t
 
 
 def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
-    """Warns where the settings of a line make its method another one, once a line and not once a seed."""
+    """Warn where the settings of a line make its method another one, once a line and not once a seed."""
     for sentence in remarks(sim, job.rounds):
         warning = f"{job.method.label}: {sentence}"
         if warning not in said:
@@ -154,7 +154,7 @@ def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
 
 
 def _say_secrets(job: Job, sim: Simulation, said: set[str]) -> None:
-    """Warns, once, where rounds are sent elsewhere though ε counts on nobody seeing them."""
+    """Warn, once, where rounds are sent elsewhere though ε counts on nobody seeing them."""
     warning = "track sends losses and bytes of single rounds elsewhere, and ε counts on nobody seeing them"
     if sim.cohort_is_secret and job.config.track.leaves_the_machine and warning not in said:
         log.warning("%s: send them only to whom you trust with the data", warning)
@@ -162,7 +162,7 @@ def _say_secrets(job: Job, sim: Simulation, said: set[str]) -> None:
 
 
 def _say_left_out(job: Job, sim: Simulation, said: set[str]) -> None:
-    """Says, once, which evaluations a budget leaves out."""
+    """Say, once, which evaluations a budget leaves out."""
     sentence = left_out(job.config, sim, job.rounds)
     if sentence and sentence not in said:
         log.warning("%s", sentence)

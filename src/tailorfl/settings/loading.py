@@ -198,7 +198,7 @@ def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere
 
 
 def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Warns of settings of a file that are out of force because the thing that they belong to was replaced."""
+    """Warn of settings of a file that are out of force because the thing that they belong to was replaced."""
     named = [(group, before.get(group), after.get(group)) for group in SHORT_FORMS]
     named = [(g, old, new) for g, old, new in named if _flat(old).get("name") != _flat(new).get("name")]
     lines = _lines(after)

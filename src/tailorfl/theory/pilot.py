@@ -90,7 +90,7 @@ def run_pilot(
     seed: int = 0,
     watch: Watch = lambda _: None,
 ) -> Pilot:
-    """Trains the halves of at most `clients` clients and returns what they show.
+    """Train the halves of at most `clients` clients and return what they show.
 
     Args:
         federation: its training clients are used, and their training parts only.

@@ -23,7 +23,7 @@ def tune(
     out: str | Path | None,
     resume: bool,
 ) -> Tuning:
-    """Tunes every method of an experiment; see `tailorfl.tune`."""
+    """Tune every method of an experiment; see `tailorfl.tune`."""
     folder, made = _begun(config, settings, request, out, resume)
     return tune_in(folder, made, workers=workers)
 

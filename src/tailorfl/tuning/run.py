@@ -215,7 +215,7 @@ def _request(facts: Any) -> TuningRequest:
 
 
 def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = None) -> Tuning:
-    """Tunes every method within the budget, and writes tuning.json and tuned.yaml; what was tried before is kept.
+    """Tune every method within the budget, and write tuning.json and tuned.yaml; what was tried before is kept.
 
     With one worker the result is the same to the bit however often it was interrupted.
 
@@ -276,7 +276,7 @@ Send = Callable[[Stretch], "Future[Outcome]"]
 
 
 def _work(searches: Mapping[str, MethodSearch], send: Send, workers: int) -> None:
-    """Trains stretches, as many at a time as there are workers, until no method has anything left to train."""
+    """Train stretches, as many at a time as there are workers, until no method has anything left to train."""
     under_way: dict[Future[Outcome], Stretch] = {}
     coming: Iterator[Stretch] = (
         stretch for search in searches.values() for stretch in iter(search.next, None) if stretch is not None

@@ -121,7 +121,7 @@ class Trainer:
         return total
 
     def train(self, stretch: Stretch) -> Outcome:
-        """Trains a trial up to a share of its rounds, from where its checkpoints are; what fails is told."""
+        """Train a trial up to a share of its rounds, from where its checkpoints are; what fails is told."""
         begin, samples, scores, engine = time.perf_counter(), 0, [], ""
         line = {m.label: m for m in self.config.methods}[stretch.label]
         for seed in self.config.seeds:
