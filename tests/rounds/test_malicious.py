@@ -189,16 +189,7 @@ def test_flipped_labels_are_those_of_the_attackers_training_samples(name: str) -
     y = base.source.y.clone()
     rows = torch.from_numpy(base.train[ATTACKER])
     y[rows] = 3 - y[rows]
-    s = base.source
-    wrong = Federation(
-        Source(s.name, s.x, y, s.task, s.outputs),
-        base.train,
-        base.val,
-        base.test,
-        base.names,
-        base.num_clients,
-        public=base.public,
-    )
+    wrong = replace(base, source=replace(base.source, y=y))
     assert_same(everything(run(name, "label_flip", rounds=2)), everything(run(name, None, 2, data=wrong)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -73,16 +73,7 @@ def replaced(base: Federation, client: int, change: Callable[[Tensor], Tensor]) 
     x = base.source.x.clone()
     rows = torch.from_numpy(base.train[client])
     x[rows] = change(x[rows])
-    s = base.source
-    return Federation(
-        Source(s.name, x, s.y, s.task, s.outputs),
-        base.train,
-        base.val,
-        base.test,
-        base.names,
-        base.num_clients,
-        public=base.public,
-    )
+    return replace(base, source=replace(base.source, x=x))
 
 
 def _group_norm() -> nn.Module:
