@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tailorfl.training.plan import Length
     from tailorfl.training.terms import Seen, Term
     from tailorfl.training.update import Optimizer
-    from tailorfl.tuning.run import Tuning
+    from tailorfl.tuning.outcome import Tuning
 
 __version__ = "0.1.0"
 
@@ -273,12 +273,12 @@ def tune(
     Raises:
         TailorflError: the settings or the budget do not fit, or Optuna is missing; the message says what to do.
     """
-    from tailorfl.tuning.api import tune as tune_here
-    from tailorfl.tuning.run import TuningRequest
+    from tailorfl.tuning.plan import TuningRequest
+    from tailorfl.tuning.run import tune_experiment
 
     modules.load(imports)
     request = TuningRequest(budget, sampler, seed, widen)
-    return tune_here(config, settings, request, workers=workers, out=out, resume=resume)
+    return tune_experiment(config, settings, request, workers=workers, out=out, resume=resume)
 
 
 def pretrain(

@@ -27,8 +27,9 @@ from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job, Observer, job_problems, jobs_of
 from tailorfl.runs.trained_models import restore
 from tailorfl.settings.loading import load
-from tailorfl.tuning import run as tuning
-from tailorfl.tuning.outcome import TUNED
+from tailorfl.tuning import plan as tuning
+from tailorfl.tuning.plan import TUNED
+from tailorfl.tuning.run import tune
 
 SETTINGS: dict[str, Any] = {
     "methods": ["local", "ditto"],
@@ -79,7 +80,7 @@ def make(root: Path) -> None:
     plan = tuning.plan(load(SEARCHED), tuning.TuningRequest("3x3"))
     for name in ("tuned", "tuning"):
         tuning.begin(root / name, plan)
-    tuning.tune(root / "tuned", plan)
+    tune(root / "tuned", plan)
     if not (process := os.fork()):
         step, calls = Simulation.step, []
 
@@ -90,7 +91,7 @@ def make(root: Path) -> None:
             return step(sim)
 
         Simulation.step = dies  # type: ignore[method-assign]
-        tuning.tune(root / "tuning", plan)
+        tune(root / "tuning", plan)
         os._exit(1)
     assert os.waitpid(process, 0)[1] == 0, "the tuning was not stopped"
     source = from_table(TOWNS, label="sick", client="town")
@@ -114,7 +115,7 @@ def case(random_: random.Random, folder: Path, root: Path) -> None:
         if kind == "exported":
             pd.testing.assert_frame_equal(predict(out, TOWNS), predict(root / kind, TOWNS))
         elif kind == "tuning":
-            tuning.tune(out, tuning.plan_in(out))
+            tune(out, tuning.plan_in(out))
             assert trials(out) == trials(root / "tuned"), "other trials"
             assert (out / TUNED).read_bytes() == (root / "tuned" / TUNED).read_bytes(), (
                 "other settings chosen"

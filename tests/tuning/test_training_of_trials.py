@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,14 +14,19 @@ from tailorfl.runs.budget import Limit
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
 from tailorfl.tuning.outcome import Tuned
-from tailorfl.tuning.run import TuningRequest, begin, discard, plan, tune
-from tailorfl.tuning.training import Stretch, Trainer, _shared
-from tailorfl.tuning.trials import Trial
+from tailorfl.tuning.samplers import Sampler
+from tailorfl.tuning.training import Task, Trainer, _shared
+from tailorfl.tuning.trials import Ledger, Trial
 from tuning.tiny import experiment
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_models_selected_by_validation_are_scored_at_their_best_round(every: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("every", "sampler", "looks"),
+    [(1, "random", range(1, 8)), (3, "random", (3, 6, 7)), (3, "halving", (2, 3, 6, 7))],
+)
+def test_models_selected_by_validation_are_scored_at_their_best_round(
+    every: int, sampler: Sampler, looks: Sequence[int], tmp_path: Path
+) -> None:
     """Each client counts with the best of the rounds that are looked at, which a rate this high makes an early one."""
     config = experiment(
         methods=["local"],
@@ -30,14 +36,17 @@ def test_models_selected_by_validation_are_scored_at_their_best_round(every: int
         train={"batch_size": 8, "lr": 3.0},
     )
     (line,) = config.methods
-    outcome = Trainer(config, tmp_path).train(Stretch(line.label, 0, {}, 1.0))
+    with Ledger.opened(tmp_path) as ledger:
+        ledger.open(line.label, higher_is_better=True)
+        ledger.begin(line.label, Trial(0, {}), {})
+        outcome = Trainer(config, tmp_path, sampler).train(Task(line.label, 0, {}))
     sim = make_simulation(Job(config, line, 1000), make_federation(config, 1000))
-    looks = []
+    columns = []
     for number in range(1, 8):
         sim.step()
-        if number % every == 0 or number == 7:
-            looks.append(pd.DataFrame(evaluate(sim, Protocol(("val",)))).set_index("client")["accuracy"])
-    scores = pd.concat(looks, axis=1)
+        if number in looks:
+            columns.append(pd.DataFrame(evaluate(sim, Protocol(("val",)))).set_index("client")["accuracy"])
+    scores = pd.concat(columns, axis=1)
     assert outcome.score == pytest.approx(scores.max(axis=1).mean())
     assert scores.max(axis=1).mean() > scores.iloc[:, -1].mean()
 
@@ -72,15 +81,3 @@ def test_the_expected_best_of_a_budget_is_that_of_as_many_trials_as_it_pays_for(
     three = (8 * 1 + 19 * 2 + 37 * 4) / 64
     assert found[0] is None
     assert found[1:] == pytest.approx([sign * (1 + 1 + 2 + 4) / 4, sign * two, sign * three])
-
-
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_tuning_that_is_discarded_leaves_what_is_not_its_own(finished: bool, tmp_path: Path) -> None:
-    made = plan(experiment(methods=["fedavg"], search={"train.lr": [0.5]}), TuningRequest("1x1"))
-    begin(tmp_path / "t", made)
-    if finished:
-        tune(tmp_path / "t", made)
-    (tmp_path / "t" / "notes.txt").write_text("mine")
-    discard(tmp_path / "t")
-    assert {path.name for path in (tmp_path / "t").iterdir()} - {".lock"} == {"notes.txt"}
-    discard(tmp_path / "t")  # there is none any more

@@ -18,8 +18,7 @@ from tailorfl.runs.build import make_federation
 from tailorfl.runs.tuned import value_of
 from tailorfl.settings.loading import load
 from tailorfl.tuning import training
-from tailorfl.tuning.run import TuningRequest, begin, plan
-from tailorfl.tuning.training import UNDER_WAY
+from tailorfl.tuning.plan import TuningRequest, begin, plan
 from tuning.tiny import TINY, experiment, tuned, untimed
 
 SEARCH = {"train.lr": [0.05, 0.5, 2.0], "method.lam": [0.1, 1.0]}
@@ -55,7 +54,6 @@ def test_what_is_written_down(tmp_path: Path) -> None:
     assert {n: row["rank"] for n, row in said["methods"].items()} == {
         n: 1 + order.index(s) for n, s in best_of.items()
     }
-    assert not (tmp_path / "t" / UNDER_WAY).exists()
 
 
 def test_no_test_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +154,16 @@ def test_two_workers_find_what_one_finds_where_trials_do_not_depend_on_each_othe
     tuned(tmp_path / "a", TuningRequest("3x2"), search=SEARCH)
     tuned(tmp_path / "b", TuningRequest("3x2"), workers=2, search=SEARCH)
     assert untimed(tmp_path / "a" / "tuning.json") == untimed(tmp_path / "b" / "tuning.json")
+
+
+@pytest.mark.slow  # as above
+def test_workers_stop_trials_early(tmp_path: Path) -> None:
+    space = {"train.lr": {"low": 0.01, "high": 1, "log": True}}
+    request = TuningRequest("4x9", "halving")
+    found = tuned(tmp_path / "t", request, workers=2, methods=["fedavg"], search=space)
+    states = [trial.state for trial in found.methods[0].trials]
+    assert set(states) == {"complete", "pruned"}
+    assert abs(found.methods[0].samples - found.samples) <= 2 * found.samples / 4
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tailorfl.errors import ConfigError
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.budget import Budget, left, parse, tuned_on
-from tailorfl.tuning.foreseen import foreseen
-from tailorfl.tuning.run import TuningRequest, plan
+from tailorfl.tuning.plan import TuningRequest, plan
+from tailorfl.tuning.run import foreseen
 from tuning.tiny import experiment, tuned
 
 
@@ -95,7 +95,7 @@ def test_what_a_dry_run_foresees_is_validated_at_the_end_of_a_trial_alone(
         asked.append(config)
         return SimpleNamespace(methods={"fedavg": {"gradients_per_round": 0, "rounds": 3, "seconds": 7.0}})
 
-    monkeypatch.setattr("tailorfl.tuning.foreseen.estimate", estimated)
+    monkeypatch.setattr("tailorfl.tuning.run.estimate", estimated)
     for select, every in (("last", 0), ("val", 2)):
         config = experiment(methods=["fedavg"], eval={"select": select, "every": 2})
         (one,) = foreseen(plan(config, TuningRequest("5x3x2"))).values()

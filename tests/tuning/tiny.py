@@ -8,7 +8,9 @@ from typing import Any
 
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
-from tailorfl.tuning.run import Tuning, TuningRequest, begin, plan, tune
+from tailorfl.tuning.outcome import Tuning
+from tailorfl.tuning.plan import TuningRequest, begin, plan
+from tailorfl.tuning.run import tune
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 240},

@@ -20,7 +20,9 @@ from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
-    from tailorfl.tuning.run import Plan, Tuning, Watch
+    from tailorfl.tuning.outcome import Tuning
+    from tailorfl.tuning.plan import Plan
+    from tailorfl.tuning.run import Watch
     from tailorfl.tuning.samplers import Sampler
 
 Budget = Annotated[
@@ -65,7 +67,7 @@ class Tune:
     def plan(self, config: ExperimentConfig) -> Plan:
         """Return what that comes to for an experiment. Raises ConfigError where it does not fit."""
         from tailorfl.runs.build import check
-        from tailorfl.tuning.run import TuningRequest, plan
+        from tailorfl.tuning.plan import TuningRequest, plan
 
         check(config)
         wanted: Sampler = self.sampler or "random"  # type: ignore[assignment]  # TuningRequest looks at it
@@ -110,7 +112,7 @@ def command(
         config = experiment(arguments, COMPARED)
     import_tensordict()
     from tailorfl.report.progress import messages
-    from tailorfl.tuning.run import default_folder, plan_in
+    from tailorfl.tuning.plan import default_folder, plan_in
 
     with messages(stderr()):
         if resume is not None:
@@ -124,7 +126,7 @@ def command(
         show_plan(stdout(), plan, workers, quiet)
         return
     if resume is None:
-        from tailorfl.tuning.run import begin
+        from tailorfl.tuning.plan import begin
 
         begin(folder, plan)
     found = perform(ctx.ensure_object(State), folder, plan, workers, quiet)
@@ -144,8 +146,7 @@ def before(
     """
     from tailorfl.report.progress import messages
     from tailorfl.runs.folders import new_folder
-    from tailorfl.tuning.outcome import TUNED
-    from tailorfl.tuning.run import REQUEST, begin, discard, plan_in
+    from tailorfl.tuning.plan import REQUEST, TUNED, begin, discard, plan_in
 
     request.check()
     if request.extend is not None:
@@ -183,7 +184,8 @@ def beside(folder: Path) -> Path:
 
 def perform(state: State, folder: Path, plan: Plan, workers: int, quiet: bool, resume: str = "") -> Tuning:
     """Tune in a folder that is prepared; `resume` is the command that goes on, by default that of tune."""
-    from tailorfl.tuning.run import REQUEST, tune
+    from tailorfl.tuning.plan import REQUEST
+    from tailorfl.tuning.run import tune
 
     state.under_way(folder / REQUEST, resume or f"tailorfl tune{again()} --resume {quoted(folder)}")
     with _watching(quiet) as watch:

@@ -12,11 +12,12 @@ from rich.text import Text
 from tailorfl.cli.screen import PROSE, say, show_table
 from tailorfl.report.tables import human_seconds
 from tailorfl.runs.tuned import written
-from tailorfl.tuning.outcome import Tuned, at_edge, ranks
+from tailorfl.tuning.outcome import Tuned
 from tailorfl.tuning.run import Watch
 
 if TYPE_CHECKING:
-    from tailorfl.tuning.run import Plan, Tuning
+    from tailorfl.tuning.outcome import Tuning
+    from tailorfl.tuning.plan import Plan
     from tailorfl.tuning.trials import Trial
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1)
@@ -29,7 +30,7 @@ class TuningLines(Watch):
     def __init__(self, console: Console) -> None:
         self._console, self._best = console, dict[str, float]()
 
-    def told(self, label: str, trial: Trial, used: float) -> None:
+    def ended(self, label: str, trial: Trial, used: float) -> None:
         """Say what a trial came to."""
         self._console.print(Text(line(label, trial)), soft_wrap=True)
 
@@ -47,7 +48,7 @@ class Bar(Watch):
         self._before = used
         self._progress.update(self._task, total=samples, completed=used)
 
-    def told(self, label: str, trial: Trial, used: float) -> None:
+    def ended(self, label: str, trial: Trial, used: float) -> None:
         """Move the bar."""
         self._progress.console.print(Text(line(label, trial)))
         self._trials += 1
@@ -66,7 +67,7 @@ def line(label: str, trial: Trial) -> str:
 def show_tuning(console: Console, found: Tuning) -> None:
     """Print what was chosen of every method, what lies at an edge, and what to expect of smaller budgets."""
     config = found.plan.config
-    places, higher = ranks(found.methods), found.methods[0].higher_is_better
+    places, higher = found.ranks(), found.methods[0].higher_is_better
     metric = found.metric.replace("_", " ")
     table = Table(
         title=Text(f"{config.name}: chosen by validation {metric}, {found.samples:,} samples a method")
@@ -125,7 +126,7 @@ def _show_edges(console: Console, found: Tuning) -> None:
     lines = []
     for one in found.methods:
         ends = {1: "largest", -1: "smallest"}
-        sides = at_edge(found.plan.config, one).items()
+        sides = found.edges(one).items()
         lines += [f"{one.label} {written({key: one.chosen[key]})} ({ends[side]})" for key, side in sides]
     if lines:
         way = (
@@ -140,7 +141,7 @@ def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
     """Print what a tuning would search and take."""
     from tailorfl.cli.screen import stderr
     from tailorfl.report.progress import messages
-    from tailorfl.tuning.foreseen import foreseen
+    from tailorfl.tuning.run import foreseen
     from tailorfl.tuning.samplers import size
 
     errors = stderr()

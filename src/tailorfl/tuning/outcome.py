@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tailorfl.evaluation.expected import expected_best
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.tuning.budget import Budget
+from tailorfl.tuning.plan import TUNED, Plan
 from tailorfl.tuning.space import Space, changed, edges
 from tailorfl.tuning.trials import Trial
-
-TUNED = "tuned.yaml"
-"""The experiment with the chosen settings, in the folder of a tuning."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,9 @@ class Tuned:
     @property
     def best(self) -> Trial | None:
         """The trial with the best score of those that came to their end, of equals the first; None without any."""
-        done = [t for t in self.trials if t.state == "complete" and t.score is not None]
+        complete = [t for t in self.trials if t.state == "complete" and t.score is not None]
         sign = 1 if self.higher_is_better else -1
-        return max(done, key=lambda t: (sign * (t.score or 0.0), -t.number), default=None)
+        return max(complete, key=lambda t: (sign * (t.score or 0.0), -t.number), default=None)
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -53,60 +51,68 @@ class Tuned:
         if not scores:
             return [None for _ in samples]
         worst = min(scores) if self.higher_is_better else max(scores)
-        everything = scores + [worst] * sum(t.state == "failed" for t in self.trials)
+        scores += [worst] * sum(t.state == "failed" for t in self.trials)
         done = sum(t.done for t in self.trials)
-        each = self.samples / done
-        draws = [math.floor(budget / each + 0.5) if each else done for budget in samples]
-        found = expected_best(everything, [max(n, 1) for n in draws], higher_is_better=self.higher_is_better)
-        return [value if n else None for n, value in zip(draws, found, strict=True)]
+        mean = self.samples / done
+        draws = [math.floor(budget / mean + 0.5) if mean else done for budget in samples]
+        best = expected_best(scores, [max(n, 1) for n in draws], higher_is_better=self.higher_is_better)
+        return [value if n else None for n, value in zip(draws, best, strict=True)]
 
 
-def at_edge(config: ExperimentConfig, tuned: Tuned) -> dict[str, int]:
-    """Return the settings whose chosen value lies at an edge of what was tried: -1 the lower one, 1 the upper one."""
-    line = {m.label: m for m in config.methods}[tuned.label]
-    return edges(config, line, tuned.space, tuned.chosen)
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuning has come to."""
 
+    folder: Path
+    plan: Plan
+    samples: int
+    """What every method was allowed to see."""
+    metric: str
+    methods: Sequence[Tuned]
 
-def ranks(tuned: Sequence[Tuned]) -> dict[str, int | None]:
-    """Return the place of every method by its best validation score, 1 the best and equals alike; None without one."""
-    scores = {t.label: None if t.best is None else t.best.score for t in tuned}
+    @property
+    def experiment(self) -> Path:
+        """The experiment with what was chosen, for `tailorfl.compare`."""
+        return self.folder / TUNED
 
-    def better(one: float, other: float, higher: bool) -> bool:
-        return one > other if higher else one < other
+    def edges(self, tuned: Tuned) -> dict[str, int]:
+        """Return the settings whose chosen value lies at an edge of what was tried: -1 the lower, 1 the upper one."""
+        line = next(m for m in self.plan.config.methods if m.label == tuned.label)
+        return edges(self.plan.config, line, tuned.space, tuned.chosen)
 
-    return {
-        t.label: None
-        if (mine := scores[t.label]) is None
-        else 1 + sum(s is not None and better(s, mine, t.higher_is_better) for s in scores.values())
-        for t in tuned
-    }
+    def ranks(self) -> dict[str, int | None]:
+        """Return the rank of every method by its best score, 1 the best and equals alike; None without one."""
+        signed = {
+            t.label: (t.best.score or 0.0) * (1 if t.higher_is_better else -1) for t in self.methods if t.best
+        }
+        ranks = {
+            label: 1 + sum(other > score for other in signed.values()) for label, score in signed.items()
+        }
+        return {t.label: ranks.get(t.label) for t in self.methods}
 
-
-def as_json(
-    config: ExperimentConfig, budget: Budget, samples: int, sampler: str, metric: str, tuned: Sequence[Tuned]
-) -> dict[str, Any]:
-    """Return the content of tuning.json; `samples` are what each method was allowed to see."""
-    places = ranks(tuned)
-    return {
-        "budget": {
-            "trials": budget.trials,
-            "rounds": budget.rounds,
-            "seeds": list(budget.seeds),
-            "samples": samples,
-        },
-        "sampler": sampler,
-        "metric": metric,
-        "methods": {
-            one.label: {
-                "space": {key: dimension.plain() for key, dimension in one.space.items()},
-                "chosen": one.chosen,
-                "rank": places[one.label],
-                "edges": list(at_edge(config, one)),
-                "trials": [trial.plain() for trial in one.trials if trial.done],
-            }
-            for one in tuned
-        },
-    }
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of tuning.json."""
+        budget, ranks = self.plan.budget, self.ranks()
+        return {
+            "budget": {
+                "trials": budget.trials,
+                "rounds": budget.rounds,
+                "seeds": list(budget.seeds),
+                "samples": self.samples,
+            },
+            "sampler": self.plan.request.sampler,
+            "metric": self.metric,
+            "methods": {
+                tuned.label: {
+                    "space": {key: dimension.plain() for key, dimension in tuned.space.items()},
+                    "chosen": tuned.chosen,
+                    "rank": ranks[tuned.label],
+                    "edges": list(self.edges(tuned)),
+                    "trials": [trial.plain() for trial in tuned.trials if trial.done],
+                }
+                for tuned in self.methods
+            },
+        }
 
 
 def experiment(config: ExperimentConfig, chosen: Mapping[str, Mapping[str, Any]]) -> ExperimentConfig:

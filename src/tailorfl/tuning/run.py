@@ -1,12 +1,4 @@
-"""Tunes every method of an experiment, alone or with several worker processes, resumable at any moment.
-
-<folder>/experiment.yaml     what is tuned
-<folder>/request.json        budget, sampler, seed, and whether grids may be widened
-<folder>/trials.db           every trial, as Optuna keeps them
-<folder>/under-way/          checkpoints of the trials that have not ended
-<folder>/tuning.json         what was tried and chosen
-<folder>/tuned.yaml          the experiment with the chosen settings, for `tailorfl compare`
-"""
+"""Tunes every method of an experiment, alone or with several worker processes, resumable at any moment."""
 
 from __future__ import annotations
 
@@ -16,91 +8,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from tailorfl import modules
-from tailorfl.errors import ConfigError, RunError, WorkerError
+from tailorfl.errors import ConfigError, WorkerError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.printable import quoted
-from tailorfl.runs.files import (
-    PART,
-    FolderLock,
-    decode,
-    digest_of,
-    encode,
-    reporting,
-    sha256,
-    write_text,
-)
-from tailorfl.runs.folders import check_name, new_folder, whole_experiment
+from tailorfl.runs.budget import nearest
+from tailorfl.runs.build import check
+from tailorfl.runs.cost_estimate import estimate
+from tailorfl.runs.files import FolderLock, encode, write_text
 from tailorfl.runs.signals import ended_in_order
 from tailorfl.runs.tuned import NAME
-from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.tuning.budget import Budget, parse, tuned_on
-from tailorfl.tuning.outcome import TUNED, Tuned, as_json, experiment
-from tailorfl.tuning.samplers import SAMPLERS, Sampler, Search, check
+from tailorfl.settings.experiment import COMPARED, ExperimentConfig
+from tailorfl.settings.loading import load
+from tailorfl.tuning.outcome import Tuning, experiment
+from tailorfl.tuning.plan import OLD_STATES, Plan, TuningRequest, begin, default_folder, plan, plan_in
+from tailorfl.tuning.samplers import Sampler, Search, size
 from tailorfl.tuning.search import MethodSearch
-from tailorfl.tuning.space import Space, spaces
-from tailorfl.tuning.training import UNDER_WAY, Outcome, Stretch, Trainer
-from tailorfl.tuning.trials import FILE, Ledger, Trial
+from tailorfl.tuning.training import Outcome, Task, Trainer
+from tailorfl.tuning.trials import Ledger, Trial
 
 log = logging.getLogger(__name__)
-
-EXPERIMENT, REQUEST = "experiment.yaml", "request.json"
-
-
-@dataclass(frozen=True)
-class TuningRequest:
-    """How an experiment is to be tuned."""
-
-    budget: str = "20"
-    sampler: Sampler = "random"
-    seed: int = 0
-    """Of what is drawn."""
-    widen: bool = False
-
-    def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise ConfigError(f"unknown sampler '{self.sampler}'; it is one of {', '.join(SAMPLERS)}")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A request, worked out: what trials run, and what is searched."""
-
-    asked: ExperimentConfig
-    request: TuningRequest
-    budget: Budget
-    config: ExperimentConfig
-    """What trials run."""
-    spaces: Mapping[str, Space]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What a tuning has come to."""
-
-    folder: Path
-    plan: Plan
-    samples: int
-    """What every method was allowed to see."""
-    metric: str
-    methods: Sequence[Tuned]
-
-    @property
-    def experiment(self) -> Path:
-        """The experiment with what was chosen, for `tailorfl.compare`."""
-        return self.folder / TUNED
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of tuning.json."""
-        plan = self.plan
-        return as_json(
-            plan.config, plan.budget, self.samples, plan.request.sampler, self.metric, self.methods
-        )
 
 
 class Watch:
@@ -109,207 +41,148 @@ class Watch:
     def began(self, samples: int, used: float) -> None:
         """All methods together may see so many samples, and have used so many of them."""
 
-    def told(self, label: str, trial: Trial, used: float) -> None:
+    def ended(self, label: str, trial: Trial, used: float) -> None:
         """Note that a trial has ended; its method has used up so many samples."""
 
 
-def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
-    """Return what a request comes to for an experiment.
+@dataclass(frozen=True)
+class MethodCost:
+    """Cost of the tuning of one method, as foreseen."""
+
+    trials: int
+    """Those that train all their rounds; where some are stopped early there are more, which take as long together."""
+    seconds: float
+
+
+def foreseen(plan: Plan, watch: Callable[[str], None] | None = None) -> dict[str, MethodCost]:
+    """Return what every method of a tuning would take with one worker, by label; `watch` is told what is tried.
+
+    A trial takes the rounds of the budget, and evaluations of validation parts alone: one at its end, and where models
+    are selected by them those on the way.
 
     Raises:
-        ConfigError: the budget, the experiment's `search` or the sampler do not fit.
+        TailorflError: the experiment cannot be built, or nobody has validation samples; the message says why.
     """
-    if config.variants:
-        raise ConfigError(
-            f"'{config.name}' has variants ({', '.join(config.variants)}), each an experiment of its own; tune one: "
-            "give its settings beside variants={}"
-        )
-    budget = parse(request.budget, config)
-    found = spaces(config)
-    for label, space in found.items():
-        check(_search(label, request, budget, True), space)
-    return Plan(config, request, budget, tuned_on(config, budget), found)
+    config = plan.config
+    every = config.eval.every if config.eval.select == "val" else 0
+    validation = config.eval.model_copy(update={"sets": ("val",), "every": every})
+    allowance = plan.budget.trials * Trainer(config, Path()).allowance()
+    costs = {}
+    for label, row in estimate(config.model_copy(update={"eval": validation}), watch).methods.items():
+        gradients = row["gradients_per_round"] * row["rounds"] * len(config.seeds)
+        paid = nearest(allowance, gradients) if gradients else plan.budget.trials
+        trials = int(min(paid, size(plan.spaces[label])))
+        costs[label] = MethodCost(trials, row["seconds"] * trials)
+    return costs
 
 
-def default_folder(config: ExperimentConfig) -> Path:
-    """Return the folder of a tuning where none is named: runs/NAME-tuning, or the next free one."""
-    return new_folder(config.model_copy(update={"name": f"{config.name}-tuning"}))
-
-
-def begin(folder: Path, plan: Plan) -> None:
-    """Make a folder that of a tuning.
-
-    Raises:
-        RunError: it holds one, or something else.
-    """
-    check_name(folder)
-    with reporting(folder, "create the folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not all(_may_stand(path, plan) for path in folder.iterdir()):
-            raise RunError(
-                f"'{folder}' is not empty; go on with the tuning in it by --resume {quoted(folder)}, or choose another "
-                "folder with --out"
+def tune_experiment(
+    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    settings: Mapping[str, Any],
+    request: TuningRequest,
+    *,
+    workers: int,
+    out: str | Path | None,
+    resume: bool,
+) -> Tuning:
+    """Tune every method of an experiment; see `tailorfl.tune`."""
+    if resume:
+        if out is None or config is not None or settings or request != TuningRequest():
+            raise ConfigError(
+                "resume=True goes on with the tuning in `out` as it was begun; give out and nothing beside workers"
             )
-    write_text(folder / EXPERIMENT, plan.asked.to_yaml())
-    facts = {**asdict(plan.request), "experiment": sha256(folder / EXPERIMENT)}
-    write_text(folder / REQUEST, encode({**facts, "digest": digest_of(facts)}, indent=1))
-
-
-def _may_stand(path: Path, plan: Plan) -> bool:
-    """Whether a file in the folder of a new tuning is what a beginning of the same was killed over."""
-    if path.name == EXPERIMENT and path.is_file():
-        return path.read_bytes() == plan.asked.to_yaml().encode()
-    return path.name == ".lock" or path.name.endswith(PART)
-
-
-def discard(folder: Path) -> None:
-    """Delete the tuning in a folder, if there is one; nothing else is touched.
-
-    Raises:
-        RunError: another process is working on it.
-    """
-    if not (folder / REQUEST).is_file():
-        return
-    with FolderLock(folder), reporting(folder, "delete the tuning in"):
-        shutil.rmtree(folder / UNDER_WAY, ignore_errors=True)
-        for name in (FILE, NAME, TUNED, EXPERIMENT, REQUEST):
-            (folder / name).unlink(missing_ok=True)
-
-
-def plan_in(folder: Path) -> Plan:
-    """Return the plan of the tuning in a folder.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
-    check_name(folder)
-    if not (folder / REQUEST).is_file():
-        raise ConfigError(
-            f"'{folder}' has no tuning that could go on: it has no {REQUEST}; check the name, or begin the tuning "
-            f"there (--out {quoted(folder)})"
-        )
-    try:
-        facts = decode((folder / REQUEST).read_text(encoding="utf-8"))
-        request, digest = _request(facts), facts.pop("digest", None)
-        if digest is not None and digest != digest_of(facts):
-            raise ValueError("it is not what was written")
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"'{folder / REQUEST}' is damaged: {error}; restore it from a copy") from error
-    experiment = whole_experiment(folder / EXPERIMENT)
-    if digest is not None and facts["experiment"] != sha256(folder / EXPERIMENT):
-        raise ConfigError(
-            f"'{folder / EXPERIMENT}' is not what the tuning was begun with; restore it from a copy, or tune what "
-            "it is now in another folder (--out)"
-        )
-    return plan(experiment, request)
-
-
-def _request(facts: Any) -> TuningRequest:
-    """Return the request that a file holds, none of whose parts may be missing; ValueError where one is."""
-    if not isinstance(facts, dict):
-        raise ValueError("it holds no named values")
-    for field in fields(TuningRequest):
-        if type(facts.get(field.name)) is not type(field.default):
-            raise ValueError(f"{field.name} is {facts.get(field.name, 'missing')!r}")
-    return TuningRequest(**{field.name: facts[field.name] for field in fields(TuningRequest)})
+        return tune(Path(out), plan_in(Path(out)), workers=workers)
+    chosen = load(config, settings, methods=COMPARED, may_import=True)
+    check(chosen)
+    new = plan(chosen, request)
+    folder = default_folder(chosen) if out is None else Path(out)
+    begin(folder, new)
+    return tune(folder, new, workers=workers)
 
 
 def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = None) -> Tuning:
     """Tune every method within the budget, and write tuning.json and tuned.yaml; what was tried before is kept.
-
-    With one worker the result is the same to the bit however often it was interrupted.
 
     Raises:
         TailorflError: see the message; what was tried stays, and the tuning can go on.
     """
     watch = Watch() if watch is None else watch
     with ended_in_order(), FolderLock(folder):
-        trainer = Trainer(plan.config, folder)
+        trainer = Trainer(plan.config, folder, plan.request.sampler)
         metric = trainer.metric()
         samples = plan.budget.trials * trainer.allowance()
         with Ledger.opened(folder) as ledger:
-            searches = _searches(folder, plan, samples, metric, ledger, watch)
+            searches = _searches(plan, samples, metric, ledger, watch)
             watch.began(samples * len(searches), sum(search.used for search in searches.values()))
-            with _crew(trainer, folder, workers) as send:
+            with _crew(trainer, folder, plan.request.sampler, workers) as send:
                 _work(searches, send, workers)
             tuned = [search.tuned() for search in searches.values()]
-        found = Tuning(folder, plan, samples, metric, tuned)
-        write_text(folder / NAME, encode(found.as_json(), indent=1))
-        chosen = {one.label: one.chosen for one in tuned}
-        write_text(folder / TUNED, experiment(plan.asked, chosen).to_yaml())
-        shutil.rmtree(folder / UNDER_WAY, ignore_errors=True)
-    return found
+        tuning = Tuning(folder, plan, samples, metric, tuned)
+        write_text(folder / NAME, encode(tuning.as_json(), indent=1))
+        chosen = {method.label: method.chosen for method in tuned}
+        write_text(tuning.experiment, experiment(plan.asked, chosen).to_yaml())
+        shutil.rmtree(folder / OLD_STATES, ignore_errors=True)
+    return tuning
 
 
-def _search(label: str, request: TuningRequest, budget: Budget, higher_is_better: bool) -> Search:
-    return Search(label, request.sampler, request.seed, higher_is_better, budget.trials)
+def _searches(plan: Plan, samples: int, metric: str, ledger: Ledger, watch: Watch) -> dict[str, MethodSearch]:
+    searches: dict[str, MethodSearch] = {}
 
-
-def _searches(
-    folder: Path, plan: Plan, samples: int, metric: str, ledger: Ledger, watch: Watch
-) -> dict[str, MethodSearch]:
-    found: dict[str, MethodSearch] = {}
-
-    def told(label: str, trial: Trial) -> None:
+    def ended(label: str, trial: Trial) -> None:
         if trial.state == "failed":
             log.warning(
                 "%s, trial %d, failed and counts as a whole one: %s", label, trial.number, trial.reason
             )
-        watch.told(label, trial, found[label].used)
+        watch.ended(label, trial, searches[label].used)
 
+    request, higher = plan.request, metric not in LOWER_IS_BETTER
     for line in plan.config.methods:
-        found[line.label] = MethodSearch(
-            _search(line.label, plan.request, plan.budget, metric not in LOWER_IS_BETTER),
+        searches[line.label] = MethodSearch(
+            Search(line.label, request.sampler, request.seed, higher, plan.budget.trials),
             plan.config,
             line,
             plan.spaces[line.label],
             samples,
             ledger,
-            folder,
-            widen=plan.request.widen,
-            told=told,
+            widen=request.widen,
+            ended=ended,
         )
-    return found
+    return searches
 
 
-Send = Callable[[Stretch], "Future[Outcome]"]
+Send = Callable[[Task], "Future[Outcome]"]
 
 
 def _work(searches: Mapping[str, MethodSearch], send: Send, workers: int) -> None:
-    """Train stretches, as many at a time as there are workers, until no method has anything left to train."""
-    under_way: dict[Future[Outcome], Stretch] = {}
-    coming: Iterator[Stretch] = (
-        stretch for search in searches.values() for stretch in iter(search.next, None) if stretch is not None
-    )
+    """Train trials, as many at a time as there are workers, until no method has anything left to train."""
+    under_way: dict[Future[Outcome], Task] = {}
+    tasks = (task for search in searches.values() for task in iter(search.next, None) if task is not None)
     while True:
-        while len(under_way) < workers and (stretch := next(coming, None)) is not None:
-            under_way[send(stretch)] = stretch
+        while len(under_way) < workers and (task := next(tasks, None)) is not None:
+            under_way[send(task)] = task
         if not under_way:
             return
-        done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-        for future in done:
-            stretch = under_way.pop(future)
-            further = searches[stretch.label].take(stretch.number, future.result())
-            if further is not None:
-                under_way[send(further)] = further
+        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+            task = under_way.pop(future)
+            searches[task.label].take(task.number, future.result())
 
 
 @contextmanager
-def _crew(trainer: Trainer, folder: Path, workers: int) -> Iterator[Send]:
-    """Return what trains stretches: this process alone, or as many others."""
+def _crew(trainer: Trainer, folder: Path, sampler: Sampler, workers: int) -> Iterator[Send]:
+    """Yield the function that trains a trial: in this process, or in one of several others."""
     if workers == 1:
 
-        def here(stretch: Stretch) -> Future[Outcome]:
+        def here(task: Task) -> Future[Outcome]:
             future: Future[Outcome] = Future()
-            future.set_result(trainer.train(stretch))
+            future.set_result(trainer.train(task))
             return future
 
         yield here
         return
-    given = (trainer.config, folder, modules.named())
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_enlist, initargs=given)
+    arguments = (trainer.config, folder, sampler, modules.named())
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_enlist, initargs=arguments)
     try:
-        yield lambda stretch: pool.submit(_train, stretch)
+        yield lambda task: pool.submit(_train, task)
     except BrokenProcessPool as error:
         raise WorkerError(
             f"a worker process of the tuning was lost; go on with: tailorfl tune --resume {quoted(folder)}, "
@@ -322,13 +195,13 @@ def _crew(trainer: Trainer, folder: Path, workers: int) -> Iterator[Send]:
 _TRAINER: Trainer | None = None
 
 
-def _enlist(config: ExperimentConfig, folder: Path, named: Sequence[str]) -> None:
+def _enlist(config: ExperimentConfig, folder: Path, sampler: Sampler, named: Sequence[str]) -> None:
     """Make this process a worker."""
     global _TRAINER
     modules.load(named)
-    _TRAINER = Trainer(config, folder)
+    _TRAINER = Trainer(config, folder, sampler)
 
 
-def _train(stretch: Stretch) -> Outcome:
+def _train(task: Task) -> Outcome:
     assert _TRAINER is not None
-    return _TRAINER.train(stretch)
+    return _TRAINER.train(task)

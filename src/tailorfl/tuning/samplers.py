@@ -1,7 +1,7 @@
-"""What is tried next, and what is stopped early: pure functions of the trials so far, a seed, and the trial's number.
+"""Proposals of values to try: pure functions of the trials so far, a seed, and the trial's number; and pruners.
 
-Optuna's samplers and pruners are asked afresh for every trial, of a study in memory that has the trials so far and with
-a seed derived from (seed, method, number). So a search that was killed goes on as if it had not been.
+Optuna's samplers are made afresh for every trial, with the trials so far and a seed of (seed, method, number), so a
+search that was killed goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ def propose(
     return next((values for values in points if _key(values) not in tried), None)
 
 
-def check(search: Search, space: Space) -> None:
-    """Raise ConfigError where a sampler cannot search a space."""
-    if search.sampler != "grid":
+def check(label: str, sampler: Sampler, space: Space) -> None:
+    """Raise ConfigError where a sampler cannot search the space of a line."""
+    if sampler != "grid":
         return
     ranges = [key for key, dimension in space.items() if not isinstance(dimension, Choice)]
     if ranges:
         raise ConfigError(
-            f"search: {search.label} has a range for {', '.join(ranges)}, which has no grid; give a list of values, or "
-            "take another sampler"
+            f"search: {label} has a range for {', '.join(ranges)}, which has no grid; give a list of values, or take "
+            "another sampler"
         )
     if size(space) > LARGEST_GRID:
         raise ConfigError(
-            f"search: the grid of {search.label} has {size(space):,} points, more than {LARGEST_GRID:,}; give fewer "
-            "values, or take another sampler"
+            f"search: the grid of {label} has {size(space):,} points, more than {LARGEST_GRID:,}; give fewer values, "
+            "or take another sampler"
         )
 
 
@@ -98,66 +98,37 @@ def size(space: Space) -> float:
     return math.prod(len(d.values) if isinstance(d, Choice) else math.inf for d in space.values())
 
 
-def stops(
-    search: Search, so_far: Sequence[Trial], trial: Trial, rung_count: int
-) -> tuple[bool, dict[str, float]]:
-    """Return whether a trial is stopped at its last score, and what the pruner notes of it.
-
-    `so_far` are all trials in the order of their numbers, this one among them.
-    """
+def pruner(sampler: Sampler, rung_count: int) -> Any:
+    """Return Optuna's pruner of trials that are looked at so many times."""
     pruners = load_optuna().pruners
-    if search.sampler == "hyperband":
+    if sampler == "hyperband":
         most = step(rung_count - 1)
-        pruner = pruners.HyperbandPruner(min_resource=1, max_resource=most, reduction_factor=ETA)
-    else:
-        pruner = pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=ETA)
-    study = _replica(search, [trial if t.number == trial.number else t for t in so_far], None, pruner)
-    mine = study.get_trials(deepcopy=False)[trial.number]
-    stop = bool(load_optuna().trial.Trial(study, mine._trial_id).should_prune())
-    noted = study.get_trials(deepcopy=False)[trial.number].system_attrs
-    return stop, {key: float(value) for key, value in noted.items() if key.startswith("completed_rung_")}
+        return pruners.HyperbandPruner(min_resource=1, max_resource=most, reduction_factor=ETA)
+    return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=ETA)
 
 
 def _draw(search: Search, space: Space, so_far: Sequence[Trial], seed: int) -> dict[str, Any]:
-    samplers = load_optuna().samplers
-    if search.sampler == "tpe":
-        sampler = samplers.TPESampler(seed=seed, n_startup_trials=max(1, min(10, search.trials // 3)))
-    else:
-        sampler = samplers.RandomSampler(seed=seed)
-    study = _replica(search, so_far, space, None, sampler)
-    return dict(study.ask({key: distribution(dimension) for key, dimension in space.items()}).params)
-
-
-def _replica(
-    search: Search, trials: Sequence[Trial], space: Space | None, pruner: Any, sampler: Any = None
-) -> Any:
-    """Return a study in memory with the trials so far; without their values where `space` is None."""
+    """Return what Optuna's sampler draws for a study of the trials so far, in memory, where grids may have grown."""
     optuna = load_optuna()
+    if search.sampler == "tpe":
+        startup = max(1, min(10, search.trials // 3))
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
+    else:
+        sampler, so_far = optuna.samplers.RandomSampler(seed=seed), ()
     study = optuna.create_study(
-        study_name=search.label,
-        direction="maximize" if search.higher_is_better else "minimize",
-        pruner=pruner,
-        sampler=sampler,
+        direction="maximize" if search.higher_is_better else "minimize", sampler=sampler
     )
+    kinds = {key: distribution(dimension) for key, dimension in space.items()}
     states = optuna.trial.TrialState
-    kinds = {
-        "running": states.RUNNING,
-        "complete": states.COMPLETE,
-        "pruned": states.PRUNED,
-        "failed": states.FAIL,
-    }
-    for trial in trials:
+    for trial in so_far:
+        state = {"running": states.RUNNING, "complete": states.COMPLETE}.get(trial.state, states.FAIL)
+        score = trial.score if trial.state == "complete" else None
         study.add_trial(
             optuna.trial.create_trial(
-                state=kinds[trial.state],
-                value=trial.score if trial.state in ("complete", "pruned") else None,
-                params=dict(trial.values) if space is not None else {},
-                distributions={k: distribution(d) for k, d in space.items()} if space is not None else {},
-                intermediate_values=dict(trial.scores),
-                system_attrs=dict(trial.rungs),
+                state=state, value=score, params=dict(trial.values), distributions=kinds
             )
         )
-    return study
+    return dict(study.ask(kinds).params)
 
 
 def _points(search: Search, space: Space) -> Iterator[dict[str, Any]]:

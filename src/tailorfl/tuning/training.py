@@ -1,12 +1,10 @@
-"""Trains one stretch of one trial: from its last checkpoint to a share of its rounds, and looks at validation data."""
+"""Trains a trial: all its seeds, each from its first round, and scores it on validation data."""
 
 from __future__ import annotations
 
-import logging
 import math
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,80 +13,75 @@ import torch
 
 from tailorfl.data.federation import Federation
 from tailorfl.engines.auto import keep_choice
-from tailorfl.errors import (
-    ConfigError,
-    DataError,
-    DivergenceError,
-    MemoryLimitError,
-    ModelError,
-    RunError,
-)
+from tailorfl.errors import ConfigError, DataError, DivergenceError, MemoryLimitError, ModelError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import means
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs import checkpoints
 from tailorfl.runs.budget import Limit, limit_of, of_fedavg
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.eval_schedule import is_due, rounds_between
-from tailorfl.runs.files import decode, encode, is_locked
 from tailorfl.runs.job import Job
-from tailorfl.runs.job_loop import Saver, make_selection
+from tailorfl.runs.job_loop import make_selection
 from tailorfl.runs.signals import raise_if_told
-from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.names import slug
+from tailorfl.tuning.samplers import Sampler, pruner, rungs, step
 from tailorfl.tuning.space import changed
-
-log = logging.getLogger(__name__)
+from tailorfl.tuning.trials import Ledger, State
 
 FAILURES = (ConfigError, DataError, DivergenceError, MemoryLimitError, ModelError)
 """What a trial's own values can bring about; a full disk or a lost process ends the tuning instead."""
-UNDER_WAY = "under-way"
-"""Folder of the trials that have not ended; a trial's checkpoints are deleted with its end."""
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """What a process is told to do: a trial, and up to which share of its rounds."""
+class Task:
+    """A trial to train."""
 
     label: str
     number: int
     values: Mapping[str, Any]
-    share: float
     engine: str | None = None
     """The engine to take, where an automatic choice fell on it before."""
-
-    def place(self, folder: Path) -> Path:
-        """Where the trial's checkpoints lie."""
-        return folder / UNDER_WAY / f"{slug(self.label)}-{self.number}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a stretch."""
+    """What came of a trial."""
 
+    state: State
     score: float | None
     """The validation metric, a mean over clients and seeds; None where the trial failed."""
     samples: int
-    """Gradients of single samples since the beginning of the trial, of all seeds."""
+    """Gradients of single samples, of all seeds."""
     seconds: float
-    """Of this stretch."""
     reason: str = ""
     engine: str = ""
 
 
-class Trainer:
-    """Trains the stretches of an experiment's trials in one process; data are built once a seed.
+@dataclass
+class _SeedRun:
+    """The training of a trial with one seed, as far as it has come."""
 
-    `config` is what trials run (`budget.tuned_on`), `folder` the result folder of the tuning.
+    sim: Simulation
+    selection: Selection | None
+    limit: Limit
+    every: int
+    clients: Sequence[int] = ()
+
+
+class Trainer:
+    """Trains the trials of an experiment in one process; data are built once a seed.
+
+    `config` is what trials run (`budget.tuned_on`), `folder` the result folder of the tuning; the sampler says whether
+    trials may be stopped early.
     """
 
-    def __init__(self, config: ExperimentConfig, folder: Path) -> None:
+    def __init__(self, config: ExperimentConfig, folder: Path, sampler: Sampler = "random") -> None:
         torch.set_num_threads(config.threads)
-        self.config, self._folder = config, folder
+        self.config, self._folder, self._sampler = config, folder, sampler
         self._federations: dict[int, Federation] = {}
-        self._said: set[str] = set()
+        self._warnings: set[str] = set()
 
     def federation(self, seed: int) -> Federation:
         """Return the data of a seed.
@@ -98,13 +91,13 @@ class Trainer:
         """
         of_data = self.config.data.seed_of(seed)
         if of_data not in self._federations:
-            found = make_federation(self.config, of_data, said=self._said)
-            if not found.sizes("val")[: found.num_clients].any():
+            federation = make_federation(self.config, of_data, said=self._warnings)
+            if not federation.sizes("val")[: federation.num_clients].any():
                 raise DataError(
                     "tuning chooses by validation samples, but no client has any; leave a share for them in "
                     "data.split, such as {train: 0.7, val: 0.1, test: 0.2}"
                 )
-            self._federations[of_data] = found
+            self._federations[of_data] = federation
         return self._federations[of_data]
 
     def metric(self) -> str:
@@ -113,87 +106,74 @@ class Trainer:
 
     def allowance(self) -> int:
         """Return the samples that a trial of FedAvg sees, over all seeds."""
-        total = 0
-        for seed in self.config.seeds:
-            job = Job(self.config, self.config.methods[0], seed)
-            sim = make_simulation(job, self.federation(seed))
-            total += of_fedavg(self.config, sim, "gradients")
-        return total
+        jobs = [Job(self.config, self.config.methods[0], seed) for seed in self.config.seeds]
+        sims = (make_simulation(job, self.federation(job.seed)) for job in jobs)
+        return sum(of_fedavg(self.config, sim, "gradients") for sim in sims)
 
-    def train(self, stretch: Stretch) -> Outcome:
-        """Train a trial up to a share of its rounds, from where its checkpoints are; what fails is told."""
-        begin, samples, scores, engine = time.perf_counter(), 0, [], ""
-        line = {m.label: m for m in self.config.methods}[stretch.label]
-        for seed in self.config.seeds:
-            sim = None
+    def train(self, task: Task) -> Outcome:
+        """Train a trial to its end, or until it is stopped early; a failure is part of the outcome."""
+        begin, used, engine = time.perf_counter(), dict[int, int](), ""
+        line = {m.label: m for m in self.config.methods}[task.label]
+        count = rungs(self._sampler, self.config.rounds if line.rounds is None else line.rounds)
+        runs: dict[int, _SeedRun] = {}
+
+        def score_of(seed: int, rung: int) -> float:
+            nonlocal engine
+            is_last = rung == count - 1
+            run = runs.pop(seed, None) or self._begin(Job(self.config, line, seed), task.engine)
+            if not is_last:  # the last time a run is let go before the next one begins
+                runs[seed] = run
             try:
-                job = Job(self.config, changed(self.config, line, stretch.values), seed)
-                place = stretch.place(self._folder) / f"seed-{seed}"
-                sim = make_simulation(job, self.federation(seed), place)
-                if stretch.engine is not None:
-                    keep_choice(sim.engine, stretch.engine)
-                scores.append(self._train(job, sim, place, stretch.share, stretch.values))
-            except FAILURES as error:
-                samples += 0 if sim is None else sim.gradients
-                return Outcome(None, samples, time.perf_counter() - begin, str(error), engine)
-            samples, engine = samples + sim.gradients, sim.engine.name
-        return Outcome(math.fsum(scores) / len(scores), samples, time.perf_counter() - begin, "", engine)
+                return self._advance(run, step(rung) / step(count - 1))
+            finally:
+                used[seed], engine = run.sim.gradients, run.sim.engine.name
 
-    def _train(
-        self, job: Job, sim: Simulation, place: Path, share: float, values: Mapping[str, Any]
-    ) -> float:
-        """Return the validation metric of one seed after a share of the rounds; raises DataError where it has none."""
-        identity = {"method": job.method.name, "seed": job.seed, "values": dict(values)}
-        exists = _goes_on(place, identity)
-        with RunStore.open(place) if exists else RunStore.create(place, identity, overwrite=True) as store:
-            selection = make_selection(job.config, sim, place)
-            found = store.latest_checkpoint() if exists else None
-            if found is not None:
-                _, tensors, facts = found
-                sim.load(tensors, facts)
-                if selection is not None:
-                    selection.load(tensors)
-            limit = _shared(limit_of(job.config, job.rounds, job.method.rounds is not None, sim), share)
-            saver = Saver(sim, store, job.config.checkpoint_every, selection)
-            clients: tuple[int, ...] = ()
-            every = rounds_between(job.config, sim)
-            while not limit.reached(sim):
-                clients = sim.step().clients
-                last = limit.reached(sim)
-                if selection is not None and is_due(every, sim.round) and not last:
-                    evaluate(sim, self._protocol, clients, selection)
-                if last or saver.due():
-                    saver.save(0.0)
-                raise_if_told()
-            found_means = means(evaluate(sim, self._protocol, clients, selection))
-            score = found_means.get(_judged(sim, self.metric()))
+        def outcome(state: State, score: float | None, reason: str = "") -> Outcome:
+            return Outcome(state, score, sum(used.values()), time.perf_counter() - begin, reason, engine)
+
+        score = math.nan
+        try:
+            line = changed(self.config, line, task.values)
+            for rung in range(count):
+                score = math.fsum(score_of(seed, rung) for seed in self.config.seeds) / len(self.config.seeds)
+                if rung < count - 1 and self._stops(task, rung, count, score):
+                    return outcome("pruned", score)
+        except FAILURES as error:
+            return outcome("failed", None, str(error))
+        return outcome("complete", score)
+
+    def _begin(self, job: Job, engine: str | None) -> _SeedRun:
+        sim = make_simulation(job, self.federation(job.seed), self._folder)
+        if engine is not None:
+            keep_choice(sim.engine, engine)
+        limit = limit_of(job.config, job.rounds, job.method.rounds is not None, sim)
+        selection = make_selection(job.config, sim, self._folder)
+        return _SeedRun(sim, selection, limit, rounds_between(job.config, sim))
+
+    def _advance(self, run: _SeedRun, share: float) -> float:
+        """Train up to a share of the rounds and return the validation metric.
+
+        Raises:
+            DataError: the models have none.
+        """
+        limit, sim, protocol = _shared(run.limit, share), run.sim, self._protocol
+        while not limit.reached(sim):
+            run.clients = sim.step().clients
+            if run.selection is not None and is_due(run.every, sim.round) and not limit.reached(sim):
+                evaluate(sim, protocol, run.clients, run.selection)
+            raise_if_told()
+        score = means(evaluate(sim, protocol, run.clients, run.selection)).get(_judged(sim, self.metric()))
         if score is None or not math.isfinite(score):
             raise DataError("its models have no validation score, as where all outputs are infinite")
         return float(score)
 
+    def _stops(self, task: Task, rung: int, count: int, score: float) -> bool:
+        with Ledger.opened(self._folder) as ledger:
+            return ledger.stops(task.label, task.number, step(rung), score, pruner(self._sampler, count))
+
     @property
     def _protocol(self) -> Protocol:
         return Protocol(("val",), generation=self.config.eval.generation)
-
-
-def _goes_on(place: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether a folder has a sound state of this very trial; what else lies there is deleted."""
-    if not place.exists():
-        return False
-    try:
-        store = RunStore.open(place, readonly=True)
-        damaged = checkpoints.problems(place)
-        if (
-            store.config == decode(encode(identity))
-            and store.status
-            and damaged.keys() < {*checkpoints.rounds(place)}
-        ):
-            return True
-    except RunError as error:
-        log.warning("a trial is trained again: %s", error)
-    if not is_locked(place):  # by a process that outlived another one, which RunStore tells of
-        shutil.rmtree(place)
-    return False
 
 
 def _shared(limit: Limit, share: float) -> Limit:

@@ -1,7 +1,7 @@
-"""Trials, and where they are written down: one Optuna study a method, in an SQLite file of the result folder.
+"""Trials and the file that keeps them: one Optuna study a method, in an SQLite file of the result folder.
 
-A trial is written before it is trained, with its values, and again when it is told. A process that is killed in between
-leaves it as begun, and it is trained on with the same values.
+A trial is written before it is trained, with its values, and again when it has ended. One that a killed process left
+as begun is trained anew with the same values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -27,7 +27,9 @@ UNWRITABLE = (
     "SQLITE_BUSY",
     "SQLITE_PERM",
 )
-"""How the names of SQLite's errors begin that are of the disk and not of the file's content."""
+"""Beginnings of the names of SQLite's errors that are of the disk and not of the file's content."""
+SECONDS_OF_WAITING = 60
+"""For the file, while another process of the same tuning writes."""
 State = Literal["running", "complete", "pruned", "failed"]
 
 
@@ -45,10 +47,6 @@ class Trial:
     seconds: float = 0.0
     reason: str = ""
     """Why it failed."""
-    scores: Mapping[int, float] = field(default_factory=dict)
-    """Step of successive halving (1, 3, 9) -> the metric there."""
-    rungs: Mapping[str, float] = field(default_factory=dict)
-    """What the pruner noted of it."""
 
     @property
     def done(self) -> bool:
@@ -83,25 +81,25 @@ def load_optuna() -> Any:
 
 def distribution(dimension: Dimension) -> Any:
     """Return a dimension as Optuna has it."""
-    of = load_optuna().distributions
+    distributions = load_optuna().distributions
     if isinstance(dimension, Choice):
-        return of.CategoricalDistribution(dimension.values)
+        return distributions.CategoricalDistribution(dimension.values)
     if dimension.whole:
-        return of.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
-    return of.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+        return distributions.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
 class Ledger:
-    """The trials of all methods. One process writes it; `optuna-dashboard` and others may read it."""
+    """The trials of all methods. Processes of one tuning write it; `optuna-dashboard` and others may read it."""
 
     def __init__(self, folder: Path) -> None:
         """Read the file for `opened`, which says what is wrong with it."""
         self._optuna, self._file = load_optuna(), folder / FILE
         from sqlalchemy import URL
 
-        place = URL.create("sqlite", database=str(self._file)).render_as_string(hide_password=False)
-        self._storage = self._optuna.storages.RDBStorage(place)
-        self._studies: dict[str, Any] = {}
+        url = URL.create("sqlite", database=str(self._file)).render_as_string(hide_password=False)
+        waiting = {"connect_args": {"timeout": SECONDS_OF_WAITING}}
+        self._storage = self._optuna.storages.RDBStorage(url, engine_kwargs=waiting)
 
     @classmethod
     @contextmanager
@@ -127,110 +125,95 @@ class Ledger:
 
     def open(self, label: str, higher_is_better: bool) -> list[Trial]:
         """Return the trials of a method, in order; its study is begun where there is none."""
-        self._studies[label] = self._optuna.create_study(
+        study = self._optuna.create_study(
             storage=self._storage,
             study_name=label,
             direction="maximize" if higher_is_better else "minimize",
             load_if_exists=True,
         )
         try:
-            return [_read(frozen) for frozen in self._studies[label].get_trials(deepcopy=False)]
+            return [_read(frozen) for frozen in study.get_trials(deepcopy=False)]
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise RunError(f"'{self._file}' is damaged ({error}); {REMEDY}") from error
 
     def begin(self, label: str, trial: Trial, space: Space) -> None:
         """Write a trial down before it is trained."""
-        kinds = {key: _shown(space[key]) for key in trial.values}
-        self._studies[label].add_trial(
+        self._study(label).add_trial(
             self._optuna.trial.create_trial(
                 state=self._optuna.trial.TrialState.RUNNING,
                 params=dict(trial.values),
-                distributions=kinds,
-                user_attrs={"values": dict(trial.values), "begun": _digest(trial)},
+                distributions={key: _extensible(space[key]) for key in trial.values},
+                user_attrs={"begun": _sealed({"values": dict(trial.values)})},
             )
         )
 
-    def note(self, label: str, trial: Trial) -> None:
-        """Write down, at once, what a trial has that goes on."""
-        scores = {str(step): score for step, score in trial.scores.items()}
-        so_far = {"scores": scores, "rungs": dict(trial.rungs), "seconds": trial.seconds}
-        so_far["digest"] = _digest(replace(trial, score=None, samples=0, reason=""))
-        self._live(label, trial.number).set_user_attr("so_far", so_far)
+    def stops(self, label: str, number: int, step: int, score: float, pruner: Any) -> bool:
+        """Write down the score of a trial at a step, and return whether the pruner stops it there."""
+        study = self._study(label, pruner)
+        frozen = study.get_trials(deepcopy=False)[number]
+        trial = self._optuna.trial.Trial(study, frozen._trial_id)
+        if step not in frozen.intermediate_values:  # as in a trial that is trained anew
+            trial.report(score, step)
+        return bool(trial.should_prune())
 
     def tell(self, label: str, trial: Trial) -> None:
         """Write down how a trial has ended."""
-        live = self._live(label, trial.number)
-        for key in ("samples", "seconds", "reason", "score", "rungs"):
-            live.set_user_attr(key, getattr(trial, key))
-        live.set_user_attr("digest", _digest(trial))
-        reported: Mapping[int, float] = (
-            self._studies[label].get_trials(deepcopy=False)[trial.number].intermediate_values
-        )
-        for step, value in trial.scores.items():
-            if step not in reported:
-                live.report(value, step)
-        states = self._optuna.trial.TrialState
-        kind = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[trial.state]
-        score = trial.score if trial.state == "complete" else None
-        self._studies[label].tell(trial.number, values=score, state=kind)
+        study, states = self._study(label), self._optuna.trial.TrialState
+        trial_id = study.get_trials(deepcopy=False)[trial.number]._trial_id
+        self._storage.set_trial_user_attr(trial_id, "ended", _sealed(asdict(trial)))
+        state = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[trial.state]
+        study.tell(trial.number, values=trial.score if trial.state == "complete" else None, state=state)
 
     def engine(self, label: str) -> str | None:
         """Return the engine that trained the first trial of a method; None before."""
-        found: str | None = self._studies[label].user_attrs.get("engine")
-        return found
+        name: str | None = self._study(label).user_attrs.get("engine")
+        return name
 
     def keep_engine(self, label: str, name: str) -> None:
         """Note the engine that all trials of a method are trained by: another one rounds in another way."""
         if self.engine(label) is None:
-            self._studies[label].set_user_attr("engine", name)
+            self._study(label).set_user_attr("engine", name)
 
-    def _live(self, label: str, number: int) -> Any:
-        study = self._studies[label]
-        return self._optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    def _study(self, label: str, pruner: Any = None) -> Any:
+        return self._optuna.load_study(study_name=label, storage=self._storage, pruner=pruner)
 
 
-def _shown(dimension: Dimension) -> Any:
-    """How the file holds a dimension: numbers as numbers, since a grid may be widened and a list of Optuna's not."""
-    of = load_optuna().distributions
+def _extensible(dimension: Dimension) -> Any:
+    """Return a dimension as the file holds it: a grid of numbers as a range, which Optuna lets grow."""
     if not isinstance(dimension, Choice) or not dimension.numeric:
         return distribution(dimension)
-    low, high = dimension.values[0], dimension.values[-1]
-    whole = all(isinstance(value, int) for value in dimension.values)
-    return of.IntDistribution(low, high) if whole else of.FloatDistribution(low, high)
+    distributions, low, high = load_optuna().distributions, dimension.values[0], dimension.values[-1]
+    if all(isinstance(value, int) for value in dimension.values):
+        return distributions.IntDistribution(low, high)
+    return distributions.FloatDistribution(low, high)
 
 
 def _read(frozen: Any) -> Trial:
-    """Return a trial of the file.
-
-    ValueError where it is not what was written; older ones have no digest to tell that.
-    """
-    said = frozen.user_attrs
-    name = frozen.state.name.lower()
-    trial = Trial(frozen.number, said["values"])
-    if name == "running":
-        so_far = said.get("so_far", {"scores": {}, "rungs": {}, "seconds": 0.0})
-        scores = {int(step): score for step, score in so_far["scores"].items()}
-        trial = replace(trial, scores=scores, rungs=so_far["rungs"], seconds=so_far["seconds"])
-        digest = so_far.get("digest") if "so_far" in said else said.get("begun")
+    """Return a trial of the file. Raises ValueError where it is not what was written."""
+    facts, state = frozen.user_attrs, frozen.state.name.lower()
+    if "begun" not in facts or isinstance(
+        facts["begun"], str
+    ):  # by versions that sealed nothing, or otherwise
+        ended = {key: facts[key] for key in ("score", "samples", "seconds", "reason") if state != "running"}
+        trial = Trial(frozen.number, facts["values"], **ended)
+    elif state == "running":
+        trial = Trial(frozen.number, **_unsealed(facts["begun"]))
     else:
-        trial = replace(
-            trial,
-            state="failed" if name == "fail" else name,
-            score=said["score"],
-            samples=said["samples"],
-            seconds=said["seconds"],
-            reason=said["reason"],
-            scores=dict(frozen.intermediate_values),
-            rungs=said["rungs"],
-        )
-        digest = said.get("digest")
-    if digest not in (None, _digest(trial)):
-        raise ValueError(f"trial {trial.number} is not what was written")
-    return trial
+        trial = Trial(**_unsealed(facts["ended"]))
+    return replace(trial, state="failed" if state == "fail" else state)
 
 
-def _digest(trial: Trial) -> str:
-    return digest_of(asdict(trial))
+def _sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts with their digest."""
+    return {**facts, "digest": digest_of(facts)}
+
+
+def _unsealed(sealed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts without the digest that they were sealed with. Raises ValueError where it is not theirs."""
+    facts = {key: value for key, value in sealed.items() if key != "digest"}
+    if sealed["digest"] != digest_of(facts):
+        raise ValueError("a trial is not what was written")
+    return facts
 
 
 def _check_pages(file: Path) -> None:
@@ -238,9 +221,9 @@ def _check_pages(file: Path) -> None:
     if not file.is_file():
         return
     with closing(sqlite3.connect(file)) as connection:
-        ((said, *_), *_) = connection.execute("PRAGMA integrity_check(1)")
-    if said != "ok":
-        raise RunError(f"'{file}' is damaged ({' '.join(str(said).split())}); {REMEDY}")
+        ((message, *_), *_) = connection.execute("PRAGMA integrity_check(1)")
+    if message != "ok":
+        raise RunError(f"'{file}' is damaged ({' '.join(str(message).split())}); {REMEDY}")
 
 
 def _as_library_error(file: Path, error: BaseException) -> RunError:
@@ -249,9 +232,10 @@ def _as_library_error(file: Path, error: BaseException) -> RunError:
     while cause is not None and not isinstance(cause, sqlite3.Error):
         cause = getattr(cause, "orig", None) or cause.__cause__
     kind = getattr(cause, "sqlite_errorname", None) or ""
-    said = (str(cause or error).strip() or type(error).__name__).splitlines()[0]
+    message = (str(cause or error).strip() or type(error).__name__).splitlines()[0]
     if kind.startswith(UNWRITABLE):
         return RunError(
-            f"cannot write '{file}' ({said}); free some space, or see that it may be written, then go on with --resume"
+            f"cannot write '{file}' ({message}); free some space, or see that it may be written, then go on with "
+            "--resume"
         )
-    return RunError(f"'{file}' is damaged ({said}); {REMEDY}")
+    return RunError(f"'{file}' is damaged ({message}); {REMEDY}")

@@ -1,0 +1,170 @@
+"""Plans of tunings, and the folders that keep them.
+
+<folder>/experiment.yaml     the experiment to tune
+<folder>/request.json        budget, sampler, seed, and whether grids may be widened
+<folder>/trials.db           every trial, as Optuna keeps them
+<folder>/tuning.json         what was tried and chosen
+<folder>/tuned.yaml          the experiment with the chosen settings, for `tailorfl compare`
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.printable import quoted
+from tailorfl.runs.files import (
+    PART,
+    FolderLock,
+    decode,
+    digest_of,
+    encode,
+    reporting,
+    sha256,
+    write_text,
+)
+from tailorfl.runs.folders import check_name, new_folder, whole_experiment
+from tailorfl.runs.tuned import NAME
+from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.tuning.budget import Budget, parse, tuned_on
+from tailorfl.tuning.samplers import SAMPLERS, Sampler, check
+from tailorfl.tuning.space import Space, spaces
+from tailorfl.tuning.trials import FILE
+
+EXPERIMENT, REQUEST = "experiment.yaml", "request.json"
+TUNED = "tuned.yaml"
+"""The experiment with the chosen settings."""
+OLD_STATES = "under-way"
+"""Folder where older versions kept the states of trials."""
+
+
+@dataclass(frozen=True)
+class TuningRequest:
+    """How an experiment is to be tuned."""
+
+    budget: str = "20"
+    sampler: Sampler = "random"
+    seed: int = 0
+    """Of what is drawn."""
+    widen: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(f"unknown sampler '{self.sampler}'; it is one of {', '.join(SAMPLERS)}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request, worked out: what trials run, and what is searched."""
+
+    asked: ExperimentConfig
+    request: TuningRequest
+    budget: Budget
+    config: ExperimentConfig
+    """What trials run."""
+    spaces: Mapping[str, Space]
+
+
+def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
+    """Return what a request comes to for an experiment.
+
+    Raises:
+        ConfigError: the budget, the experiment's `search` or the sampler do not fit.
+    """
+    if config.variants:
+        raise ConfigError(
+            f"'{config.name}' has variants ({', '.join(config.variants)}), each an experiment of its own; tune one: "
+            "give its settings beside variants={}"
+        )
+    budget = parse(request.budget, config)
+    space_of = spaces(config)
+    for label, space in space_of.items():
+        check(label, request.sampler, space)
+    return Plan(config, request, budget, tuned_on(config, budget), space_of)
+
+
+def default_folder(config: ExperimentConfig) -> Path:
+    """Return the folder of a tuning where none is named: runs/NAME-tuning, or the next free one."""
+    return new_folder(config.model_copy(update={"name": f"{config.name}-tuning"}))
+
+
+def begin(folder: Path, plan: Plan) -> None:
+    """Make a folder that of a tuning.
+
+    Raises:
+        RunError: it holds one, or something else.
+    """
+    check_name(folder)
+    with reporting(folder, "create the folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not all(_may_stand(path, plan) for path in folder.iterdir()):
+            raise RunError(
+                f"'{folder}' is not empty; go on with the tuning in it by --resume {quoted(folder)}, or choose another "
+                "folder with --out"
+            )
+    write_text(folder / EXPERIMENT, plan.asked.to_yaml())
+    facts = {**asdict(plan.request), "experiment": sha256(folder / EXPERIMENT)}
+    write_text(folder / REQUEST, encode({**facts, "digest": digest_of(facts)}, indent=1))
+
+
+def _may_stand(path: Path, plan: Plan) -> bool:
+    """Whether a file in the folder of a new tuning is what a beginning of the same was killed over."""
+    if path.name == EXPERIMENT and path.is_file():
+        return path.read_bytes() == plan.asked.to_yaml().encode()
+    return path.name == ".lock" or path.name.endswith(PART)
+
+
+def discard(folder: Path) -> None:
+    """Delete the tuning in a folder, if there is one; nothing else is touched.
+
+    Raises:
+        RunError: another process is working on it.
+    """
+    if not (folder / REQUEST).is_file():
+        return
+    with FolderLock(folder), reporting(folder, "delete the tuning in"):
+        shutil.rmtree(folder / OLD_STATES, ignore_errors=True)
+        for name in (FILE, NAME, TUNED, EXPERIMENT, REQUEST):
+            (folder / name).unlink(missing_ok=True)
+
+
+def plan_in(folder: Path) -> Plan:
+    """Return the plan of the tuning in a folder.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    check_name(folder)
+    if not (folder / REQUEST).is_file():
+        raise ConfigError(
+            f"'{folder}' has no tuning that could go on: it has no {REQUEST}; check the name, or begin the tuning "
+            f"there (--out {quoted(folder)})"
+        )
+    try:
+        facts = decode((folder / REQUEST).read_text(encoding="utf-8"))
+        request, digest = _request(facts), facts.pop("digest", None)
+        if digest is not None and digest != digest_of(facts):
+            raise ValueError("it is not what was written")
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"'{folder / REQUEST}' is damaged: {error}; restore it from a copy") from error
+    experiment = whole_experiment(folder / EXPERIMENT)
+    if digest is not None and facts["experiment"] != sha256(folder / EXPERIMENT):
+        raise ConfigError(
+            f"'{folder / EXPERIMENT}' is not what the tuning was begun with; restore it from a copy, or tune what "
+            "it is now in another folder (--out)"
+        )
+    return plan(experiment, request)
+
+
+def _request(facts: Any) -> TuningRequest:
+    """Return the request that a file holds, none of whose parts may be missing; ValueError where one is."""
+    if not isinstance(facts, dict):
+        raise ValueError("it holds no named values")
+    for field in fields(TuningRequest):
+        if type(facts.get(field.name)) is not type(field.default):
+            raise ValueError(f"{field.name} is {facts.get(field.name, 'missing')!r}")
+    return TuningRequest(**{field.name: facts[field.name] for field in fields(TuningRequest)})
