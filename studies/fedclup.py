@@ -25,8 +25,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from studies.linear_errors import Truth, linear_models
 from tailorfl.data.synthetic import closed_form
-from tailorfl.evaluation.errors import Truth, linear_models
 from tailorfl.evaluation.seeds import interval
 from tailorfl.methods.fedclup import FedCLUP
 from tailorfl.report.plots import COLOURS, DPI

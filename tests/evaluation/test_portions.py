@@ -80,8 +80,8 @@ def test_wide_layers_take_fewer_samples() -> None:
     narrow, wide = Portions(simulation("ditto", "logistic")), Portions(simulation("ditto", "cnn2"))
     assert wide.rows(model("cnn2"), 1) < narrow.rows(model("logistic"), 1)
     assert wide.rows(model("cnn2"), 8) == wide.rows(model("cnn2"), 1) // 8
-    assert wide.clients(own=20.0, common=0) <= narrow.clients(own=20.0, common=0)
-    assert narrow.clients(own=0.0, common=10**9) == 1
+    assert wide.clients(samples=20.0, common=0) <= narrow.clients(samples=20.0, common=0)
+    assert narrow.clients(samples=0.0, common=10**9) == 1
 
 
 def test_the_measurement_of_layers_leaves_nothing_behind() -> None:

@@ -417,10 +417,10 @@ def test_step_sizes_stand_the_largest_curvature_of_a_batch() -> None:
     H = np.einsum("tbi,tbj->tij", x, x) / batch
     square = np.einsum("tij,tjk->ik", H, H) / len(H)
     here = Situation(0.5, 10.0, 1.0, 13.0, 100, batch, 0.1, Errors(1, 1, 1), 1.0)
-    steepest = 1 / here.eta(whole=False, pulled=False)
+    steepest = 1 / here.eta(all_data=False, pulled=False)
     assert steepest == pytest.approx(10 * 1.25 + 13 / 4)
     assert np.diag(square) / h == pytest.approx(h * 1.25 + 13 / 4, rel=0.05)
-    assert 1 / here.eta(whole=True) == pytest.approx(10.5)
+    assert 1 / here.eta(all_data=True) == pytest.approx(10.5)
 
 
 def test_without_a_theory_the_learning_rate_is_only_ever_lowered() -> None:

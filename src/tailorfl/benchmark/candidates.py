@@ -45,8 +45,8 @@ class Round:
         work, _ = work_of(sim, sim.method.broadcast(sim.server, training), training, sim.round)
         self.gradients: Mapping[int, int] = {client: round(work[client].gradients) for client in training}
         self.cohorts: list[tuple[Group, Cohort]] = [
-            (group, sim.cohort(tuple(training[k] for k in where)))
-            for group, where in by_group(sim.groups, training)
+            (group, sim.cohort(tuple(training[k] for k in positions)))
+            for group, positions in by_group(sim.groups, training)
         ]
 
     def reset(self) -> None:
@@ -132,28 +132,28 @@ def candidates(round_: Round, chunk: int | None) -> list[Candidate]:
 
     `chunk` is the experiment's own setting, which the automatic engine takes too. Workers train as it chose.
     """
-    beside = "" if chunk is None else f" engine.chunk={chunk}"
+    chunk_setting = "" if chunk is None else f" engine.chunk={chunk}"
     automatic, usual = Auto(vectorized=Vectorized(chunk)), Vectorized()
     largest = round_.chunk(usual)
     everyone = max(len(cohort.ids) for _, cohort in round_.cohorts)
     # The engine takes no more by itself than the memory allows.
     nominal = {*(c for c in CHUNKS if c <= largest), min(chunk or 1, everyone)}
-    found = [
-        Candidate("auto", f"engine.name=auto{beside}", automatic),
+    engines = [
+        Candidate("auto", f"engine.name=auto{chunk_setting}", automatic),
         Candidate(f"vectorized, {largest} by itself", "engine.name=vectorized", usual),
         Candidate("sequential", "engine.name=sequential", Sequential()),
     ]
     for precision in available(HOST)[1:]:
         rounded = Auto(Sequential(precision=precision), Vectorized(chunk, precision=precision))
-        settings = f"engine.name=auto{beside} engine.precision={precision}"
-        found.append(Candidate(f"auto, {precision}", settings, rounded))
+        settings = f"engine.name=auto{chunk_setting} engine.precision={precision}"
+        engines.append(Candidate(f"auto, {precision}", settings, rounded))
     for size in sorted({evenly(everyone, c) for c in nominal} - {largest}):
         settings = f"engine.name=vectorized engine.chunk={size}"
-        found.append(Candidate(f"vectorized, chunk {size}", settings, Vectorized(size)))
+        engines.append(Candidate(f"vectorized, chunk {size}", settings, Vectorized(size)))
     for workers in worker_counts(everyone):
-        settings = f"engine.name=auto{beside} engine.workers={workers}"
-        found.append(Candidate(f"auto, {workers} workers", settings, automatic, ProcessPool(workers)))
-    return found
+        settings = f"engine.name=auto{chunk_setting} engine.workers={workers}"
+        engines.append(Candidate(f"auto, {workers} workers", settings, automatic, ProcessPool(workers)))
+    return engines
 
 
 def worker_counts(clients: int) -> Sequence[int]:

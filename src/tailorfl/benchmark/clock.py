@@ -42,24 +42,24 @@ def alternate(
     Ends after `most` passes, or when another one would end later than `until` (of `time.perf_counter`) and `least` are
     done. `before` is called before each run, outside the clock.
     """
-    found: dict[str, list[Seconds]] = {name: [] for name in runs}
+    times: dict[str, list[Seconds]] = {name: [] for name in runs}
     begin = time.perf_counter()
     for number in range(1, most + 1):
         watch(f"pass {number} over {len(runs)} ways")
         for name, run in runs.items():
             before()
-            found[name].append(timed(run))
-        now = time.perf_counter()
-        if number >= least and now + (now - begin) / number > until:
+            times[name].append(timed(run))
+        current = time.perf_counter()
+        if number >= least and current + (current - begin) / number > until:
             break
-    return found
+    return times
 
 
 def processor() -> str:
     """Return the name of the processor where the system tells it, else of its kind."""
-    told = PROCESSORS.read_text() if PROCESSORS.exists() else ""
-    found = re.search(r"^model name\s*:\s*(\S.*)$", told, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    text = PROCESSORS.read_text() if PROCESSORS.exists() else ""
+    match = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def one_thread() -> bool:

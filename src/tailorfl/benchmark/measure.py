@@ -54,7 +54,7 @@ def measure(
         round_, everyone = _round(sim, seconds)
         engines = candidates(round_, config.engine.chunk)
         try:
-            ways = _measure(round_, engines, until, watch)
+            timings = _measure(round_, engines, until, watch)
         finally:
             for candidate in engines:
                 candidate.close()
@@ -69,8 +69,8 @@ def measure(
         gradients=sum(round_.gradients.values()),
         threads=config.threads,
         clock="process" if one_thread() else "wall",
-        ways=tuple(ways),
-        recommendation=recommend(ways),
+        ways=tuple(timings),
+        recommendation=recommend(timings),
         machine=_machine(),
         settings=config.to_dict(),
         features="" if sim.features is None else sim.features_note,
@@ -84,18 +84,18 @@ def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
     sizes = {i: n for _, cohort in everyone.cohorts for i, n in zip(cohort.ids, cohort.sizes, strict=True)}
     order = sorted(sizes, key=lambda client: int(sizes[client]))
     some = tuple(sorted(order[max(len(order) // 2 - PROBED // 2, 0) :][:PROBED]))
-    alone = _next(sim, some, some)
+    single_round = _next(sim, some, some)
     times = []
     for _ in range(PROBES):
-        times.append(timed(lambda: alone.run(Sequential())).wall)
-        alone.reset()
-    each = min(times) / sum(alone.gradients.values())
+        times.append(timed(lambda: single_round.run(Sequential())).wall)
+        single_round.reset()
+    per_gradient = min(times) / sum(single_round.gradients.values())
     training, engines = everyone.training, len(candidates(everyone, None)) + 1
-    share = seconds / (PASSES * engines * each * max(sum(everyone.gradients.values()), 1))
+    share = seconds / (PASSES * engines * per_gradient * max(sum(everyone.gradients.values()), 1))
     count = max(int(share * len(training)), PROBED)
     if count < len(training):
-        places = np.linspace(0, len(order) - 1, count).round().astype(int)
-        training = tuple(sorted({order[place] for place in places}))
+        positions = np.linspace(0, len(order) - 1, count).round().astype(int)
+        training = tuple(sorted({order[position] for position in positions}))
         sampled = tuple(i for i in sampled if i in set(training)) or training
     Round(sim, sampled, training).run(Sequential())  # so that clients have states, as they do in most rounds
     return _next(sim, sampled, training), len(order)
@@ -129,7 +129,7 @@ def _measure(round_: Round, engines: Sequence[Candidate], until: float, watch: W
             runs[candidate.name] = partial(round_.run, candidate.engine)
     ordered = {name: runs[name] for name in (LOOP, *(c.name for c in engines)) if name in runs}
     times = alternate(ordered, until, LEAST, MOST, round_.reset, watch)
-    count, ways = len(round_.training), []
+    count, timings = len(round_.training), []
     for chosen in (None, *engines):
         name = LOOP if chosen is None else chosen.name
         by_wall = (chosen is not None and chosen.workers > 1) or not one_thread()
@@ -138,7 +138,7 @@ def _measure(round_: Round, engines: Sequence[Candidate], until: float, watch: W
         median = float(np.median(taken)) if taken else math.nan
         if chosen is not None and name.startswith("auto") and not notes[name]:
             notes[name] = f"chose {chosen.kind.name}"
-        ways.append(
+        timings.append(
             Way(
                 name=name,
                 settings="" if chosen is None else chosen.settings,
@@ -156,7 +156,7 @@ def _measure(round_: Round, engines: Sequence[Candidate], until: float, watch: W
                 note=notes[name],
             )
         )
-    return ways
+    return timings
 
 
 def _warmed(round_: Round, candidate: Candidate) -> str:

@@ -106,13 +106,13 @@ class PlainLoop:
 
         Parameters and running statistics are averaged; counters of batches are left out.
         """
-        held = [t.detach() for t in self._held.values()]
+        values = [t.detach() for t in self._held.values()]
         begin = [laid_out(start[name], self.variant.channels_last) for name in self._held]
-        total = [torch.zeros_like(t) for t in held]
+        total = [torch.zeros_like(t) for t in values]
         for client in clients:
-            torch._foreach_copy_(held, begin)
+            torch._foreach_copy_(values, begin)
             self._train(client)
-            torch._foreach_add_(total, held, alpha=client.share)
+            torch._foreach_add_(total, values, alpha=client.share)
         return {name: t.contiguous() for name, t in zip(self._held, total, strict=True)}
 
     def _train(self, client: LoopClient) -> None:
@@ -139,8 +139,8 @@ class PlainLoop:
                 yield laid_out(x, last), source.y.index_select(0, rows)
             return
         widest = max(map(len, batches), default=1) * math.prod(source.input_shape) * self._x.element_size()
-        rest = iter(batches)
-        while some := list(islice(rest, max(GATHERED_BYTES // max(widest, 1), 1))):
+        remaining = iter(batches)
+        while some := list(islice(remaining, max(GATHERED_BYTES // max(widest, 1), 1))):
             rows, sizes = torch.cat(some), [len(batch) for batch in some]
             x = self._x.index_select(0, rows)
             x = x.movedim(-1, 1) if last else x
@@ -169,9 +169,9 @@ def fastest(
     begin = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         while len(times[0]) < TRIAL_PASSES or time.perf_counter() - begin < TRIAL_SECONDS * len(loops):
-            for loop, own in zip(loops, times, strict=True):
+            for loop, loop_times in zip(loops, times, strict=True):
                 took = timed(lambda loop=loop: loop.round(start, [trial]))  # type: ignore[misc]
-                own.append(took.process if one_thread() else took.wall)
+                loop_times.append(took.process if one_thread() else took.wall)
     return min(zip(loops, times, strict=True), key=lambda tried: min(tried[1]))[0]
 
 
@@ -235,8 +235,8 @@ def _own_copy(model: Model, channels_last: bool) -> nn.Module:
     tensors = chain(model.module.named_parameters(), model.module.named_buffers())
     frozen = [t for n, t in tensors if n in model.frozen]
     # In another layout what is frozen cannot be the model's own.
-    kept = {} if channels_last else {id(t): t for t in frozen}
-    module = copy.deepcopy(model.module, kept).train()
+    memo = {} if channels_last else {id(t): t for t in frozen}
+    module = copy.deepcopy(model.module, memo).train()
     for parent in list(module.modules()):
         for name, part in list(parent.named_children()):
             if isinstance(part, Dropout):

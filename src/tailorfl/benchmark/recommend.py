@@ -26,37 +26,39 @@ LOOP = "plain loop"
 FULL = DEFAULT.engine.precision
 
 
-def recommend(ways: Sequence[Way]) -> EngineRecommendation:
+def recommend(timings: Sequence[Way]) -> EngineRecommendation:
     """Return what to set, given the measured ways, the plain loop among them, in the order of how little they need."""
-    loop = next(way for way in ways if way.name == LOOP)
-    every = [way for way in ways if way.settings and way.workers == 1 and way.seconds]
+    loop = next(timing for timing in timings if timing.name == LOOP)
+    candidates = [timing for timing in timings if timing.settings and timing.workers == 1 and timing.seconds]
     # Another precision gives other numbers, so it is named and not taken.
-    single = [way for way in every if way.precision == FULL]
-    best = min(single, key=lambda way: way.seconds_median)
-    equal = [way for way in single if way is best or same(way, best)]
+    single = [timing for timing in candidates if timing.precision == FULL]
+    best = min(single, key=lambda timing: timing.seconds_median)
+    equal = [timing for timing in single if timing is best or same(timing, best)]
     chosen = equal[0]
-    why = [f"{chosen.name}: {chosen.times_faster:.2f} x the speed of the plain loop"]
-    slower = sorted((way for way in single if way not in equal), key=lambda way: way.seconds_median)
-    why += [_against(chosen, way) for way in slower[:CLOSEST]]
+    reasons = [f"{chosen.name}: {chosen.times_faster:.2f} x the speed of the plain loop"]
+    slower = sorted(
+        (timing for timing in single if timing not in equal), key=lambda timing: timing.seconds_median
+    )
+    reasons += [_against(chosen, timing) for timing in slower[:CLOSEST]]
     warnings = []
     if len(equal) > 1:
-        others = ", ".join(way.name for way in equal if way is not chosen)
+        rivals = ", ".join(timing.name for timing in equal if timing is not chosen)
         warnings.append(
-            f"as fast within the noise of this measurement: {others}; the simplest setting was taken"
+            f"as fast within the noise of this measurement: {rivals}; the simplest setting was taken"
         )
     if chosen.times_faster < 1 - SAME:
         warnings.append(
             f"the plain loop is {1 / chosen.times_faster:.2f} x faster than any engine here; it has no states and no "
             "checks, and does nothing of what a method adds to FedAvg"
         )
-    warnings += [_rounded(chosen, way) for way in every if way.precision != FULL]
-    workers = _workers(ways, chosen)
+    warnings += [_rounded(chosen, timing) for timing in candidates if timing.precision != FULL]
+    workers = _workers(timings, chosen)
     if workers is not None:
-        why.append(
+        reasons.append(
             f"{workers.name}: {wall(chosen) / wall(workers):.2f} x the speed of {chosen.name} by the clock on the wall"
         )
         chosen = workers
-    repeats = min(len(way.seconds) for way in ways if way.seconds)
+    repeats = min(len(timing.seconds) for timing in timings if timing.seconds)
     if repeats < ENOUGH:
         warnings.append(f"only {repeats} repetitions fitted into the time; --seconds gives more")
     busy = sum(loop.wall_seconds) / max(sum(loop.seconds), 1e-12)
@@ -64,7 +66,7 @@ def recommend(ways: Sequence[Way]) -> EngineRecommendation:
         warnings.append(
             f"the clock on the wall shows {busy:.1f} x the time of the process: other work kept the machine busy"
         )
-    return EngineRecommendation(chosen.settings, chosen.name, tuple(why), tuple(warnings))
+    return EngineRecommendation(chosen.settings, chosen.name, tuple(reasons), tuple(warnings))
 
 
 def same(a: Way, b: Way) -> bool:
@@ -79,37 +81,37 @@ def same(a: Way, b: Way) -> bool:
     return abs(middle - 1.0) < least or low <= 1.0 <= high
 
 
-def wall(way: Way) -> float:
+def wall(timing: Way) -> float:
     """Return the median wall seconds of a way."""
-    return float(np.median(way.wall_seconds))
+    return float(np.median(timing.wall_seconds))
 
 
-def paired(loop: Sequence[float], own: Sequence[float]) -> tuple[float, float, float]:
+def paired(loop: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
     """Return the quartiles of one time over the other, repetition by repetition."""
-    low, middle, high = np.quantile(np.array(loop) / np.array(own), (0.25, 0.5, 0.75))
+    low, middle, high = np.quantile(np.array(loop) / np.array(candidate), (0.25, 0.5, 0.75))
     return float(low), float(middle), float(high)
 
 
-def _against(chosen: Way, other: Way) -> str:
-    return f"{other.seconds_median / chosen.seconds_median:.2f} x the speed of {other.name}"
+def _against(chosen: Way, rival: Way) -> str:
+    return f"{rival.seconds_median / chosen.seconds_median:.2f} x the speed of {rival.name}"
 
 
-def _rounded(chosen: Way, other: Way) -> str:
+def _rounded(chosen: Way, rival: Way) -> str:
     """Return what a lower precision would bring; it is worth it where three of four repetitions are so much faster."""
-    times, settings = chosen.seconds_median / other.seconds_median, f"engine.precision={other.precision}"
-    if paired(chosen.seconds, other.seconds)[0] < WORTH_ROUNDING:
+    times, settings = chosen.seconds_median / rival.seconds_median, f"engine.precision={rival.precision}"
+    if paired(chosen.seconds, rival.seconds)[0] < WORTH_ROUNDING:
         return f"{settings} is not worth it here: {times:.2f} x the speed of {chosen.name}"
     return (
         f"{settings} is {times:.2f} x the speed of {chosen.name}, and rounds what goes into products to 8 bits: where "
-        f"that does no harm, {other.settings}"
+        f"that does no harm, {rival.settings}"
     )
 
 
-def _workers(ways: Sequence[Way], single: Way) -> Way | None:
+def _workers(timings: Sequence[Way], single: Way) -> Way | None:
     """Return the fastest way with several processes, where three of four repetitions show that they are worth it."""
-    several = [way for way in ways if way.workers > 1 and len(way.seconds) >= FEWEST]
-    found = min(several, key=wall, default=None)
-    if found is None:
+    several = [timing for timing in timings if timing.workers > 1 and len(timing.seconds) >= FEWEST]
+    fastest = min(several, key=wall, default=None)
+    if fastest is None:
         return None
-    _, _, high = paired(found.wall_seconds, single.wall_seconds)
-    return found if high <= WORTH else None
+    _, _, high = paired(fastest.wall_seconds, single.wall_seconds)
+    return fastest if high <= WORTH else None

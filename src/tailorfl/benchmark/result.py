@@ -76,7 +76,7 @@ class Bench:
 
     def way(self, name: str) -> Way:
         """Return the way of that name."""
-        return next(way for way in self.ways if way.name == name)
+        return next(timing for timing in self.ways if timing.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, ready for JSON."""

@@ -50,41 +50,41 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def value(metric: str, said: Predictions) -> float:
+def value(metric: str, predictions: Predictions) -> float:
     """Return a metric of one client's predictions; NaN where it is undefined."""
-    return float(_measured(said.task, metric, said.outputs, said.y, np.array([len(said.y)]))[0])
+    return float(_measured(metric, predictions, np.array([len(predictions.y)]))[0])
 
 
-def resampled(metric: str, said: Predictions, seed: int, resamples: int = RESAMPLES) -> Floats:
+def resampled(metric: str, predictions: Predictions, seed: int, resamples: int = RESAMPLES) -> Floats:
     """Return the metric on every resample of one client's predictions, [resamples].
 
     Resamples depend on the seed, the client and its number of samples alone.
     """
-    found = []
-    for drawn in _draws(seed, said, resamples):
-        if said.task in CLASSES and metric in COUNTED:
-            found.append(_counted(metric, said, _times(drawn)))
-        elif said.task in CLASSES and metric == "auc":
-            found.append(_areas(said, _times(drawn)))
+    values = []
+    for drawn in _draws(seed, predictions, resamples):
+        if predictions.task in CLASSES and metric in COUNTED:
+            values.append(_counted(metric, predictions, _times(drawn)))
+        elif predictions.task in CLASSES and metric == "auc":
+            values.append(_areas(predictions, _times(drawn)))
         else:
-            rows, sizes = drawn.ravel(), np.full(len(drawn), len(said.y))
-            found.append(_measured(said.task, metric, said.outputs[rows], said.y[rows], sizes))
-    return np.concatenate(found)
+            sizes = np.full(len(drawn), len(predictions.y))
+            values.append(_measured(metric, predictions.at(drawn.ravel()), sizes))
+    return np.concatenate(values)
 
 
 def interval(values: Floats) -> Interval | None:
     """Return the percentile interval of a metric, or of a difference, on resamples; None where too few are defined."""
-    known = values[np.isfinite(values)]
-    if len(known) < ENOUGH * len(values):
+    finite = values[np.isfinite(values)]
+    if len(finite) < ENOUGH * len(values):
         return None
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
 
 
-def _draws(seed: int, said: Predictions, resamples: int) -> Iterator[Ints]:
+def _draws(seed: int, predictions: Predictions, resamples: int) -> Iterator[Ints]:
     """Places of the samples of each resample, [some resamples, samples]."""
-    samples = len(said.y)
-    rng = generator(seed, "bootstrap", int(said.client[0]))
+    samples = len(predictions.y)
+    rng = generator(seed, "bootstrap", int(predictions.client[0]))
     step = max(1, AT_ONCE // samples)
     for start in range(0, resamples, step):
         yield rng.integers(0, samples, size=(min(step, resamples - start), samples))
@@ -92,39 +92,40 @@ def _draws(seed: int, said: Predictions, resamples: int) -> Iterator[Ints]:
 
 def _times(drawn: Ints) -> Floats:
     """How often each sample is in each resample, [resamples, samples]."""
-    place = drawn + drawn.shape[1] * np.arange(len(drawn))[:, None]
-    return np.bincount(place.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
+    cells = drawn + drawn.shape[1] * np.arange(len(drawn))[:, None]
+    return np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
 
 
-def _counted(metric: str, said: Predictions, times: Floats) -> Floats:
+def _counted(metric: str, predictions: Predictions, times: Floats) -> Floats:
     """Return the metric of resamples, whose counts of classes are sums over samples."""
-    y = said.y.ravel().astype(np.int64)
-    logits: NDArray[Any] = said.outputs
-    if said.task == "binary":
+    y = predictions.y.ravel().astype(np.int64)
+    logits: NDArray[Any] = predictions.outputs
+    if predictions.task == "binary":
         logits = np.concatenate([np.zeros_like(logits), logits], axis=1)
-    one = ClassCounts.of(logits, y, np.ones(len(y), dtype=np.int64))  # every sample is a part
-    sums = [np.rint(times @ part).astype(np.int64) for part in (one.hits, one.targets, one.predictions)]
+    counts = ClassCounts.of(logits, y, np.ones(len(y), dtype=np.int64))  # every sample is a part
+    sums = (np.rint(times @ part).astype(np.int64) for part in vars(counts).values())
     return ClassCounts(*sums).metrics()[metric]
 
 
-def _areas(said: Predictions, times: Floats) -> Floats:
+def _areas(predictions: Predictions, times: Floats) -> Floats:
     """Return the AUC of resamples: the share of pairs in the right order, every pair as often as it is drawn."""
-    p, y = probabilities(said.task, said.outputs), said.y.ravel().astype(np.int64)
+    p, y = probabilities(predictions.task, predictions.outputs), predictions.y.ravel().astype(np.int64)
     if np.isnan(p).any():
         return np.full(len(times), np.nan)
-    found = []
-    for k in [1] if said.task == "binary" else range(p.shape[1]):
+    areas = []
+    for k in [1] if predictions.task == "binary" else range(p.shape[1]):
         positive = y == k
         above = p[positive, k][:, None] - p[~positive, k][None]
         ordered = (above > 0) + 0.5 * (above == 0)
-        here, rest = times[:, positive], times[:, ~positive]
+        positives, negatives = times[:, positive], times[:, ~positive]
         with np.errstate(invalid="ignore"):  # without positives or negatives it is undefined
-            found.append(((here @ ordered) * rest).sum(1) / (here.sum(1) * rest.sum(1)))
-    each = np.ascontiguousarray(np.stack(found, axis=1))
-    return parts.means_where(each, ~np.isnan(each))
+            areas.append(((positives @ ordered) * negatives).sum(1) / (positives.sum(1) * negatives.sum(1)))
+    by_class = np.ascontiguousarray(np.stack(areas, axis=1))
+    return parts.means_where(by_class, ~np.isnan(by_class))
 
 
-def _measured(task: str, metric: str, outputs: NDArray[Any], y: NDArray[Any], sizes: Ints) -> Floats:
-    if metric in FURTHER.get(task, ()):
-        return further_parts(task, outputs, y, sizes, [metric])[metric]
-    return compute_parts(task, outputs, y, sizes)[metric]
+def _measured(metric: str, predictions: Predictions, sizes: Ints) -> Floats:
+    arguments = predictions.task, predictions.outputs, predictions.y, sizes
+    if metric in FURTHER.get(predictions.task, ()):
+        return further_parts(*arguments, [metric])[metric]
+    return compute_parts(*arguments)[metric]

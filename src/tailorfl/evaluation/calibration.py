@@ -55,8 +55,8 @@ def probabilities(task: str, outputs: Tensor | NDArray[Any], temperature: float 
         flat = logits.reshape(-1, 1)
         logits = np.concatenate([np.zeros_like(flat), flat], axis=1)
     with np.errstate(invalid="ignore"):  # of a diverged model: its probabilities are NaN
-        found: Floats = softmax(logits, axis=1)
-    return found
+        p: Floats = softmax(logits, axis=1)
+    return p
 
 
 def further_parts(
@@ -73,20 +73,20 @@ def further_parts(
     `auc` of several classes is the mean over classes of that of each against the rest, by its probability: over the
     classes of which the part has samples, but not those alone. NaN where there are none.
     """
-    wanted, lengths = set(names), np.asarray(sizes, dtype=np.int64)
-    if not wanted:
+    requested, lengths = set(names), np.asarray(sizes, dtype=np.int64)
+    if not requested:
         return {}
     p, labels = probabilities(task, outputs), _numpy(y).ravel().astype(np.int64)
-    found: dict[str, Floats] = {}
-    if "auc" in wanted:
-        found["auc"] = auc_parts(p, np.eye(p.shape[1])[labels], lengths)
+    values: dict[str, Floats] = {}
+    if "auc" in requested:
+        values["auc"] = auc_parts(p, np.eye(p.shape[1])[labels], lengths)
     cuts = np.cumsum(lengths)[:-1]
-    each = list(zip(np.split(p, cuts), np.split(labels, cuts), strict=True))
-    if "brier" in wanted:
-        found["brier"] = np.array([brier(*one) for one in each])
-    if "ece" in wanted:
-        found["ece"] = np.array([Reliability.of(*one).error for one in each])
-    return found
+    pairs = list(zip(np.split(p, cuts), np.split(labels, cuts), strict=True))
+    if "brier" in requested:
+        values["brier"] = np.array([brier(*pair) for pair in pairs])
+    if "ece" in requested:
+        values["ece"] = np.array([Reliability.of(*pair).error for pair in pairs])
+    return values
 
 
 def brier(p: Floats, y: Ints) -> float:
@@ -161,8 +161,8 @@ def _bins(confidence: Floats, right: Bools, bins: int = BINS) -> tuple[Ints, Int
     )
     alike = np.add.reduceat(right[:, order], first, axis=1, dtype=np.float64) / count
     bins = min(bins, len(order))
-    each, rest = divmod(len(order), bins)
-    sizes = np.array([each + (b < rest) for b in range(bins)], dtype=np.int64)
+    smallest, larger = divmod(len(order), bins)
+    sizes = np.array([smallest + (b < larger) for b in range(bins)], dtype=np.int64)
     cuts = parts.starts(sizes)
     return order, cuts, sizes, np.add.reduceat(alike[:, tie], cuts, axis=1) / sizes
 

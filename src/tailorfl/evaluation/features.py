@@ -28,5 +28,5 @@ def features(model: Model, state: TensorDict, source: Source, rows: Tensor) -> T
 
 def feature_distances(personal: Tensor, shared: Tensor) -> Tensor:
     """Return the distance of features [samples, width] of two models on every sample, [samples]."""
-    found: Tensor = torch.linalg.vector_norm(personal - shared, dim=1)
-    return found
+    distances: Tensor = torch.linalg.vector_norm(personal - shared, dim=1)
+    return distances

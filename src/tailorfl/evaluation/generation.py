@@ -32,10 +32,10 @@ def teacher_forced(outputs: Tensor, y: Tensor) -> Tensor:
     if not len(y):
         return torch.zeros(0, 3)
     target = next_tokens(y)
-    wanted = target != NO_TARGET
+    is_response = target != NO_TARGET
     likeliest, predicted = outputs.max(-1)
-    right = wanted & (predicted == target) & ~likeliest.isnan()
-    return torch.stack([response_losses(outputs, y), right.sum(1), wanted.sum(1)], dim=1)
+    right = is_response & (predicted == target) & ~likeliest.isnan()
+    return torch.stack([response_losses(outputs, y), right.sum(1), is_response.sum(1)], dim=1)
 
 
 def earned(
@@ -50,9 +50,9 @@ def earned(
         ModelError: the module cannot generate.
         MissingExtraError: rouge-score is not installed.
     """
-    found = torch.zeros(len(rows), 3)
+    scores = torch.zeros(len(rows), 3)
     if not all(bool(t.isfinite().all()) for t in state.values() if t.is_floating_point()):
-        return found
+        return scores
     words = tokenizer_of(source)
     with torch.no_grad(), model.bound(state) as module:
         generate = getattr(module, "generate", None)
@@ -62,12 +62,12 @@ def earned(
                 "take a causal language model"
             )
         for k, part in enumerate(torch.split(rows, PROMPTS_AT_ONCE)):
-            given = prompts(source, part, words.pad)
-            made = generate(given, max_new_tokens=settings.max_new_tokens, num_beams=settings.beams)
+            tokens = prompts(source, part, words.pad)
+            generated = generate(tokens, max_new_tokens=settings.max_new_tokens, num_beams=settings.beams)
             for i, row in enumerate(part.tolist()):
-                text = words.decode(made[i, given.shape[1] :].tolist())
-                found[k * PROMPTS_AT_ONCE + i] = torch.tensor(rouge1(text, reference(source, row, words)))
-    return found
+                text = words.decode(generated[i, tokens.shape[1] :].tolist())
+                scores[k * PROMPTS_AT_ONCE + i] = torch.tensor(rouge1(text, reference(source, row, words)))
+    return scores
 
 
 def prompts(source: Source, rows: Tensor, pad: int) -> Tensor:
@@ -77,11 +77,11 @@ def prompts(source: Source, rows: Tensor, pad: int) -> Tensor:
     """
     x, start = source.x[rows], (source.y[rows] != NO_TARGET).int().argmax(1)
     longest = int(start.max())
-    place = torch.arange(longest)[None] - (longest - start)[:, None]
-    taken = x.gather(1, place.clamp(min=0))
-    kept = torch.where(place >= 0, taken, pad)
-    return kept[
-        :, int((kept != pad).int().argmax(1).min()) :
+    positions = torch.arange(longest)[None] - (longest - start)[:, None]
+    taken = x.gather(1, positions.clamp(min=0))
+    shifted = torch.where(positions >= 0, taken, pad)
+    return shifted[
+        :, int((shifted != pad).int().argmax(1).min()) :
     ]  # what all of them are padded with helps nobody
 
 

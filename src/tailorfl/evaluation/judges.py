@@ -47,7 +47,7 @@ class Judge(Protocol):
         """Return what is found of ONE model on several lists of rows, [rows, ...] each."""
 
     def numbers(
-        self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
+        self, outputs: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
         """Return the loss and the metrics on several lists of rows of a source, by name one a list."""
 
@@ -82,32 +82,27 @@ class Outputs:
         together = alike(np.array([len(r) for r in rows], dtype=np.int64))
         if len(together) == 1:
             return self.engine.predict(Inference(cohort.model, models, cohort.source, rows))
-        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        by_client: list[Tensor] = [torch.empty(0)] * len(rows)
         for positions in together:
-            where = positions.tolist()
-            own, theirs = [rows[k] for k in where], models[torch.from_numpy(positions)]
-            some = self.engine.predict(Inference(cohort.model, theirs, cohort.source, own))
-            for k, outputs in zip(where, some, strict=True):
-                found[k] = outputs
-        return found
-
-    def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, outputs] of every client."""
-        return self._on_all(cohort, models, source, rows)
+            own_rows = [rows[k] for k in positions]
+            some = Inference(cohort.model, models[torch.from_numpy(positions)], cohort.source, own_rows)
+            for k, outputs in zip(positions, self.engine.predict(some), strict=True):
+                by_client[k] = outputs
+        return by_client
 
     def shared(
         self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> list[Tensor]:
         """[rows, outputs] of every list."""
-        outputs = self._on_all(cohort, model.unsqueeze(0), source, torch.cat(list(rows)))[0]
+        outputs = Outputs.common(self, cohort, model.unsqueeze(0), source, torch.cat(list(rows)))[0]
         return list(torch.split(outputs, [len(r) for r in rows]))
 
     def numbers(
         self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
         """Return the loss and the task's metrics, and `rouge1` where answers earn credit."""
-        sizes, every = [len(r) for r in rows], torch.cat(list(rows))
-        outputs, y = torch.cat(list(found)), source.targets(every)
+        sizes = [len(r) for r in rows]
+        outputs, y = torch.cat(list(found)), source.targets(torch.cat(list(rows)))
         measured = compute_parts(source.task, outputs, y, sizes)
         measured |= further_parts(source.task, outputs, y, sizes, self.further)
         numbers = {"loss": _losses(source.task, outputs, y, sizes)}
@@ -116,12 +111,12 @@ class Outputs:
             numbers["rouge1"] = [credited(f, source.credit[r]) for f, r in zip(found, rows, strict=True)]
         return numbers
 
-    def _on_all(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, outputs] of every model, the rows in blocks of nearly equal size."""
+    def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
+        """[rows, outputs] of every client, the rows in blocks of nearly equal size."""
         blocks = -(-len(rows) // self.portions.rows(cohort.model, models.batch_size[0]))
-        asked = Inference(cohort.model, models, source, rows)
-        parts = [replace(asked, rows=part) for part in torch.tensor_split(rows, max(1, blocks))]
-        return asked.joined([self.engine.predict(part) for part in parts])
+        inference = Inference(cohort.model, models, source, rows)
+        parts = [replace(inference, rows=part) for part in torch.tensor_split(rows, max(1, blocks))]
+        return inference.joined([self.engine.predict(part) for part in parts])
 
 
 class Answers(Outputs):
@@ -141,8 +136,8 @@ class Answers(Outputs):
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
         """[rows, outputs] of every client."""
-        found = super().common(cohort, models, source, rows)
-        return self._answered(cohort, models, found, source, [rows] * len(found))
+        outputs = super().common(cohort, models, source, rows)
+        return self._answered(cohort, models, outputs, source, [rows] * len(outputs))
 
     def answering(self, cohort: Cohort, models: TensorDict) -> list[nn.Module]:
         """Return what makes the answers of every client's model, see `Method.answering`."""
@@ -183,8 +178,8 @@ def _losses(task: str, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list
     of_samples = SAMPLE_LOSSES.get(task)
     if of_samples is not None:
         values = of_samples(outputs, y).double().numpy()
-        found: list[float] = means(values, np.array(sizes, dtype=np.int64)).tolist()
-        return found
+        losses: list[float] = means(values, np.array(sizes, dtype=np.int64)).tolist()
+        return losses
     parts = zip(torch.split(outputs, list(sizes)), torch.split(y, list(sizes)), strict=True)
     return [float(LOSSES[task](f, t, None)) if len(f) else float("nan") for f, t in parts]
 
@@ -203,23 +198,23 @@ class Texts:
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
         """[rows, 6] of every client."""
         step, source = rows_at_once(cohort.source, len(rows)), cohort.source
-        found: list[list[Tensor]] = [[] for _ in rows]
+        blocks: list[list[Tensor]] = [[] for _ in rows]
         for start in range(0, max(len(r) for r in rows), step):
             parts = [r[start : start + step] for r in rows]
             outputs = self.engine.predict(Inference(cohort.model, models, source, parts))
-            for mine, some, part in zip(found, outputs, parts, strict=True):
-                mine.append(teacher_forced(some, source.y[part]))
+            for forced, some, part in zip(blocks, outputs, parts, strict=True):
+                forced.append(teacher_forced(some, source.y[part]))
         return [
-            torch.cat([_joined(mine), self._texts(cohort, models, k, source, r)], dim=1)
-            for k, (mine, r) in enumerate(zip(found, rows, strict=True))
+            torch.cat([_joined(forced), self._texts(cohort, models, k, source, r)], dim=1)
+            for k, (forced, r) in enumerate(zip(blocks, rows, strict=True))
         ]
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
         """[rows, 6] of every client."""
         forced = self._forced(cohort, models, source, rows)
         return [
-            torch.cat([mine, self._texts(cohort, models, k, source, rows)], dim=1)
-            for k, mine in enumerate(forced)
+            torch.cat([tokens, self._texts(cohort, models, k, source, rows)], dim=1)
+            for k, tokens in enumerate(forced)
         ]
 
     def shared(
@@ -230,37 +225,37 @@ class Texts:
         forced = self._forced(cohort, models, source, torch.cat(list(rows)))[0]
         parts = torch.split(forced, [len(r) for r in rows])
         return [
-            torch.cat([mine, self._texts(cohort, models, 0, source, r)], dim=1)
-            for mine, r in zip(parts, rows, strict=True)
+            torch.cat([tokens, self._texts(cohort, models, 0, source, r)], dim=1)
+            for tokens, r in zip(parts, rows, strict=True)
         ]
 
     def numbers(
-        self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
+        self, by_list: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
         """Return the loss and the task's metrics."""
-        outputs, sizes = torch.cat(list(found)), [len(f) for f in found]
-        losses = [float(f[:, 0].mean()) if len(f) else float("nan") for f in found]
+        outputs, sizes = torch.cat(list(by_list)), [len(f) for f in by_list]
+        losses = [float(f[:, 0].mean()) if len(f) else float("nan") for f in by_list]
         measured = compute_parts(source.task, outputs[:, 1:], source.targets(torch.cat(list(rows))), sizes)
         return {"loss": losses, **{name: values.tolist() for name, values in measured.items()}}
 
     def _forced(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
         """[rows, 3] of every client's model."""
         clients = models.batch_size[0]
-        found: list[list[Tensor]] = [[] for _ in range(clients)]
+        blocks: list[list[Tensor]] = [[] for _ in range(clients)]
         for part in torch.split(rows, rows_at_once(source, clients)):
             outputs = self.engine.predict(Inference(cohort.model, models, source, part))
-            for mine, some in zip(found, outputs, strict=True):
-                mine.append(teacher_forced(some, source.y[part]))
-        return [_joined(mine) for mine in found]
+            for of_client, some in zip(blocks, outputs, strict=True):
+                of_client.append(teacher_forced(some, source.y[part]))
+        return [_joined(of_client) for of_client in blocks]
 
     def _texts(self, cohort: Cohort, models: TensorDict, k: int, source: Source, rows: Tensor) -> Tensor:
         """[rows, 3] of the texts of model `k`."""
-        found = torch.full((len(rows), 3), float("nan"))
+        scores = torch.full((len(rows), 3), float("nan"))
         chosen = torch.tensor(spread_indices(len(rows), self.settings.samples), dtype=torch.int64)
         if len(chosen):
             state = {name: tensor[k] for name, tensor in tree.tensors(models).items()}
-            found[chosen] = earned(cohort.model, state, source, rows[chosen], self.settings)
-        return found
+            scores[chosen] = earned(cohort.model, state, source, rows[chosen], self.settings)
+        return scores
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -28,16 +28,16 @@ UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c
 """Metrics that lie between 0 and 1."""
 
 
-def leading(source: Source, wanted: str | None = None) -> str:
+def leading(source: Source, metric: str | None = None) -> str:
     """Return the metric that comes first on a source: the one that is wanted, or what suits the data.
 
     Raises:
         ConfigError: the task has no such metric; names those that it has.
     """
-    if wanted is not None:
-        if wanted not in all_metrics(source.task):
-            raise unknown(f"metric (eval.metric) of a {source.task} task", wanted, all_metrics(source.task))
-        return wanted
+    if metric is not None:
+        if metric not in all_metrics(source.task):
+            raise unknown(f"metric (eval.metric) of a {source.task} task", metric, all_metrics(source.task))
+        return metric
     return "balanced_accuracy" if dominated(source) else primary(source.task)[0]
 
 
@@ -64,16 +64,16 @@ def check_target(target: float | None, metric: str) -> None:
         raise ConfigError(f"a target for {metric} lies between 0 and 1, but is {target:g}{meant}")
 
 
-def further(source: Source, wanted: Sequence[str]) -> tuple[str, ...]:
+def further(source: Source, names: Sequence[str]) -> tuple[str, ...]:
     """Return which of the metrics that are wanted are not measured anyway, each once.
 
     Raises:
         ConfigError: the task has no such metric; names those that it has.
     """
-    for name in wanted:
+    for name in names:
         if name not in all_metrics(source.task):
             raise unknown(f"metric (eval.metrics) of a {source.task} task", name, all_metrics(source.task))
-    return tuple(name for name in FURTHER.get(source.task, ()) if name in wanted)
+    return tuple(name for name in FURTHER.get(source.task, ()) if name in names)
 
 
 def dominated(source: Source) -> str:
@@ -87,8 +87,8 @@ def dominated(source: Source) -> str:
     classes = source.strata.numpy()
     several = 2 if source.task == "binary" else source.outputs
     limit = DOMINANT if several <= 2 else max(0.5, MULTIPLE / several)
-    for name, mine in _groups(source, classes, several):
-        share = float(np.bincount(mine).max() / len(mine)) if len(mine) else 0.0
+    for name, labels in _groups(source, classes, several):
+        share = float(np.bincount(labels).max() / len(labels)) if len(labels) else 0.0
         if several > 1 and share >= limit:
             return f"{share:.0%} of the samples of {name} are of one class"
     return ""
@@ -103,6 +103,6 @@ def _groups(
         return
     ids = owners.numpy()
     for number, name in enumerate(source.group_names["client"]):
-        mine = classes[ids == number]
-        if len(mine) >= FEWEST:
-            yield f"client '{name}'", mine
+        labels = classes[ids == number]
+        if len(labels) >= FEWEST:
+            yield f"client '{name}'", labels

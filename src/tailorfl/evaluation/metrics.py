@@ -101,11 +101,11 @@ def compute_parts(
         shares = parts.means(correct.ravel(), lengths * scores.shape[1])
         return {"auc": auc_parts(scores, targets, lengths), "accuracy": shares}
     cuts = np.cumsum(lengths)[:-1]
-    found = [
+    measured = [
         _of_part(task, some, few) if len(some) else dict.fromkeys(names, float("nan"))
         for some, few in zip(np.split(scores, cuts), np.split(targets, cuts), strict=True)
     ]
-    return {name: np.array([one[name] for one in found], dtype=np.float64) for name in names}
+    return {name: np.array([values[name] for values in measured], dtype=np.float64) for name in names}
 
 
 def _of_part(task: str, scores: Floats, targets: Floats) -> dict[str, float]:
@@ -143,9 +143,10 @@ class ClassCounts:
             )
         predicted = outputs.argmax(axis=1)
         # argmax calls a NaN the largest value, which would credit a diverged model with some class
-        known = ~np.isnan(np.take_along_axis(outputs, predicted[:, None], axis=1)[:, 0])
+        is_number = ~np.isnan(np.take_along_axis(outputs, predicted[:, None], axis=1)[:, 0])
         first = parts.owners(lengths) * classes
-        counted = (first + labels)[known & (predicted == labels)], first + labels, (first + predicted)[known]
+        of_target, of_prediction = first + labels, (first + predicted)[is_number]
+        counted = of_target[is_number & (predicted == labels)], of_target, of_prediction
         shape = (len(lengths), classes)
         return cls(*(np.bincount(c, minlength=shape[0] * classes).reshape(shape) for c in counted))
 
@@ -189,13 +190,13 @@ def auc_parts(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: Ar
         parts.owners(lengths), weights=np.isnan(ranked).any(axis=1), minlength=len(lengths)
     )
     present = (positives > 0) & (positives < lengths) & (diverged == 0)
-    kept = np.repeat(present.ravel(), curves)
+    of_present = np.repeat(present.ravel(), curves)
     # only the order of infinite scores matters
-    finite = np.clip(ranked.T.ravel()[kept], -1e300, 1e300)
-    found = np.zeros(present.shape)
-    if kept.any():
-        found[present] = parts.areas(finite, targets.T.ravel()[kept], curves[present.ravel()])
-    return parts.means_where(np.ascontiguousarray(found.T), np.ascontiguousarray(present.T))
+    finite = np.clip(ranked.T.ravel()[of_present], -1e300, 1e300)
+    areas = np.zeros(present.shape)
+    if of_present.any():
+        areas[present] = parts.areas(finite, targets.T.ravel()[of_present], curves[present.ravel()])
+    return parts.means_where(np.ascontiguousarray(areas.T), np.ascontiguousarray(present.T))
 
 
 def concordance_index(
@@ -246,8 +247,8 @@ def poisson_errors(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> 
         return {"deviance": float("nan"), "mae": float("nan")}
     with np.errstate(over="ignore", invalid="ignore"):  # the error of a diverged model is infinite or NaN
         means = np.exp(logs)
-        known = targets * (np.log(np.where(targets > 0, targets, 1.0)) - np.where(targets > 0, logs, 0.0))
-        deviance = 2 * (known - targets + means)
+        excess = targets * (np.log(np.where(targets > 0, targets, 1.0)) - np.where(targets > 0, logs, 0.0))
+        deviance = 2 * (excess - targets + means)
         return {"deviance": float(deviance.mean()), "mae": float(np.abs(targets - means).mean())}
 
 
@@ -305,8 +306,8 @@ def _names(task: str) -> tuple[str, ...]:
 def _as_given(values: Tensor | NDArray[Any]) -> NDArray[Any]:
     """Return the values on the CPU in their own precision, or a higher one where numpy does not know it."""
     if not isinstance(values, np.ndarray) and hasattr(values, "detach"):
-        there = values.detach().cpu()
-        values = there.numpy() if there.dtype.itemsize >= 4 else there.double().numpy()
+        tensor = values.detach().cpu()
+        values = tensor.numpy() if tensor.dtype.itemsize >= 4 else tensor.double().numpy()
     return np.asarray(values)
 
 

@@ -23,8 +23,8 @@ def owners(sizes: Ints) -> Ints:
 
 def starts(sizes: Ints) -> Ints:
     """Where every part begins, [parts]."""
-    found: Ints = np.cumsum(sizes) - sizes
-    return found
+    begin: Ints = np.cumsum(sizes) - sizes
+    return begin
 
 
 def tables(sizes: Ints) -> list[tuple[Ints, Ints]]:
@@ -75,8 +75,8 @@ def areas(scores: Floats, positive: Bools, sizes: Ints) -> Floats:
     # Equal scores are one corner, after the last of them.
     corner = np.concatenate([(ranked[1:] != ranked[:-1]) | (part[1:] != part[:-1]), [True]])
     right, wrong, part = right[corner], wrong[corner], part[corner]
-    kept = _bends(right, part) | _bends(wrong, part)
-    right, wrong, part = right[kept], wrong[kept], part[kept]
+    bends = _bends(right, part) | _bends(wrong, part)
+    right, wrong, part = right[bends], wrong[bends], part[bends]
     corners = np.bincount(part, minlength=len(sizes))
     first, last = starts(corners), np.cumsum(corners) - 1
     y, x = right / right[last][part], wrong / wrong[last][part]

@@ -41,12 +41,12 @@ class Portions:
         """How many samples of each of `clients` clients go through their models in one pass."""
         return max(1, LAYER_BYTES // (4 * clients * self._widths[id(model)]))
 
-    def clients(self, own: float, common: int) -> int:
+    def clients(self, samples: float, common: int) -> int:
         """How many clients' models are made and looked at together.
 
         `own` is the mean number of samples of a client, `common` the number of those that all models see.
         """
-        together = max(1.0, own)
+        together = max(1.0, samples)
         fitting = min(
             MODEL_BYTES // (4 * self._largest),
             int(LAYER_BYTES / (4 * together * max(self._widths.values()))),
@@ -55,18 +55,18 @@ class Portions:
         )
         if common:
             # Many samples of few models rather than few samples of many: layers are at their best there.
-            each = 4 * min(common, EVAL_BATCH_SIZE) * max(self._widths.values())
-            return min(max(min(fitting, LAYER_BYTES // each), 1), MOST)
+            block = 4 * min(common, EVAL_BATCH_SIZE) * max(self._widths.values())
+            return min(max(min(fitting, LAYER_BYTES // block), 1), MOST)
         return min(max(fitting, FEWEST), MOST)
 
 
 def _widest_layer(group: Group, source: Source) -> int:
     """Return the most numbers that a layer with parameters hands on of one sample, pooled where it pools them."""
-    found = [1]
+    widths = [1]
 
-    def note(_: nn.Module, __: object, made: object) -> None:
-        if isinstance(made, Tensor):
-            found.append(made.numel())
+    def note(_: nn.Module, __: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            widths.append(output.numel())
 
     sample = source.take(torch.zeros(1, dtype=torch.int64))
     with torch.no_grad(), group.model.bound(tree.tensors(group.context.init)) as module:
@@ -76,7 +76,7 @@ def _widest_layer(group: Group, source: Source) -> int:
         finally:
             for hook in hooks:
                 hook.remove()
-    return max(found)
+    return max(widths)
 
 
 def alike(sizes: Ints) -> list[Ints]:
@@ -85,10 +85,10 @@ def alike(sizes: Ints) -> list[Ints]:
         return [np.arange(len(sizes))]
     order = np.argsort(-sizes, kind="stable")
     out, start = [], 0
-    held = np.concatenate([[0], np.cumsum(sizes[order])])
+    so_far = np.concatenate([[0], np.cumsum(sizes[order])])
     for end in range(1, len(order) + 1):
         if end == len(order) or (end + 1 - start) * sizes[order[start]] > PADDING * (
-            held[end + 1] - held[start]
+            so_far[end + 1] - so_far[start]
         ):
             out.append(order[start:end])
             start = end
@@ -97,4 +97,4 @@ def alike(sizes: Ints) -> list[Ints]:
 
 def tensors(rows: Rows) -> list[Tensor]:
     """Return the rows of every client as a tensor."""
-    return [torch.from_numpy(mine) for mine in rows]
+    return [torch.from_numpy(own_rows) for own_rows in rows]

@@ -34,8 +34,12 @@ class Predictions:
 
     def of(self, client: int) -> Predictions:
         """Return those of one client."""
-        mine = self.client == client
-        return Predictions(self.task, self.client[mine], self.row[mine], self.y[mine], self.outputs[mine])
+        return self.at(self.client == client)
+
+    def at(self, samples: Ints | NDArray[np.bool_]) -> Predictions:
+        """Return those at some places, or where a mask is true."""
+        client, row = self.client[samples], self.row[samples]
+        return Predictions(self.task, client, row, self.y[samples], self.outputs[samples])
 
 
 class Kept:
@@ -62,14 +66,13 @@ class Kept:
         """Take what was found of every client on its rows of a part, where it is of deployed models and wanted."""
         if model != self.deployed or part not in self.parts:
             return
-        for client, outputs, mine in zip(ids, found, rows, strict=True):
-            if not len(mine):
+        for client, outputs, own_rows in zip(ids, found, rows, strict=True):
+            if not len(own_rows):
                 continue
-            said = outputs.detach().cpu().float().numpy().reshape(len(mine), -1)
-            whose = np.full(len(mine), client, dtype=np.int64)
-            self._found[part].append(
-                Predictions(source.task, whose, mine.numpy(), source.targets(mine).cpu().numpy(), said)
-            )
+            flat = outputs.detach().cpu().float().numpy().reshape(len(own_rows), -1)
+            owners = np.full(len(own_rows), client, dtype=np.int64)
+            y = source.targets(own_rows).cpu().numpy()
+            self._found[part].append(Predictions(source.task, owners, own_rows.numpy(), y, flat))
 
     @property
     def is_empty(self) -> bool:
@@ -78,11 +81,9 @@ class Kept:
 
     def part(self, name: str) -> Predictions:
         """Return what was noted of a part, in the order of clients."""
-        found = sorted(self._found[name], key=lambda one: int(one.client[0]))
-        if not found:
+        noted = sorted(self._found[name], key=lambda predictions: int(predictions.client[0]))
+        if not noted:
             none = np.empty(0, dtype=np.int64)
             return Predictions("", none, none, none, np.empty((0, 1), dtype=np.float32))
-        client, row, y, outputs = zip(
-            *((one.client, one.row, one.y, one.outputs) for one in found), strict=True
-        )
-        return Predictions(found[0].task, *map(np.concatenate, (client, row, y, outputs)))
+        columns = zip(*((p.client, p.row, p.y, p.outputs) for p in noted), strict=True)
+        return Predictions(noted[0].task, *map(np.concatenate, columns))

@@ -101,15 +101,15 @@ def evaluate(
     everyone = range(sim.federation.num_clients) if clients is None else clients
     training = tuple(i for i in everyone if i not in sim.malicious.clients)
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
-    own = [s for s in ("val", "local") if s in protocol.sets]
+    own_parts = [s for s in ("val", "local") if s in protocol.sets]
     common = common_sets(sim.federation, protocol, training)
-    if sim.method.has_personal and (own or common or selection is not None):
-        seen = own if selection is None else [*own, "val"]
-        for ids, models in sim.personal_models(training, measure.at_once(training, seen, common)):
+    if sim.method.has_personal and (own_parts or common or selection is not None):
+        parts = own_parts if selection is None else [*own_parts, "val"]
+        for ids, models in sim.personal_models(training, measure.at_once(training, parts, common)):
             if selection is not None:
                 models = selection.update(ids, models, measure.validation(ids, models), sim.round)
-            measure.clients("personal", ids, models, own, common)
-    measure.shared(training, own, common)
+            measure.clients("personal", ids, models, own_parts, common)
+    measure.shared(training, own_parts, common)
     if "participants" in protocol.sets:
         benign = tuple(i for i in participants if i not in sim.malicious.clients)
         measure.participants(training if sim.method.pooled else benign, selection)
@@ -176,9 +176,9 @@ class _Measure:
     def validation(self, ids: Sequence[int], models: TensorDict) -> dict[str, list[float]]:
         """Return the loss and the metrics of some clients' models [clients, ...] on their own validation parts."""
         cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
-        once, which = self._rows("val", ids).once()
-        held = tensors(once)
-        rows = [held[k] for k in which]
+        distinct, which = self._rows("val", ids).once()
+        parts = tensors(distinct)
+        rows = [parts[k] for k in which]
         with torch.no_grad():
             return self.judge.numbers(self.judge.own(cohort, models, rows), source, rows)
 
@@ -195,32 +195,30 @@ class _Measure:
         cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
         with torch.no_grad():
             for part in own:
-                once, which = self._rows(part, ids).once()
-                held = tensors(once)
-                rows = [held[k] for k in which]
-                if len(once) == 1 < len(ids):  # a test set that all have
-                    found = self.judge.common(cohort, models, source, held[0])
+                distinct, which = self._rows(part, ids).once()
+                parts = tensors(distinct)
+                rows = [parts[k] for k in which]
+                if len(distinct) == 1 < len(ids):  # a test set that all have
+                    outputs = self.judge.common(cohort, models, source, parts[0])
                 else:
-                    found = self.judge.own(cohort, models, rows)
+                    outputs = self.judge.own(cohort, models, rows)
                 if self.kept is not None:
-                    self.kept.note(model, name or part, ids, found, source, rows)
-                self._add(
-                    model, name or part, ids, found, source, rows, self._further(cohort, models, source, rows)
-                )
+                    self.kept.note(model, name or part, ids, outputs, source, rows)
+                more = self._further(cohort, models, source, rows)
+                self._add(model, name or part, ids, outputs, source, rows, more)
             for set_name, (source, r) in common.items():
-                found, rows = self.judge.common(cohort, models, source, r), [r] * len(ids)
-                self._add(
-                    model, set_name, ids, found, source, rows, self._further(cohort, models, source, rows)
-                )
+                outputs, rows = self.judge.common(cohort, models, source, r), [r] * len(ids)
+                more = self._further(cohort, models, source, rows)
+                self._add(model, set_name, ids, outputs, source, rows, more)
 
     def _further(
         self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
         """Return what is asked for beside the task's metrics, of every client's model on rows of its own."""
-        each = [models[k] for k in range(len(rows))]
+        states = [models[k] for k in range(len(rows))]
         return {
             **self._apart(cohort, models, source, rows),
-            **self._sharp(cohort.model, each, source, rows),
+            **self._sharp(cohort.model, states, source, rows),
         }
 
     def _sharp(
@@ -230,18 +228,18 @@ class _Measure:
         rho = self.protocol.sharpness
         if rho is None:
             return {}
-        found = [sharpness(model, s, source, r, rho) for s, r in zip(states, rows, strict=True)]
-        return {"sharpness": found}
+        values = [sharpness(model, s, source, r, rho) for s, r in zip(states, rows, strict=True)]
+        return {"sharpness": values}
 
     def participants(self, ids: tuple[int, ...], selection: Selection | None) -> None:
         """Add the set `participants`: the records of `local` of those clients where they are at hand, or measured."""
-        known, chosen = "local" in self.protocol.sets, set(ids)
-        for model in ("personal", "global") if known else ():
+        is_measured, chosen = "local" in self.protocol.sets, set(ids)
+        for model in ("personal", "global") if is_measured else ():
             rows = self.records.get((model, "local"), [])
-            mine = [{**row, "set": "participants"} for row in rows if row["client"] in chosen]
-            if mine:
-                self.records[model, "participants"] = mine
-        if known or not ids:
+            copies = [{**row, "set": "participants"} for row in rows if row["client"] in chosen]
+            if copies:
+                self.records[model, "participants"] = copies
+        if is_measured or not ids:
             return
         if self.sim.method.has_personal:
             for part, models in self.sim.personal_models(ids, self.at_once(ids, ["local"], {})):
@@ -252,8 +250,8 @@ class _Measure:
     def hostile(self, ids: tuple[int, ...], selection: Selection | None) -> None:
         """Add the set `malicious`: models on the own test parts of clients of whom no other set has anything."""
         if self.sim.method.has_personal:
-            seen = ["local"] if selection is None else ["local", "val"]
-            for part, models in self.sim.personal_models(ids, self.at_once(ids, seen, {})):
+            parts = ["local"] if selection is None else ["local", "val"]
+            for part, models in self.sim.personal_models(ids, self.at_once(ids, parts, {})):
                 if selection is not None:
                     models = selection.update(part, models, self.validation(part, models), self.sim.round)
                 self.clients("personal", part, models, ["local"], {}, MALICIOUS)
@@ -273,12 +271,12 @@ class _Measure:
         if shared is None:
             return {}
         centres = {id(r): features(cohort.model, shared, source, r) for r in rows}
-        found = [
+        distances = [
             feature_distances(features(cohort.model, models[k], source, r), centres[id(r)])
             for k, r in enumerate(rows)
         ]
         return {
-            "feature_distance": [float(one.mean()) for one in found]
+            "feature_distance": [float(of_rows.mean()) for of_rows in distances]
         }  # NaN of an empty part, as all metrics
 
     def shared(
@@ -293,10 +291,10 @@ class _Measure:
         Where clients have different architectures, each client's is the global model of its own, and common sets
         see all of them.
         """
-        for group, where in by_group(self.sim.groups, ids):
+        for group, positions in by_group(self.sim.groups, ids):
             model = self.sim.global_model(group.name)
             if model is not None:
-                self._shared(model, [ids[k] for k in where], own, common, name)
+                self._shared(model, [ids[k] for k in positions], own, common, name)
 
     def _shared(
         self,
@@ -327,7 +325,7 @@ class _Measure:
         model: str,
         name: str,
         ids: Sequence[int],
-        found: Sequence[Tensor],
+        outputs: Sequence[Tensor],
         source: Source,
         rows: Sequence[Tensor],
         further: Mapping[str, list[float]] = MappingProxyType({}),
@@ -335,14 +333,14 @@ class _Measure:
     ) -> None:
         """Add a record for every client of what was found; `which` of it is a client's, by default one each."""
         columns: dict[str, Sequence[Any]] = {
-            "samples": [len(f) for f in found],
-            **self.judge.numbers(found, source, rows),
+            "samples": [len(f) for f in outputs],
+            **self.judge.numbers(outputs, source, rows),
             **further,
         }
         measured = list(zip(*columns.values(), strict=True))
         names = (*OF_RECORD, *list(columns)[1:])
-        places = range(len(ids)) if which is None else which.tolist()
+        indices = range(len(ids)) if which is None else which.tolist()
         self.records.setdefault((model, name), []).extend(
             dict(zip(names, (self.sim.round, i, name, model, *measured[k]), strict=True))
-            for i, k in zip(ids, places, strict=True)
+            for i, k in zip(ids, indices, strict=True)
         )

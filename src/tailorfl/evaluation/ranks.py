@@ -26,13 +26,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     The k-th smallest of m is multiplied by m − k + 1, is at least its predecessor, and at most 1.
     """
-    given = np.asarray(p_values, dtype=np.float64)
-    adjusted = np.full_like(given, np.nan)
-    order = [int(place) for place in np.argsort(given, kind="stable") if not math.isnan(given[place])]
+    raw = np.asarray(p_values, dtype=np.float64)
+    adjusted = np.full_like(raw, np.nan)
+    order = [int(test) for test in np.argsort(raw, kind="stable") if not math.isnan(raw[test])]
     least = 0.0
-    for position, place in enumerate(order):
-        least = max(least, min(1.0, (len(order) - position) * float(given[place])))
-        adjusted[place] = least
+    for position, test in enumerate(order):
+        least = max(least, min(1.0, (len(order) - position) * float(raw[test])))
+        adjusted[test] = least
     return [float(value) for value in adjusted]
 
 
@@ -73,10 +73,10 @@ class Ranking:
         runs: list[tuple[int, ...]] = []
         for begin in range(len(order)):
             end = begin + 1
-            while end < len(order) and all(alike(order[end], one) for one in order[begin:end]):
+            while end < len(order) and all(alike(order[end], member) for member in order[begin:end]):
                 end += 1
             run = tuple(order[begin:end])
-            if len(run) > 1 and not any(set(run) <= set(other) for other in runs):
+            if len(run) > 1 and not any(set(run) <= set(run_before) for run_before in runs):
                 runs.append(run)
         return runs
 
@@ -104,8 +104,8 @@ def ranking(scores: ArrayLike, *, higher_is_better: bool | Sequence[bool] = True
     between = float(((ranks.sum(axis=0) - n * (k + 1) / 2) ** 2).sum())
     within = float(((ranks - (k + 1) / 2) ** 2).sum())
     statistic = (k - 1) * between / within if within else 0.0
-    rest = n * (k - 1) - statistic
-    ratio = (n - 1) * statistic / rest if rest > 1e-12 else math.inf
+    remainder = n * (k - 1) - statistic
+    ratio = (n - 1) * statistic / remainder if remainder > 1e-12 else math.inf
     return Ranking(
         ranks,
         average,

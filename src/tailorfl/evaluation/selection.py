@@ -39,13 +39,13 @@ class RoundChoice:
     """The primary metric; NaN where it is not defined."""
     loss: float
 
-    def beats(self, other: RoundChoice, lower_is_better: bool) -> bool:
+    def beats(self, current: RoundChoice, lower_is_better: bool) -> bool:
         """Whether this model, of a later round, takes the place of the other."""
-        if math.isnan(self.loss) or math.isnan(other.loss):
-            return math.isnan(other.loss)  # no validation samples, or a model that had diverged
-        if self.value == other.value or math.isnan(self.value) or math.isnan(other.value):
-            return self.loss < other.loss
-        return self.value < other.value if lower_is_better else self.value > other.value
+        if math.isnan(self.loss) or math.isnan(current.loss):
+            return math.isnan(current.loss)  # no validation samples, or a model that had diverged
+        if self.value == current.value or math.isnan(self.value) or math.isnan(current.value):
+            return self.loss < current.loss
+        return self.value < current.value if lower_is_better else self.value > current.value
 
 
 def refuse_private(level: PrivacyLevel | None) -> None:
@@ -147,5 +147,5 @@ class Selection:
         scores = tensors[f"{PREFIX}scores"].tolist()
         self.choices = {i: RoundChoice(r, *s) for i, r, s in zip(ids, rounds, scores, strict=True)}
         for name, store in self._models.items():
-            place = f"{PREFIX}models/{name}/"
-            store.load({p.removeprefix(place): t for p, t in tensors.items() if p.startswith(place)})
+            prefix = f"{PREFIX}models/{name}/"
+            store.load({p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)})

@@ -27,11 +27,11 @@ def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho
     if not len(rows):
         return float("nan")
     leaves = {n: state.get(n).detach().clone().requires_grad_() for n in model.parameters}
-    rest = tree.tensors(state)
+    tensors = tree.tensors(state)
     total = torch.zeros(())
     with torch.enable_grad():
         for part, share in _blocks(source, rows):
-            value = share * _loss(model, {**rest, **leaves}, source, part)
+            value = share * _loss(model, {**tensors, **leaves}, source, part)
             value.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
     gradient = {n: t.grad for n, t in leaves.items() if t.grad is not None}
@@ -39,16 +39,18 @@ def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho
     if not norm > 0:
         return 0.0 if norm == 0 else float("nan")
     moved = {n: leaves[n].detach() + g * (rho / norm) for n, g in gradient.items()}
-    return mean_loss(model, {**rest, **moved}, source, rows) - float(total)
+    return mean_loss(model, {**tensors, **moved}, source, rows) - float(total)
 
 
 def mean_loss(model: Model, state: dict[str, Tensor] | TensorDict, source: Source, rows: Tensor) -> float:
     """Return the mean loss of the task of one model on samples `rows`, in evaluation mode; NaN without samples."""
     if not len(rows):
         return float("nan")
-    held = tree.tensors(state) if isinstance(state, TensorDict) else state
+    tensors = tree.tensors(state) if isinstance(state, TensorDict) else state
     with torch.no_grad():
-        return sum(float(share * _loss(model, held, source, part)) for part, share in _blocks(source, rows))
+        return sum(
+            float(share * _loss(model, tensors, source, part)) for part, share in _blocks(source, rows)
+        )
 
 
 def _blocks(source: Source, rows: Tensor) -> Iterator[tuple[Tensor, float]]:

@@ -22,7 +22,7 @@ logits that are 1.5 times as large as they should be, the likelihood of new samp
 samples and rises with 50; where logits are right it falls by 0.015 with 50, by 0.002 with 200."""
 
 
-def fitted(said: Predictions) -> float | None:
+def fitted(predictions: Predictions) -> float | None:
     """Return the temperature of one client's validation part.
 
     None with fewer than `FEWEST` samples, and of a model whose outputs are not finite.
@@ -30,9 +30,9 @@ def fitted(said: Predictions) -> float | None:
     from scipy.optimize import brentq
     from scipy.special import logsumexp
 
-    if len(said.y) < FEWEST or not np.isfinite(said.outputs).all():
+    if len(predictions.y) < FEWEST or not np.isfinite(predictions.outputs).all():
         return None
-    logits, y = _logits(said), said.y.ravel().astype(np.int64)
+    logits, y = _logits(predictions), predictions.y.ravel().astype(np.int64)
 
     def slope(log_beta: float) -> float:
         beta = float(np.exp(log_beta))
@@ -51,17 +51,18 @@ def fitted(said: Predictions) -> float | None:
     return float(np.exp(-brentq(slope, -end, end, xtol=1e-10)))
 
 
-def measures(said: Predictions, temperature: float = 1.0) -> dict[str, float]:
+def measures(predictions: Predictions, temperature: float = 1.0) -> dict[str, float]:
     """Return ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without any."""
     from scipy.special import logsumexp
 
-    p, y = probabilities(said.task, said.outputs, temperature), said.y.ravel().astype(np.int64)
-    logits = _logits(said) / temperature
+    y = predictions.y.ravel().astype(np.int64)
+    p = probabilities(predictions.task, predictions.outputs, temperature)
+    logits = _logits(predictions) / temperature
     nll = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y] if len(y) else np.array([np.nan])
     return {"ece": Reliability.of(p, y).error, "brier": brier(p, y), "nll": float(nll.mean())}
 
 
-def _logits(said: Predictions) -> Floats:
+def _logits(predictions: Predictions) -> Floats:
     """Of every class, float64 [samples, classes]."""
-    found = said.outputs.astype(np.float64)
-    return np.concatenate([np.zeros_like(found), found], axis=1) if said.task == "binary" else found
+    logits = predictions.outputs.astype(np.float64)
+    return np.concatenate([np.zeros_like(logits), logits], axis=1) if predictions.task == "binary" else logits

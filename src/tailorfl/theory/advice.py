@@ -91,7 +91,7 @@ class Advice:
 
     def to_config(self) -> dict[str, Any]:
         """`{"methods": [...]}`, to be pasted into an experiment."""
-        return {"methods": [found.to_config() for found in self.recommendations]}
+        return {"methods": [method.to_config() for method in self.recommendations]}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; what is not a finite number becomes None."""

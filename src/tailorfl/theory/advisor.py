@@ -91,7 +91,7 @@ def conclude(
         return spread, float(noise[picked].mean()), float(rho2[picked].mean()), lam
 
     drawn = resampled(len(sizes), statistics, seed=seed)
-    radius2, known = heterogeneity(pilot.gram), float(noise.mean())
+    radius2, mean_noise = heterogeneity(pilot.gram), float(noise.mean())
     gain = gain_of_own(pilot)
     facts = Facts(
         mode=pilot.mode,
@@ -104,7 +104,7 @@ def conclude(
         rank=pilot.rank,
         radius=interval(radius2, drawn[:, 0]).root(),
         radius2=radius2,
-        noise=interval(known, drawn[:, 1]),
+        noise=interval(mean_noise, drawn[:, 1]),
         excess=float(excess.mean()),
         rho=interval(float(rho2.mean()), drawn[:, 2]).root(),
         curvature=curved,
@@ -115,7 +115,7 @@ def conclude(
         seconds=pilot.seconds,
     )
     lam = interval(best_pull(max(facts.excess, 0.0), radius2, clients, strongest), drawn[:, 3])
-    errors = expected_errors(known, radius2, clients)
+    errors = expected_errors(mean_noise, radius2, clients)
     situation = Situation(
         lam=max(lam.value, 1e-4 * curved.smoothness),
         smoothness=curved.client_smoothness,
@@ -164,21 +164,23 @@ def _excess(pilot: Pilot, curved: Curvature, rho2: Floats) -> Floats:
 
 
 def _corollary(facts: Facts) -> LambdaRange | None:
-    found = facts.curvature
-    if facts.mode == "training" or not (found.mu > 0 and facts.rho.value > 0):
+    curved = facts.curvature
+    if facts.mode == "training" or not (curved.mu > 0 and facts.rho.value > 0):
         return None
     samples = max(1, round(facts.samples))
-    problem = Problem(found.mu, found.smoothness, facts.rho.value, facts.radius.value, samples, facts.clients)
+    problem = Problem(
+        curved.mu, curved.smoothness, facts.rho.value, facts.radius.value, samples, facts.clients
+    )
     return lambda_range(problem)
 
 
 def _transfer(federation: Federation, pilot: Pilot, noise: Floats, excess: float) -> Transfer:
     dim = pilot.objective.size
-    seen = client_spread(pilot.gram, pilot.gaps / 2, dim)
+    estimated = client_spread(pilot.gram, pilot.gaps / 2, dim)
     least = 1e-3 * float(noise.mean()) / dim
-    v2 = np.maximum(seen, least)
-    found = best_transfer(1.0, float(noise.mean()) / dim, 1.0, [float(v) for v in v2])
-    pull = np.where(seen > least, excess / (dim * v2), math.inf)
+    v2 = np.maximum(estimated, least)
+    best = best_transfer(1.0, float(noise.mean()) / dim, 1.0, [float(v) for v in v2])
+    pull = np.where(estimated > least, excess / (dim * v2), math.inf)
     public = federation.public
     if public is not None:
         x = public.take(torch.arange(min(PUBLIC_ROWS, len(public))))
@@ -186,11 +188,11 @@ def _transfer(federation: Federation, pilot: Pilot, noise: Floats, excess: float
         x = pilot.objective.source.take(torch.from_numpy(np.concatenate(pilot.rows)[:PUBLIC_ROWS]))
     return Transfer(
         clients=tuple(federation.names[client] for client in pilot.clients),
-        v2=tuple(map(float, seen)),
+        v2=tuple(map(float, estimated)),
         pull=tuple(map(float, pull)),
         lam=tuple(map(float, pull * prediction_ratio(pilot, x) / 2)),
-        alpha=tuple(map(float, found.alpha)),
-        own_weight=tuple(map(float, np.where(seen > least, found.own_weight, 0.0))),
+        alpha=tuple(map(float, best.alpha)),
+        own_weight=tuple(map(float, np.where(estimated > least, best.own_weight, 0.0))),
     )
 
 

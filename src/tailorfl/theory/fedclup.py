@@ -106,11 +106,11 @@ def fewest_steps(mu: float, smoothness: float, lam: float, gamma: float, eta: fl
         raise ConfigError(f"eta must be at most 1/(lam + smoothness) = {edge:g} for Theorem 2, but is {eta}")
     # Of a client's squared error after a step, at most: 1 - eta (lam + mu), without the cancellation of a large lam.
     slack = 1 - eta * constants.local_smoothness
-    left = (slack if slack > 1e-12 else 0.0) + eta * (smoothness - mu)
-    if left == 0:
+    shrinkage = (slack if slack > 1e-12 else 0.0) + eta * (smoothness - mu)
+    if shrinkage == 0:
         return 1  # mu = L and the largest eta: the first step is exact
-    wanted = math.log(2 + 64 * (lam / mu) ** 2) - 4 * math.log1p(-gamma * constants.global_smoothness)
-    return max(1, math.ceil(wanted / -math.log(left)))
+    exponent = math.log(2 + 64 * (lam / mu) ** 2) - 4 * math.log1p(-gamma * constants.global_smoothness)
+    return max(1, math.ceil(exponent / -math.log(shrinkage)))
 
 
 def round_rate(mu: float, smoothness: float, lam: float, gamma: float) -> float:

@@ -130,8 +130,8 @@ def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
     if slack(problem, lam) <= 1 / (8 * problem.smoothness**2):
         pooled = 48 * noise / problem.total + (48 * problem.kappa**2 + 3) * spread
         pooled += _pooling_excess(problem, lam)
-    alone = 4 * noise / problem.samples
-    return StatisticalBound(pooled, alone * (1 + 4 * lam / mu) + _coupling_excess(problem, lam))
+    separate = 4 * noise / problem.samples
+    return StatisticalBound(pooled, separate * (1 + 4 * lam / mu) + _coupling_excess(problem, lam))
 
 
 def _pooling_excess(problem: Problem, lam: float) -> float:

@@ -55,15 +55,15 @@ def gradient_noise(pilot: Pilot) -> Floats:
     gradients at the mean of both models, `m ||g_a - g_b||^2 / 2` with m samples each.
     """
     out = []
-    for first, second, (one, other) in zip(*pilot.models, pilot.halves, strict=True):
+    for first, second, (half, second_half) in zip(*pilot.models, pilot.halves, strict=True):
         if pilot.objective.separable:
-            inside = [_scatter(pilot.objective, first, one), _scatter(pilot.objective, second, other)]
-            across = [_scatter(pilot.objective, first, other), _scatter(pilot.objective, second, one)]
+            inside = [_scatter(pilot.objective, first, half), _scatter(pilot.objective, second, second_half)]
+            across = [_scatter(pilot.objective, first, second_half), _scatter(pilot.objective, second, half)]
             out.append(math.sqrt(sum(inside) / 2 * sum(across) / 2))
         else:
             middle = (first + second) / 2
-            gap = pilot.objective.gradient(middle, one) - pilot.objective.gradient(middle, other)
-            out.append(float(gap.square().sum()) / (1 / len(one) + 1 / len(other)))
+            gap = pilot.objective.gradient(middle, half) - pilot.objective.gradient(middle, second_half)
+            out.append(float(gap.square().sum()) / (1 / len(half) + 1 / len(second_half)))
     return np.array(out)
 
 
@@ -75,11 +75,11 @@ def curvature(pilot: Pilot, *, steps: int = 30, probes: int = 8, seed: int = 0) 
     """
     at, objective = pilot.reference, pilot.objective
     if objective.size <= DENSE:
-        own = torch.stack([objective.hessian(at, rows).double() for rows in pilot.rows])
-        values, vectors = torch.linalg.eigh(own.mean(0))
+        hessians = torch.stack([objective.hessian(at, rows).double() for rows in pilot.rows])
+        values, vectors = torch.linalg.eigh(hessians.mean(0))
         determined = values > FLAT * float(values[-1])
         inside = vectors[:, determined]
-        projected = torch.linalg.eigvalsh(inside.mT @ own @ inside)
+        projected = torch.linalg.eigvalsh(inside.mT @ hessians @ inside)
         convex = objective.affine
         return Curvature(
             smoothness=float(values[-1]),
@@ -112,7 +112,7 @@ def _largest(objective: Objective, at: Tensor, rows: Ints, steps: int, rng: torc
     direction /= direction.norm()
     basis: list[Tensor] = [direction]
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     for _ in range(min(steps, len(at))):
         image = objective.along(at, rows, basis[-1])
         diagonal.append(float(image @ basis[-1]))
@@ -122,10 +122,10 @@ def _largest(objective: Objective, at: Tensor, rows: Ints, steps: int, rng: torc
         length = float(image.norm())
         if length < 1e-6 * max(abs(diagonal[0]), 1e-12):
             break
-        beside.append(length)
+        off_diagonal.append(length)
         basis.append(image / length)
     size = len(diagonal)
-    small = np.diag(diagonal) + np.diag(beside[: size - 1], 1) + np.diag(beside[: size - 1], -1)
+    small = np.diag(diagonal) + np.diag(off_diagonal[: size - 1], 1) + np.diag(off_diagonal[: size - 1], -1)
     return float(np.linalg.eigvalsh(small)[-1])
 
 
@@ -165,8 +165,8 @@ def gain_of_own(pilot: Pilot) -> Floats:
     means = [side.mean(0) for side in pilot.models]
     out = []
     with torch.no_grad():
-        for first, second, (one, other) in zip(*pilot.models, pilot.halves, strict=True):
-            a, b = objective.samples(one), objective.samples(other)
+        for first, second, (half, second_half) in zip(*pilot.models, pilot.halves, strict=True):
+            a, b = objective.samples(half), objective.samples(second_half)
             gain = objective.value(means[0], *b) - objective.value(first, *b)
             gain += objective.value(means[1], *a) - objective.value(second, *a)
             out.append(float(gain) / 2)

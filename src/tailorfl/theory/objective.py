@@ -53,11 +53,11 @@ class Objective:
         generator = torch.Generator().manual_seed(0)
         first, second = torch.randn(2, self.size, dtype=torch.float64, generator=generator)
         with torch.no_grad():
-            there, back, middle = (
+            end, back, middle = (
                 self.model(self.tensors(point), x) for point in (first, second, 0.5 * (first + second))
             )
-        scale = max(float(there.abs().max()), float(back.abs().max()), 1e-12)
-        return bool(((there + back) / 2 - middle).abs().max() < 1e-9 * scale)
+        scale = max(float(end.abs().max()), float(back.abs().max()), 1e-12)
+        return bool(((end + back) / 2 - middle).abs().max() < 1e-9 * scale)
 
     def flat(self, state: TensorDict) -> Tensor:
         """Theta `[d]` of a model state."""
@@ -91,25 +91,25 @@ class Objective:
 
     def gradient(self, theta: Tensor, rows: Ints) -> Tensor:
         """`[d]` gradient of F."""
-        found: Tensor = grad(self.value)(theta, *self.samples(rows))
-        return found
+        gradient: Tensor = grad(self.value)(theta, *self.samples(rows))
+        return gradient
 
     def hessian(self, theta: Tensor, rows: Ints) -> Tensor:
         """`[d, d]` Hessian of F; for small d."""
-        found: Tensor = jacrev(grad(self.value))(theta, *self.samples(rows))
-        return found
+        hessian: Tensor = jacrev(grad(self.value))(theta, *self.samples(rows))
+        return hessian
 
     def along(self, theta: Tensor, rows: Ints, direction: Tensor) -> Tensor:
         """`[d]` Hessian of F times `direction`, without the Hessian."""
         x, y = self.samples(rows)
-        found: Tensor = jvp(lambda point: grad(self.value)(point, x, y), (theta,), (direction,))[1]
-        return found
+        product: Tensor = jvp(lambda point: grad(self.value)(point, x, y), (theta,), (direction,))[1]
+        return product
 
     def sample_gradients(self, theta: Tensor, rows: Ints) -> Tensor:
         """`[rows, d]` gradient of every sample's own loss; needs a separable loss."""
-        one = grad(lambda point, x, y: self.value(point, x.unsqueeze(0), y.unsqueeze(0)))
-        found: Tensor = vmap(one, in_dims=(None, 0, 0))(theta, *self.samples(rows))
-        return found
+        of_sample = grad(lambda point, x, y: self.value(point, x.unsqueeze(0), y.unsqueeze(0)))
+        gradients: Tensor = vmap(of_sample, in_dims=(None, 0, 0))(theta, *self.samples(rows))
+        return gradients
 
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """Every tensor of the model, the parameters cut out of theta."""

@@ -63,13 +63,13 @@ def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) ->
     """
     spread, noise = variances(beta, sigma2, nu, v2)
     precision = 1 / noise
-    others = 1 / (precision.sum() - precision)  # A_k
+    variance_of_others = 1 / (precision.sum() - precision)  # A_k
     return BestTransfer(
         lam=sigma2 / (spread * nu),
         alpha=precision / precision.sum(),
         own_weight=beta * spread / noise,
-        normaliser=others * noise / (others + noise),
-        mse=1 / (beta / (others + beta * spread) + beta / sigma2),
+        normaliser=variance_of_others * noise / (variance_of_others + noise),
+        mse=1 / (beta / (variance_of_others + beta * spread) + beta / sigma2),
         local_mse=sigma2 / beta,
     )
 

@@ -117,18 +117,18 @@ def run_pilot(
     chosen = np.sort(np.array(usable, dtype=np.int64)[order[:fits]])
     for client in chosen:
         objective.samples(federation.train[client])
-    found = _optimum(federation, objective, chosen, seed, watch) if objective.affine else None
-    if found is None:
-        found = _training(federation, objective, train, chosen, rounds, seed, watch)
-    return replace(found, seconds=time.perf_counter() - begin)
+    pilot = _optimum(federation, objective, chosen, seed, watch) if objective.affine else None
+    if pilot is None:
+        pilot = _training(federation, objective, train, chosen, rounds, seed, watch)
+    return replace(pilot, seconds=time.perf_counter() - begin)
 
 
 def halve(rows: Sequence[Ints], strata: Ints, seed: int) -> tuple[tuple[Ints, Ints], ...]:
     """Every client's rows cut into two halves alike in their classes; an odd one goes to the first."""
     out = []
-    for position, own in enumerate(rows):
+    for position, client_rows in enumerate(rows):
         rng = np.random.default_rng([seed, position])
-        mixed = rng.permutation(own)
+        mixed = rng.permutation(client_rows)
         mixed = mixed[np.argsort(strata[mixed], kind="stable")]
         out.append((np.sort(mixed[0::2]), np.sort(mixed[1::2])))
     return tuple(out)
@@ -145,16 +145,18 @@ def _optimum(
     everything = np.concatenate([federation.train[client] for client in chosen])
     rank = int(torch.linalg.matrix_rank(exact.hessian(start, everything)))
     strata = federation.source.strata.numpy()
-    kept = np.array([c for c in chosen if len(federation.train[c]) // 2 >= NEEDED * rank + 1], dtype=np.int64)
-    if len(kept) < max(2, SHARE * len(chosen)):
+    clients = np.array(
+        [c for c in chosen if len(federation.train[c]) // 2 >= NEEDED * rank + 1], dtype=np.int64
+    )
+    if len(clients) < max(2, SHARE * len(chosen)):
         return None
-    rows = tuple(federation.train[client] for client in kept)
-    gram, gaps, curved = np.zeros((len(kept),) * 2), np.zeros(len(kept)), np.zeros(len(kept))
+    rows = tuple(federation.train[client] for client in clients)
+    gram, gaps, curved = np.zeros((len(clients),) * 2), np.zeros(len(clients)), np.zeros(len(clients))
     centre = _minimum(exact, start, everything)
     if centre is None:
         return None
     for number in range(SPLITS):
-        watch(f"halving {number + 1} of {SPLITS}, {len(kept)} clients to their optimum")
+        watch(f"halving {number + 1} of {SPLITS}, {len(clients)} clients to their optimum")
         halves = halve(rows, strata, seed * SPLITS + number)
         optima = [[_minimum(exact, centre, part) for part in pair] for pair in halves]
         if any(model is None for pair in optima for model in pair):
@@ -165,7 +167,9 @@ def _optimum(
         curved += _curved(exact, centre, rows, a - b) / SPLITS
     reference = (a.mean(0) + b.mean(0)) / 2
     travelled = float((reference - start).square().sum())
-    return Pilot("optimum", exact, kept, rows, gram, gaps, curved, halves, (a, b), reference, rank, travelled)
+    return Pilot(
+        "optimum", exact, clients, rows, gram, gaps, curved, halves, (a, b), reference, rank, travelled
+    )
 
 
 def _minimum(objective: Objective, start: Tensor, rows: Ints) -> Tensor | None:
@@ -205,7 +209,7 @@ def _training(
     rows = tuple(federation.train[client] for client in chosen)
     config = replace(train, dp=None)
     start, state = objective.flat(objective.state), objective.state
-    weights = torch.tensor([len(own) for own in rows], dtype=torch.float32)
+    weights = torch.tensor([len(client_rows) for client_rows in rows], dtype=torch.float32)
     for number in range(rounds):
         watch(f"round {number + 1} of {rounds} to a common reference, {len(rows)} clients")
         trained = _train(federation, objective, config, state, rows, chosen, seed, number)
@@ -223,15 +227,15 @@ def _training(
         trained = _train(federation, objective, config, state, parts, chosen, seed, rounds + side)
         sides.append(torch.stack([objective.flat(model) for model in trained]))
     a, b = sides
-    here = replace(objective, state=state)
-    curved = np.maximum(_curved(here, centre, rows, a - b), 0.0)
+    at_centre = replace(objective, state=state)
+    curved = np.maximum(_curved(at_centre, centre, rows, a - b), 0.0)
     gaps = (a - b).double().square().sum(1).numpy()
     reference = (a.mean(0) + b.mean(0)) / 2
     travelled = float((reference - start).square().sum())
     gram = _products(a - centre, b - centre)
     size = objective.size
     return Pilot(
-        "training", here, chosen, rows, gram, gaps, curved, halves, (a, b), reference, size, travelled
+        "training", at_centre, chosen, rows, gram, gaps, curved, halves, (a, b), reference, size, travelled
     )
 
 
@@ -276,5 +280,8 @@ def _products(a: Tensor, b: Tensor) -> Floats:
 
 def _curved(objective: Objective, at: Tensor, rows: Sequence[Ints], gaps: Tensor) -> Floats:
     """`[N]` squared length of every client's gap in the metric of its own curvature."""
-    lengths = [float(gap @ objective.along(at, own, gap)) for own, gap in zip(rows, gaps, strict=True)]
+    lengths = [
+        float(gap @ objective.along(at, client_rows, gap))
+        for client_rows, gap in zip(rows, gaps, strict=True)
+    ]
     return np.array(lengths)

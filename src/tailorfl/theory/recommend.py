@@ -59,10 +59,10 @@ class Situation:
         """Share of the initial squared error that may be left."""
         return min(0.5, REST * self.errors.coupled / max(self.initial, 1e-300))
 
-    def eta(self, whole: bool, pulled: bool = True) -> float:
+    def eta(self, all_data: bool, pulled: bool = True) -> float:
         """Step size, of the personal model or (not `pulled`) of the common one."""
         steepest = self.smoothness
-        if not whole and self.batch > 0:
+        if not all_data and self.batch > 0:
             batch = min(self.batch, self.samples)
             steepest += (self.smoothness + max(self.trace, 0.0)) / batch
         return 1 / (steepest + (self.lam if pulled else 0.0))
@@ -86,60 +86,66 @@ class Recommendation:
         return {"name": self.method, **self.options, **rounds, **train}
 
 
-def recommendations(here: Situation) -> tuple[Recommendation, ...]:
+def recommendations(situation: Situation) -> tuple[Recommendation, ...]:
     """FedCLUP, Ditto, pFedMe and PerAda with the same lam; before them a plain baseline that does as well."""
-    return (*baselines(here), fedclup(here), ditto(here), pfedme(here), perada(here))
+    return (*baselines(situation), fedclup(situation), ditto(situation), pfedme(situation), perada(situation))
 
 
-def baselines(here: Situation) -> tuple[Recommendation, ...]:
+def baselines(situation: Situation) -> tuple[Recommendation, ...]:
     """FedAvg or local training, where the best pull is hardly better; only where optima can be reached.
 
     Errors of a few epochs say how far a model moved, not how good it would become.
     """
-    if not here.theory:
+    if not situation.theory:
         return ()
     out = []
-    for name, error in (("fedavg", here.errors.pooled), ("local", here.errors.alone)):
-        if error <= CLOSE * here.errors.coupled:
-            train = {"lr": _short(here.eta(whole=True, pulled=False)), "steps": FEDAVG_STEPS, "batch_size": 0}
-            why = f"expected error {error:.3g}, that of the best pull {here.errors.coupled:.3g}"
-            out.append(Recommendation(name, {}, train, _descent_rounds(here, 1 / here.smoothness), why))
+    for name, error in (("fedavg", situation.errors.pooled), ("local", situation.errors.alone)):
+        if error <= CLOSE * situation.errors.coupled:
+            train = {
+                "lr": _short(situation.eta(all_data=True, pulled=False)),
+                "steps": FEDAVG_STEPS,
+                "batch_size": 0,
+            }
+            reason = f"expected error {error:.3g}, that of the best pull {situation.errors.coupled:.3g}"
+            out.append(
+                Recommendation(name, {}, train, _descent_rounds(situation, 1 / situation.smoothness), reason)
+            )
     return tuple(out)
 
 
-def fedclup(here: Situation) -> Recommendation:
+def fedclup(situation: Situation) -> Recommendation:
     """Corollary 2's steps and rounds, or the experiments' plain mean."""
-    if not here.theory:
-        options = {"lam": _short(here.lam), "gamma": "mean"}
+    if not situation.theory:
+        options = {"lam": _short(situation.lam), "gamma": "mean"}
         return Recommendation(
-            "fedclup", options, _gentle(here), None, "server takes the mean (gamma = 1/lam)"
+            "fedclup", options, _gentle(situation), None, "server takes the mean (gamma = 1/lam)"
         )
-    plan = schedule(here.mu, here.smoothness, here.lam)
-    options = {"lam": _short(here.lam), "gamma": "theory", "smoothness": _short(here.smoothness)}
+    plan = schedule(situation.mu, situation.smoothness, situation.lam)
+    options = {"lam": _short(situation.lam), "gamma": "theory", "smoothness": _short(situation.smoothness)}
     train = {"lr": _short(plan.eta), "steps": plan.fewest_steps, "batch_size": 0}
-    why = f"Corollary 2: gamma = {plan.gamma:.3g}, K = {plan.fewest_steps}, rate {plan.rate:.3f} a round"
-    return Recommendation("fedclup", options, train, plan.rounds(here.reduction), why)
+    reason = f"Corollary 2: gamma = {plan.gamma:.3g}, K = {plan.fewest_steps}, rate {plan.rate:.3f} a round"
+    return Recommendation("fedclup", options, train, plan.rounds(situation.reduction), reason)
 
 
-def ditto(here: Situation) -> Recommendation:
+def ditto(situation: Situation) -> Recommendation:
     """FedAvg with a pulled model beside it; both take the smaller of their step sizes."""
-    options = {"lam": _short(here.lam)}
-    if not here.theory:
-        return Recommendation("ditto", options, _gentle(here), None, "lam as for FedCLUP")
-    eta = here.eta(whole=True)
-    rounds = _descent_rounds(here, eta)
+    options = {"lam": _short(situation.lam)}
+    if not situation.theory:
+        return Recommendation("ditto", options, _gentle(situation), None, "lam as for FedCLUP")
+    eta = situation.eta(all_data=True)
+    rounds = _descent_rounds(situation, eta)
     train = {"lr": _short(eta), "steps": FEDAVG_STEPS, "batch_size": 0}
-    why = f"gradient descent keeps at most {1 - eta * here.mu:.3f} of the distance a step"
-    return Recommendation("ditto", options, train, rounds, why)
+    reason = f"gradient descent keeps at most {1 - eta * situation.mu:.3f} of the distance a step"
+    return Recommendation("ditto", options, train, rounds, reason)
 
 
-def pfedme(here: Situation) -> Recommendation:
+def pfedme(situation: Situation) -> Recommendation:
     """With one repetition and `eta lam = 1` it has FedCLUP's fixed point; with batches one pass of repetitions."""
-    lam = here.lam
-    if here.theory:
-        plan = schedule(here.mu, here.smoothness, lam)
+    lam = situation.lam
+    if situation.theory:
+        plan = schedule(situation.mu, situation.smoothness, lam)
         beta = min(lam * plan.gamma, LARGEST_BETA)
-        rate = round_rate(here.mu, here.smoothness, lam, beta / lam)
+        rate = round_rate(situation.mu, situation.smoothness, lam, beta / lam)
         options = {
             "lam": _short(lam),
             "inner_steps": plan.fewest_steps,
@@ -148,28 +154,28 @@ def pfedme(here: Situation) -> Recommendation:
             "personal_lr": _short(plan.eta),
             "beta": _short(beta),
         }
-        rounds = math.ceil(math.log(here.reduction) / math.log(rate))
+        rounds = math.ceil(math.log(situation.reduction) / math.log(rate))
         return Recommendation(
             "pfedme", options, {"batch_size": 0}, rounds, "one exact repetition: no bias from R > 1"
         )
-    batch = here.batch if here.batch > 0 else here.samples
-    repetitions = min(20, max(1, math.ceil(here.samples / batch)))
+    batch = situation.batch if situation.batch > 0 else situation.samples
+    repetitions = min(20, max(1, math.ceil(situation.samples / batch)))
     options = {
         "lam": _short(lam),
         "inner_steps": 5,
         "local_rounds": repetitions,
         "lr": _short(1 / (lam * repetitions)),
-        "personal_lr": _short(min(here.lr, here.eta(whole=False))),
+        "personal_lr": _short(min(situation.lr, situation.eta(all_data=False))),
     }
-    why = "one pass a round; eta lam R = 1, so the local copy moves about as far as an exact step"
-    return Recommendation("pfedme", options, {}, None, why)
+    reason = "one pass a round; eta lam R = 1, so the local copy moves about as far as an exact step"
+    return Recommendation("pfedme", options, {}, None, reason)
 
 
-def perada(here: Situation) -> Recommendation:
+def perada(situation: Situation) -> Recommendation:
     """Its personal objective is Ditto's on the adapters."""
-    like = ditto(here)
-    why = "as Ditto, on the adapters; a code that penalises lam ||v - w||^2 needs half this lam"
-    return Recommendation("perada", like.options, like.train, like.rounds, why)
+    like = ditto(situation)
+    reason = "as Ditto, on the adapters; a code that penalises lam ||v - w||^2 needs half this lam"
+    return Recommendation("perada", like.options, like.train, like.rounds, reason)
 
 
 def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
@@ -177,20 +183,20 @@ def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
     finite = [value for value in lam if math.isfinite(value) and value > 0]
     if not finite:
         return ()
-    why = "median of lam_k; the method has one lam, and teachers are clusters, not weights alpha_k"
-    return (Recommendation("perfed_ckt", {"lam": _short(statistics.median(finite))}, why=why),)
+    reason = "median of lam_k; the method has one lam, and teachers are clusters, not weights alpha_k"
+    return (Recommendation("perfed_ckt", {"lam": _short(statistics.median(finite))}, why=reason),)
 
 
-def _descent_rounds(here: Situation, eta: float) -> int:
+def _descent_rounds(situation: Situation, eta: float) -> int:
     """Return rounds of gradient descent that leave no more than the wanted share of the squared error."""
-    step = -math.log1p(-min(eta * here.mu, 1 - 1e-12))
-    return max(1, math.ceil(math.log(1 / here.reduction) / (2 * FEDAVG_STEPS * step)))
+    step = -math.log1p(-min(eta * situation.mu, 1 - 1e-12))
+    return max(1, math.ceil(math.log(1 / situation.reduction) / (2 * FEDAVG_STEPS * step)))
 
 
-def _gentle(here: Situation) -> dict[str, Any]:
+def _gentle(situation: Situation) -> dict[str, Any]:
     """Return the run's learning rate, lowered where the pulled problem would not stand it."""
-    eta = here.eta(whole=False)
-    return {"lr": _short(eta)} if eta < here.lr else {}
+    eta = situation.eta(all_data=False)
+    return {"lr": _short(eta)} if eta < situation.lr else {}
 
 
 def _short(value: float) -> float:

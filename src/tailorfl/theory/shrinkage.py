@@ -75,7 +75,7 @@ def expected_errors(noise: float, radius2: float, clients: int) -> Errors:
     """
     require_not_negative(noise=noise)
     require_counts(clients=clients)
-    radius2, own = max(radius2, 0.0), (1 - 1 / clients) * noise
-    both = radius2 + own
-    between = radius2 * own / both if both > 0 else 0.0
+    radius2, own_noise = max(radius2, 0.0), (1 - 1 / clients) * noise
+    both = radius2 + own_noise
+    between = radius2 * own_noise / both if both > 0 else 0.0
     return Errors(noise, noise / clients + radius2, noise / clients + between)

@@ -80,15 +80,15 @@ def client_spread(gram: Floats, noise: Floats, dim: int) -> Floats:
     weights = np.ones(clients)
     for _ in range(ROUNDS):
         raw = _freed(gram, weights) / dim
-        common, known = max(float(raw.mean()), 0.0), np.maximum(raw, 0.0)
+        common, floored = max(float(raw.mean()), 0.0), np.maximum(raw, 0.0)
         # <w + e, w + e'> / d scatters by w's own draw, by w's product with either noise, and by that of the noises
-        sampling = (2 * known**2 + 2 * known * per_weight + per_weight**2) / dim
+        sampling = (2 * floored**2 + 2 * floored * per_weight + per_weight**2) / dim
         between = max(float(raw.var(ddof=1) - sampling.mean()), 0.0)
         trust = between / np.maximum(between + sampling, 1e-300)
-        found = np.maximum(common + trust * (raw - common), 0.0)
+        spread = np.maximum(common + trust * (raw - common), 0.0)
         # clients that scatter little know the common optimum best (the teacher's weights of Theorem 4.2)
-        weights = 1 / np.maximum(found + per_weight / 2, 1e-300)
-    return np.asarray(found)
+        weights = 1 / np.maximum(spread + per_weight / 2, 1e-300)
+    return np.asarray(spread)
 
 
 def resampled(
@@ -113,9 +113,9 @@ def _freed(gram: Floats, weights: Floats) -> Floats:
     Client k is compared with the mean of the others, of weights q_k. The product of its deviations has the
     expectation `d_k + sum_j q_kj^2 d_j`, a linear system for d.
     """
-    others = np.tile(weights, (len(gram), 1))
-    np.fill_diagonal(others, 0.0)
-    others /= others.sum(1, keepdims=True)
-    deviation = np.eye(len(gram)) - others
-    own = np.einsum("ki,ij,kj->k", deviation, gram, deviation)
-    return np.asarray(np.linalg.solve(np.eye(len(gram)) + others**2, own))
+    shares = np.tile(weights, (len(gram), 1))
+    np.fill_diagonal(shares, 0.0)
+    shares /= shares.sum(1, keepdims=True)
+    deviation = np.eye(len(gram)) - shares
+    product = np.einsum("ki,ij,kj->k", deviation, gram, deviation)
+    return np.asarray(np.linalg.solve(np.eye(len(gram)) + shares**2, product))

@@ -37,13 +37,13 @@ def parse(text: str, config: ExperimentConfig) -> Budget:
     Raises:
         ConfigError: the text is no budget, or asks for more rounds than the experiment has.
     """
-    found = _TEXT.fullmatch(text.strip().replace("×", "x"))
-    if found is None:
+    match = _TEXT.fullmatch(text.strip().replace("×", "x"))
+    if match is None:
         raise ConfigError(
             f"'{text}' is no budget; write the trials of each method, such as 20, or trials x rounds x seeds, such as "
             "20x10x2"
         )
-    trials, rounds, seeds = (None if part is None else int(part) for part in found.groups())
+    trials, rounds, seeds = (None if part is None else int(part) for part in match.groups())
     if rounds is not None and rounds > config.rounds:
         raise ConfigError(
             f"the budget '{text}' has {rounds} rounds a trial, more than the {config.rounds} of the experiment whose "
@@ -73,7 +73,7 @@ def left(allowance: float, trials: int, used: Iterable[float], begun: int = 0) -
         begun: trials that are not finished yet, each counted as the mean of the others.
     """
     spent = list(used)
-    each = sum(spent) / len(spent) if sum(spent) > 0 else allowance / trials
+    mean = sum(spent) / len(spent) if sum(spent) > 0 else allowance / trials
     if sum(spent) <= 0 and len(spent) + begun >= trials:  # of methods that train nothing
         return False
-    return sum(spent) + begun * each + each / 2 <= allowance
+    return sum(spent) + begun * mean + mean / 2 <= allowance

@@ -86,7 +86,7 @@ class Tuning:
             t.label: (t.best.score or 0.0) * (1 if t.higher_is_better else -1) for t in self.methods if t.best
         }
         ranks = {
-            label: 1 + sum(other > score for other in signed.values()) for label, score in signed.items()
+            label: 1 + sum(rival > score for rival in signed.values()) for label, score in signed.items()
         }
         return {t.label: ranks.get(t.label) for t in self.methods}
 

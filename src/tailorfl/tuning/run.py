@@ -64,8 +64,8 @@ def foreseen(plan: Plan, watch: Callable[[str], None] | None = None) -> dict[str
         TailorflError: the experiment cannot be built, or nobody has validation samples; the message says why.
     """
     config = plan.config
-    every = config.eval.every if config.eval.select == "val" else 0
-    validation = config.eval.model_copy(update={"sets": ("val",), "every": every})
+    interval = config.eval.every if config.eval.select == "val" else 0
+    validation = config.eval.model_copy(update={"sets": ("val",), "every": interval})
     allowance = plan.budget.trials * Trainer(config, Path()).allowance()
     costs = {}
     for label, row in estimate(config.model_copy(update={"eval": validation}), watch).methods.items():

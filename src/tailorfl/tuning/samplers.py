@@ -139,8 +139,8 @@ def _points(search: Search, space: Space) -> Iterator[dict[str, Any]]:
     order = generator(search.seed, "tuning", search.label, "grid").permutation(int(size(space)))
     shape = [len(values) for values in lists]
     for point in order:
-        places = np.unravel_index(int(point), shape) if shape else ()
-        yield {key: values[int(i)] for key, values, i in zip(space, lists, places, strict=True)}
+        indices = np.unravel_index(int(point), shape) if shape else ()
+        yield {key: values[int(i)] for key, values, i in zip(space, lists, indices, strict=True)}
 
 
 def _key(values: Mapping[str, Any]) -> str:

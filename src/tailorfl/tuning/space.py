@@ -103,8 +103,8 @@ class Range:
     def side(self, value: Any) -> int:
         """-1 near the lower edge, 1 near the upper one, else 0."""
         low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
-        place = (at - low) / (high - low)
-        return (place >= 1 - MARGIN) - (place <= MARGIN)
+        position = (at - low) / (high - low)
+        return (position >= 1 - MARGIN) - (position <= MARGIN)
 
     def beyond(self, side: int) -> Range:
         """Half as wide again, on one side."""
@@ -132,24 +132,24 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
         ConfigError: `search` names a setting that no method has, is no list and no range, or a method refuses a value.
     """
     # What is said of one line goes before what is said of all.
-    wanted = sorted(_leaves(config.search, ""), key=lambda leaf: leaf[0].startswith("methods."))
-    found: dict[str, dict[str, Dimension]] = {}
+    entries = sorted(_leaves(config.search, ""), key=lambda leaf: leaf[0].startswith("methods."))
+    space_of: dict[str, dict[str, Dimension]] = {}
     used: set[str] = set()
     for line in config.methods:
         space = _shipped(config, line)
-        for key, given in wanted:
+        for key, entry in entries:
             setting = _setting_of(config, line, key)
             if setting is None:
                 continue
             used.add(key)
-            if given is None:
+            if entry is None:
                 space.pop(setting, None)
             else:
-                own = value_of(config, line, setting)
-                space[setting] = _parsed(key, given, isinstance(own, int) and not isinstance(own, bool))
+                value = value_of(config, line, setting)
+                space[setting] = _parsed(key, entry, isinstance(value, int) and not isinstance(value, bool))
         check(config, line, space)
-        found[line.label] = space
-    unused = [key for key, _ in wanted if key not in used]
+        space_of[line.label] = space
+    unused = [key for key, _ in entries if key not in used]
     absent = [key for key in unused if _of_another_line(config, key)]
     for key in unused:
         if key not in absent:
@@ -161,13 +161,13 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
             "is" if len(absent) == 1 else "are",
             ", ".join(line.label for line in config.methods),
         )
-    return found
+    return space_of
 
 
 def start(config: ExperimentConfig, line: MethodConfig, space: Space) -> dict[str, Any] | None:
     """Return what the experiment itself says, which is the first trial; None where that is not in the space."""
-    own = {key: value_of(config, line, key) for key in space}
-    return own if all(space[key].has(value) for key, value in own.items()) else None
+    values = {key: value_of(config, line, key) for key in space}
+    return values if all(space[key].has(value) for key, value in values.items()) else None
 
 
 def changed(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, Any]) -> MethodConfig:
@@ -179,10 +179,10 @@ def changed(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, A
     groups: dict[str, Any] = {"train": dict(**line.train), "method": deepcopy(line.options)}
     for key, value in values.items():
         group, *path = key.split(".")
-        place = groups[group]
+        options = groups[group]
         for step in path[:-1]:
-            place = place.setdefault(step, {})
-        place[path[-1]] = value
+            options = options.setdefault(step, {})
+        options[path[-1]] = value
     try:
         new = MethodConfig(
             name=line.name,
@@ -194,8 +194,8 @@ def changed(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, A
         )
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{line.label}: {where} = {first['input']!r}: {first['msg']}") from error
+        key_path = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{line.label}: {key_path} = {first['input']!r}: {first['msg']}") from error
     make_method(new.name, new.options)
     train_config(Job(config, new, config.seeds[0]))
     return new
@@ -244,12 +244,12 @@ def _shipped(config: ExperimentConfig, line: MethodConfig) -> dict[str, Dimensio
     space: dict[str, Dimension] = {}
     for key, values in grids.items():
         try:
-            own = value_of(config, line, key)
+            current = value_of(config, line, key)
         except KeyError:  # a length in epochs, where the line gives it in steps
             continue
         choice = Choice(values)
-        if not choice.has(own):
-            choice = Choice((*values, own))
+        if not choice.has(current):
+            choice = Choice((*values, current))
         space[key] = Choice(tuple(sorted(choice.values))) if choice.numeric else choice
     return space
 
@@ -267,8 +267,8 @@ def _setting_of(config: ExperimentConfig, line: MethodConfig, key: str) -> str |
     """Return the setting of a line that a key of `search` means; None where it means none of this line."""
     of_line = f"methods.{line.label}."
     if key.startswith(of_line):
-        rest = key.removeprefix(of_line).removeprefix("method.")
-        key = rest if rest.startswith("train.") else f"method.{rest}"
+        setting = key.removeprefix(of_line).removeprefix("method.")
+        key = setting if setting.startswith("train.") else f"method.{setting}"
     if not key.startswith(("train.", "method.")):
         return None
     try:
@@ -292,17 +292,17 @@ def _misplaced(config: ExperimentConfig, key: str) -> ConfigError:
     )
 
 
-def _parsed(key: str, given: Any, whole: bool) -> Dimension:
+def _parsed(key: str, entry: Any, is_whole: bool) -> Dimension:
     """Return the values that `search` gives of a setting."""
-    if isinstance(given, list | tuple) and given and all(_is_plain(value) for value in given):
-        choice = Choice(tuple(dict.fromkeys(given)))
+    if isinstance(entry, list | tuple) and entry and all(_is_plain(value) for value in entry):
+        choice = Choice(tuple(dict.fromkeys(entry)))
         return Choice(tuple(sorted(choice.values))) if choice.numeric else choice
     if (
-        isinstance(given, Mapping)
-        and given.keys() <= {"low", "high", "log"}
-        and {"low", "high"} <= given.keys()
+        isinstance(entry, Mapping)
+        and entry.keys() <= {"low", "high", "log"}
+        and {"low", "high"} <= entry.keys()
     ):
-        low, high, log = given["low"], given["high"], given.get("log", False)
+        low, high, log = entry["low"], entry["high"], entry.get("log", False)
         numbers = (
             Choice((low, high)).numeric
             and isinstance(log, bool)
@@ -311,13 +311,13 @@ def _parsed(key: str, given: Any, whole: bool) -> Dimension:
         )
         if not numbers or not low < high or (log and low <= 0):
             raise ConfigError(
-                f"search: {key} = {dict(given)} is no range: low and high are numbers, low below high (and above 0 "
+                f"search: {key} = {dict(entry)} is no range: low and high are numbers, low below high (and above 0 "
                 "with log), and log is true or false"
             )
-        both_whole = whole and low == round(low) and high == round(high)
+        both_whole = is_whole and low == round(low) and high == round(high)
         return Range(low, high, log, both_whole)
     raise ConfigError(
-        f"search: {key} = {shown(given)} should be a list of values such as [0.01, 0.1], a range such as {{low: 0.01, "
+        f"search: {key} = {shown(entry)} should be a list of values such as [0.01, 0.1], a range such as {{low: 0.01, "
         "high: 1, log: true}, or null to leave the setting as it is"
     )
 

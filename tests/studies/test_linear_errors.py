@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from studies.linear_errors import Truth, linear_models
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.synthetic import closed_form
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
-from tailorfl.evaluation.errors import Truth, linear_models
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
