@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from studies.program import program, run
-from tailorfl.cli.listing import AsJson
+from tailorfl.cli.arguments import AsJson
 from tailorfl.cli.screen import PROSE, print_json, show_table, stdout
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation

@@ -27,8 +27,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from studies.program import program, run
-from tailorfl.cli.arguments import Imports
-from tailorfl.cli.listing import AsJson
+from tailorfl.cli.arguments import AsJson, Imports
 from tailorfl.cli.screen import print_json, say, stdout
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, RunError, unknown

@@ -17,7 +17,7 @@ from studies.claims.folders import gathered
 from studies.claims.judging import Outcome, judge_paper, metrics_of
 from studies.claims.words import basis, found, line, page, published, sections, summary
 from studies.program import program, run
-from tailorfl.cli.listing import AsJson
+from tailorfl.cli.arguments import AsJson
 from tailorfl.cli.screen import PROSE, print_json, say, show_table, stderr, stdout
 from tailorfl.errors import ConfigError
 from tailorfl.report.document import write_report

@@ -1,20 +1,77 @@
-"""What commands are told to run: `[CONFIG] [KEY=VALUE]...`."""
+"""Arguments of commands: their help, those that several share, and the experiment that they name."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
+import click
 import typer
+from click.core import ParameterSource
 
 from tailorfl import modules
 from tailorfl.errors import ConfigError
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+ENTRY = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.*)")
+
 if TYPE_CHECKING:
+    from tailorfl.report.result import ExperimentResult
     from tailorfl.settings.experiment import ExperimentConfig
+
+
+@dataclass
+class State:
+    """Traces of a command for the one place that reports errors and interruptions; shared by a process's commands."""
+
+    debug: bool = False
+    begun: Path | None = None
+    """The file whose existence tells that what is under way can be continued."""
+    resume_command: str = ""
+    """The command that continues it."""
+
+    def under_way(self, begun: Path, resume_command: str) -> None:
+        """Note what is under way."""
+        self.begun, self.resume_command = begun, resume_command
+
+    def done(self) -> None:
+        """Note that nothing is under way any more."""
+        self.begun = None
+
+
+def documented(command: Command) -> Command:
+    """Take the help of a command's parameters from the Args of its docstring, and leave the rest to the command.
+
+    An entry is `name: help`, or `name (--option, -o, METAVAR): help` for other names than the parameter's or another
+    word for its value. Parameters without a default are arguments, all others options, unless their type says more.
+    """
+    summary, _, arguments = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
+    command.__doc__ = summary
+    parameters, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
+    for entry in re.split(r"\n(?=    \w)", arguments.strip()) if arguments else ():
+        name, words, help = ENTRY.fullmatch(" ".join(entry.split())).groups(default="")  # type: ignore[union-attr]
+        names = [word for word in words.split(", ") if word.startswith("-")]
+        metavar = next((word for word in words.split(", ") if word and word not in names), None)
+        kind, *details = (getattr(hints[name], "__metadata__", ()) and get_args(hints[name])) or (
+            hints[name],
+        )
+        if details:
+            info = copy(details[0])
+        elif names or parameters[name].default is not inspect.Parameter.empty:
+            info = typer.Option(*(names or [f"--{name.replace('_', '-')}"]))
+        else:
+            info = typer.Argument()
+        info.help, info.metavar = help, metavar or info.metavar
+        hints[name] = Annotated[kind, info]
+    command.__annotations__ = hints
+    return command
 
 
 def _load(names: list[str] | None) -> list[str] | None:
@@ -22,6 +79,7 @@ def _load(names: list[str] | None) -> list[str] | None:
     return names
 
 
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", show_default=False)]
 Imports = Annotated[
     list[str] | None,
     typer.Option(
@@ -31,19 +89,12 @@ Imports = Annotated[
         help="A module or FILE.py of your own, whose models, methods and data the experiment may name.",
     ),
 ]
-
-
-def given(help: str) -> Any:
-    """Return what says that a command takes `[CONFIG] [KEY=VALUE]...`, and with which help."""
-    return typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help=help, show_default=False)
-
-
-def like_run(but: str) -> Any:
-    """Return `given` of a command that takes what `tailorfl run` does; `but` says what it makes of that."""
-    return given(f"An experiment as for `tailorfl run`; {but}.")
-
-
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the experiment in the result folder.")]
+ResultFolder = Annotated[Path, typer.Argument(help="Result folder of an experiment.")]
+Label = Annotated[str | None, typer.Option("--method", help="Label of the line; by default the first.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the job; by default the first.")]
 
 
 def experiment(
@@ -62,24 +113,47 @@ def experiment(
     Raises:
         ConfigError: as `tailorfl.settings.loading.load`, or a name does not exist.
     """
-    from tailorfl.settings.errors import CATALOGUE, check_names
+    from tailorfl.settings.errors import check_names
     from tailorfl.settings.loading import load, recipes
 
-    given = list(arguments or [])
-    named = bool(given) and "=" not in given[0]
-    if named and not Path(given[0]).exists() and given[0] not in recipes():
-        _refuse_words(given[:2])
-    for number, word in enumerate(given[1:], start=1):
+    words = list(arguments or [])
+    has_file = bool(words) and "=" not in words[0]
+    if has_file and not Path(words[0]).exists() and words[0] not in recipes():
+        _refuse_words(words[:2])
+    for number, word in enumerate(words[1:], start=1):
         if "=" not in word:
-            _refuse_words(given[number : number + 2])
-    changes = given[1:] if named else given
-    config = load(given[0] if named else base, changes, methods=methods, scale=scale, may_import=True)
-    if "torch" not in sys.modules and CATALOGUE.is_file():  # else the registries themselves are as quick
+            _refuse_words(words[number : number + 2])
+    changes = words[1:] if has_file else words
+    config = load(words[0] if has_file else base, changes, methods=methods, scale=scale, may_import=True)
+    if "torch" not in sys.modules:  # else the registries themselves are as quick
         check_names(config)
     return config
 
 
-def again() -> str:
+def without_variants(config: ExperimentConfig, each: str, do: str) -> None:
+    """Raise ConfigError for an experiment with variants; `each` says what they are, `do` what to do with one."""
+    if config.variants:
+        raise ConfigError(
+            f"'{config.name}' has variants ({', '.join(config.variants)}), {each}; {do} one: give its settings as "
+            "KEY=VALUE beside variants={}"
+        )
+
+
+def only_result(folder: Path, results: Mapping[str, ExperimentResult], why: str = "") -> ExperimentResult:
+    """Return the result of a folder. Raises ConfigError where it holds several variants."""
+    if len(results) > 1:
+        raise ConfigError(
+            f"'{folder}' has {len(results)} variants ({', '.join(results)}){why}; give the folder of one of them"
+        )
+    return next(iter(results.values()))
+
+
+def typed(ctx: click.Context, *names: str) -> list[str]:
+    """Return those of a command's options, as `--out`, that were typed."""
+    return [f"--{name}" for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def import_options() -> str:
     """Return the options that name again the modules that were named, for a command that goes on."""
     return "".join(f" --import {shlex.quote(name)}" for name in modules.named())
 
@@ -93,8 +167,6 @@ def hint(option: str, value: str | None = None) -> str | None:
 
 def _refuse_words(words: Sequence[str]) -> None:
     """Raise ConfigError if the first word is a setting without its `=`, or something to be chosen by a setting."""
-    from tailorfl.settings.errors import written
-
-    meant = written(words[0], words[1] if len(words) > 1 else None)
+    meant = hint(*words[:2])
     if meant is not None:
         raise ConfigError(f"'{words[0]}' alone is not a setting; settings are written key=value: {meant}")

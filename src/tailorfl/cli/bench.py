@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from tailorfl.cli.arguments import Imports, Quiet, experiment, like_run
-from tailorfl.cli.screen import PROSE, remark, say, show_table, status, stdout
+from tailorfl.cli.arguments import Arguments, Imports, Quiet, experiment
+from tailorfl.cli.screen import make_table, remark, say, show_table, status, stdout
 from tailorfl.errors import ConfigError
 from tailorfl.light_imports import import_tensordict
 
@@ -21,20 +18,19 @@ if TYPE_CHECKING:
 
 
 def command(
-    arguments: Annotated[
-        list[str] | None,
-        like_run("its first method and seed are measured"),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", help="How long to measure, beside building data and model.")
-    ] = 20.0,
-    file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything to this file.")
-    ] = None,
+    arguments: Arguments = None,
+    seconds: float = 20.0,
+    file: Path | None = None,
     quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
-    """Time one round: a plain PyTorch loop against the engines, and say which settings are fastest."""
+    """Time one round: a plain PyTorch loop against the engines, and say which settings are fastest.
+
+    Args:
+        arguments: An experiment as for `tailorfl run`; its first method and seed are measured.
+        seconds: How long to measure, beside building data and model.
+        file (--json, FILE): Write everything to this file.
+    """
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise ConfigError(
             f"--json names the file to write, but '{file}' is a folder or its folder does not exist"
@@ -46,20 +42,40 @@ def command(
     from tailorfl.runs.files import encode, write_text
 
     with status(quiet, "bench") as watch:
-        found = bench(config, {}, seconds=seconds, source=None, watch=watch)
+        times = bench(config, {}, seconds=seconds, source=None, watch=watch)
     console = stdout()
-    show(console, found)
+    show(console, times)
     if file is not None:
-        write_text(file, encode(found.to_dict(), indent=1) + "\n")
+        write_text(file, encode(times.to_dict(), indent=1) + "\n")
         say(console, f"json: {file}")
 
 
-def show(console: Console, found: Bench) -> None:
+def show(console: Console, times: Bench) -> None:
     """Print what was measured, a table of the ways, and what to set."""
-    for line in _facts(found):
-        say(console, line)
-    show_table(console, _table(found))
-    advice = found.recommendation
+    is_part = times.measured != times.clients
+    part = f"{times.measured} of " if is_part else ""
+    say(
+        console,
+        f"{times.experiment}: one round of {times.title}, {part}{times.clients} clients, {times.model} with "
+        f"{times.scalars:,} scalars, {times.gradients:,} gradients of samples in all",
+    )
+    if is_part:
+        say(
+            console,
+            "a round of all clients takes too long for --seconds, so times are those of a part of them",
+        )
+    if times.features:
+        say(console, times.features)
+    say(
+        console,
+        "the plain loop is FedAvg's: it takes as many gradients as the method and does nothing of what the method adds",
+    )
+    clock = (
+        "process seconds of one thread" if times.clock == "process" else f"seconds, {times.threads} threads"
+    )
+    heads = ("way", "fastest", "median", "clients/s", "x plain loop", "(quartiles)", "")
+    show_table(console, make_table(f"a round: {clock}", heads, map(_row, times.ways), prose=("",)))
+    advice = times.recommendation
     console.print(Text.assemble("\nrecommended: ", (advice.settings, "bold")))
     for line in advice.why:
         say(console, f"  {line}")
@@ -67,51 +83,19 @@ def show(console: Console, found: Bench) -> None:
         console.print(remark("note:", line, "yellow"))
 
 
-def _facts(found: Bench) -> Iterator[str]:
-    part = "" if found.measured == found.clients else f"{found.measured} of "
-    yield (
-        f"{found.experiment}: one round of {found.title}, {part}{found.clients} clients, {found.model} with "
-        f"{found.scalars:,} scalars, {found.gradients:,} gradients of samples in all"
-    )
-    if part:
-        yield "a round of all clients takes too long for --seconds, so times are those of a part of them"
-    if found.features:
-        yield found.features
-    yield (
-        "the plain loop is FedAvg's: it takes as many gradients as the method and does nothing of what the method adds"
-    )
-
-
-def _table(found: Bench) -> Table:
-    clock = (
-        "process seconds of one thread" if found.clock == "process" else f"seconds, {found.threads} threads"
-    )
-    table = Table(title=Text(f"a round: {clock}"))
-    for column in (
-        "way",
-        "fastest",
-        "median",
-        "clients/s",
-        "x plain loop",
-        "(quartiles)",
-    ):
-        table.add_column(column, justify="left" if column == "way" else "right")
-    table.add_column("", ratio=PROSE)
-    for way in found.ways:
-        note = way.note if way.workers == 1 else f"{way.note}; by the clock on the wall".lstrip("; ")
-        table.add_row(Text(way.name), *_cells(way), Text(note))
-    return table
-
-
-def _cells(way: Way) -> tuple[str, ...]:
-    if not way.seconds:
-        return ("–",) * 5
-    low, high = way.spread
-    rate = way.clients_per_second
+def _row(engine: Way) -> tuple[str, ...]:
+    """Return the cells of one way to compute the round."""
+    note = engine.note if engine.workers == 1 else f"{engine.note}; by the clock on the wall".lstrip("; ")
+    if not engine.seconds:
+        return (engine.name, *5 * ("–",), note)
+    low, high = engine.spread
+    rate = engine.clients_per_second
     return (
-        f"{way.seconds_min:.4g}",
-        f"{way.seconds_median:.4g}",
+        engine.name,
+        f"{engine.seconds_min:.4g}",
+        f"{engine.seconds_median:.4g}",
         f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
-        f"{way.times_faster:.2f}",
+        f"{engine.times_faster:.2f}",
         f"{low:.2f}-{high:.2f}",
+        note,
     )

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tailorfl.cli.arguments import Imports, Quiet, experiment, given
+from tailorfl.cli.arguments import Arguments, Imports, Quiet, State, documented, experiment
 from tailorfl.cli.screen import say, stdout
 from tailorfl.cli.service_log import Format, Level, LogFormat, LogLevel, service_log
-from tailorfl.cli.state import State
 from tailorfl.errors import ConfigError
 from tailorfl.light_imports import import_pandas, import_tensordict
 from tailorfl.printable import quoted
@@ -42,105 +41,89 @@ Health = Annotated[
 
 def _check_keys(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
-        said = "are given together" if insecure else "is missing"
+        problem = "are given together" if insecure else "is missing"
         raise ConfigError(
-            f"one of --keys FOLDER and --insecure {said}: keys are made by tailorfl deploy keys, and without them "
+            f"one of --keys FOLDER and --insecure {problem}: keys are made by tailorfl deploy keys, and without them "
             "nothing is encrypted and anybody may join"
         )
 
 
 def server(
     ctx: typer.Context,
-    arguments: Annotated[
-        list[str] | None, given("An experiment as for `tailorfl run`; its clients are those that connect.")
-    ] = None,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients connect.")
-    ] = "127.0.0.1:8000",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Result folder; what is there of the experiment is gone on with. By default runs/NAME."
-        ),
-    ] = None,
+    arguments: Arguments = None,
+    listen: str = "127.0.0.1:8000",
+    out: Path | None = None,
     keys: Keys = None,
     insecure: Insecure = False,
-    anywhere: Annotated[
-        bool, typer.Option("--anywhere", help="With --insecure: listen beyond this machine as well.")
-    ] = False,
+    anywhere: bool = False,
     imports: Imports = None,
     quiet: Quiet = False,
     health: Health = None,
     log_format: Format = LogFormat.text,
     log_level: Level = LogLevel.info,
 ) -> None:
-    """Run an experiment with clients on other machines, each started by `tailorfl client`."""
+    """Run an experiment with clients on other machines, each started by `tailorfl client`.
+
+    Args:
+        arguments: An experiment as for `tailorfl run`; its clients are those that connect.
+        listen (HOST:PORT): Where clients connect.
+        out: Result folder; an experiment that is there already is continued. By default runs/NAME.
+        anywhere: With --insecure: listen beyond this machine as well.
+    """
     _check_keys(keys, insecure)
     import_tensordict()
-    from tailorfl.cli.running import show_result
+    from tailorfl.cli.results import show_result
     from tailorfl.deploy.running import run_server
     from tailorfl.report.progress import ProgressLines
     from tailorfl.runs.build import check
     from tailorfl.runs.job import Observer
 
-    with service_log("server", log_format, log_level) as told:
+    state = ctx.ensure_object(State)
+    with service_log("server", log_format, log_level) as log:
         config = experiment(arguments)
         check(config)
         folder = out if out is not None else Path("runs") / config.name
-        how = "--insecure" if keys is None else f"--keys {quoted(keys)}"
-        again = (
-            f"tailorfl server {shlex.join(arguments or ())} --listen {listen} {how} --out {quoted(folder)}"
-        )
-        ctx.ensure_object(State).under_way(folder / "config.yaml", again)
-        watch = Observer() if quiet else ProgressLines(told)
+        security = "--insecure" if keys is None else f"--keys {quoted(keys)}"
+        words = f"{shlex.join(arguments or ())} --listen {listen} {security} --out {quoted(folder)}"
+        state.under_way(folder / "config.yaml", f"tailorfl server {words}")
+        watch = Observer() if quiet else ProgressLines(log)
         result = run_server(
-            config, folder, listen, keys, told=told, observer=watch, anywhere=anywhere, health=health
+            config, folder, listen, keys, told=log, observer=watch, anywhere=anywhere, health=health
         )
-    ctx.ensure_object(State).done()
+    state.done()
     show_result(result)
 
 
 def client(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")],
-    state: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where this client's private states and model are kept.")
-    ],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Its table, or folder of images; without, its share of the experiment's data.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The client's name; by default that of its file, without the ending.")
-    ] = None,
+    server: Annotated[str, typer.Option()],
+    state: Annotated[Path, typer.Option()],
+    data: Path | None = None,
+    name: str | None = None,
     keys: Keys = None,
     insecure: Insecure = False,
-    policy: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What a server may ask, as `tailorfl deploy policy` writes it."),
-    ] = None,
-    experiment_file: Annotated[
-        Path | None,
-        typer.Option("--experiment", metavar="FILE", help="The only experiment that it takes part in."),
-    ] = None,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DIGEST", help="An experiment that it takes part in; may be repeated."),
-    ] = None,
-    stay: Annotated[
-        bool, typer.Option("--stay", help="Wait for further experiments when one is over.")
-    ] = False,
-    leave: Annotated[
-        bool, typer.Option("--leave", help="Tell the server that this client leaves for good, and end.")
-    ] = False,
+    policy: Path | None = None,
+    experiment_file: Path | None = None,
+    accept: list[str] | None = None,
+    stay: bool = False,
+    leave: bool = False,
     imports: Imports = None,
     health: Health = None,
     log_format: Format = LogFormat.text,
     log_level: Level = LogLevel.info,
 ) -> None:
-    """Take part in a federation with your own samples, which stay on this machine."""
+    """Take part in a federation with your own samples, which stay on this machine.
+
+    Args:
+        server (HOST:PORT): Where the server listens.
+        state (FOLDER): Where this client's private states and model are kept.
+        data (FILE): Its table, or folder of images; without, its share of the experiment's data.
+        name: The client's name; by default that of its file, without the ending.
+        policy (FILE): What a server may ask, as `tailorfl deploy policy` writes it.
+        experiment_file (--experiment, FILE): The only experiment that it takes part in.
+        accept (DIGEST): An experiment that it takes part in; may be repeated.
+        stay: Wait for further experiments when one is over.
+        leave: Tell the server that this client leaves for good, and end.
+    """
     _check_keys(keys, insecure)
     import_tensordict()
     if data is None or data.suffix.lower() != ".parquet":
@@ -150,27 +133,30 @@ def client(
     from tailorfl.deploy.running import run_client
     from tailorfl.settings.loading import load
 
-    with service_log(name or (data.stem if data is not None else "client"), log_format, log_level) as told:
+    with service_log(name or (data.stem if data is not None else "client"), log_format, log_level) as log:
         member = member_of(
             state=state,
             data=data,
             name=name,
-            told=told,
+            told=log,
             policy=DEFAULT_POLICY if policy is None else Policy.read(policy),
             experiment=None if experiment_file is None else load(experiment_file),
             accept=tuple(accept or ()),
         )
         member.leaves = leave
-        told(f"connects to {server}; private states are kept in '{state}'")
-        run_client(member, server, keys, told=told, stay=stay, health=health)
+        log(f"connects to {server}; private states are kept in '{state}'")
+        run_client(member, server, keys, told=log, stay=stay, health=health)
 
 
 @app.command("leave")
-def leave_command(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The server's result folder.")],
-    client: Annotated[str, typer.Argument(help="The client's name.")],
-) -> None:
-    """Take a client off a federation for good: its server, also one that runs, waits for it no more."""
+@documented
+def leave_command(results: Path, client: str) -> None:
+    """Take a client off a federation for good: its server, also one that runs, waits for it no more.
+
+    Args:
+        results (RESULTS): The server's result folder.
+        client: The client's name.
+    """
     from tailorfl.deploy.membership import take_off
 
     take_off(results, client)
@@ -178,11 +164,14 @@ def leave_command(
 
 
 @app.command("join")
-def join_command(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The server's result folder.")],
-    client: Annotated[str, typer.Argument(help="The client's name, as in its certificate.")],
-) -> None:
-    """Let a client join a federation that has begun: its server, also one that runs, takes it in when it connects."""
+@documented
+def join_command(results: Path, client: str) -> None:
+    """Let a client join a federation that has begun: its server, also one that runs, takes it in when it connects.
+
+    Args:
+        results (RESULTS): The server's result folder.
+        client: The client's name, as in its certificate.
+    """
     from tailorfl.deploy.membership import let_in
 
     let_in(results, client)
@@ -190,57 +179,56 @@ def join_command(
 
 
 @app.command("keys")
+@documented
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="Where to.")],
-    clients: Annotated[str, typer.Option(help="Names of clients, with commas between them.")] = "",
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name or address by which clients reach the server; may be repeated."),
-    ] = None,
-    days: Annotated[int, typer.Option(help="How long certificates hold.", min=1)] = 365,
-    renew: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Make another key for one client and revoke its former one, or for the `server`.",
-        ),
-    ] = None,
-    revoke: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Have the server not let a client's certificate in.")
-    ] = None,
+    folder: Path,
+    clients: str = "",
+    host: list[str] | None = None,
+    days: Annotated[int, typer.Option(min=1)] = 365,
+    renew: str | None = None,
+    revoke: str | None = None,
 ) -> None:
-    """Make keys and certificates for a federation, or for further clients of one; renew or revoke one."""
+    """Make keys and certificates for a federation, or for further clients of one; renew or revoke one.
+
+    Args:
+        folder: Where to.
+        clients: Names of clients, with commas between them.
+        host: Name or address by which clients reach the server; may be repeated.
+        days: How long certificates hold.
+        renew (NAME): Make another key for one client and revoke its former one, or for the `server`.
+        revoke (NAME): Have the server not let a client's certificate in.
+    """
     from tailorfl.deploy import keys
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
-    console = stdout()
+    lines = []
     if revoke is not None:
         keys.revoke(folder, revoke)
-        say(
-            console,
-            f"copy to the server's machine, which reads it while it runs: {folder / 'server' / keys.REVOKED}",
-        )
+        revoked = folder / "server" / keys.REVOKED
+        lines.append(f"copy to the server's machine, which reads it while it runs: {revoked}")
     if renew is not None:
         keys.renew(folder, renew, host or (), days)
         names.append(renew)
-    if renew is None and revoke is None:
+    elif revoke is None:
         keys.make_keys(folder, host or (), names, days)
     if renew is not None or revoke is None:
-        say(console, f"for the server's machine:   {folder / 'server'}")
-        for name in names:
-            say(console, f"for the machine of {name}: {folder / 'clients' / slug(name)}")
-        say(console, f"keep elsewhere:             {folder / keys.ROOT_KEY}")
+        lines.append(f"for the server's machine:   {folder / 'server'}")
+        lines += [f"for the machine of {name}: {folder / 'clients' / slug(name)}" for name in names]
+        lines.append(f"keep elsewhere:             {folder / keys.ROOT_KEY}")
+    say(stdout(), "\n".join(lines))
 
 
 @app.command("policy")
+@documented
 def policy_command(
-    experiment_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[EXPERIMENT]", help="A YAML file; the policy allows what it needs."),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("policy.yaml"),
+    experiment_file: Annotated[Path | None, typer.Argument()] = None, out: Path = Path("policy.yaml")
 ) -> None:
-    """Write a policy: what a client lets a server ask of it."""
+    """Write a policy: what a client lets a server ask of it.
+
+    Args:
+        experiment_file ([EXPERIMENT]): A YAML file; the policy allows what it needs.
+        out (--out, -o): The file.
+    """
     from tailorfl.deploy.policy import experiment_digest, template
     from tailorfl.runs.files import write_text
     from tailorfl.settings.loading import load
@@ -249,22 +237,22 @@ def policy_command(
     if out.exists():
         raise ConfigError(f"'{out}' exists already; choose another file (-o)")
     write_text(out, template(config))
-    console = stdout()
-    say(console, f"{out} says what a client allows: tailorfl client ... --policy {quoted(out)}")
+    say(stdout(), f"{out} says what a client allows: tailorfl client ... --policy {quoted(out)}")
     if config is not None:
-        say(console, f"the experiment's digest: {experiment_digest(config)}")
+        say(stdout(), f"the experiment's digest: {experiment_digest(config)}")
 
 
 @app.command("audit")
-def audit_command(
-    state: Annotated[Path, typer.Argument(metavar="STATE", help="The state folder of a client.")],
-) -> None:
-    """Print what has left a client, and check that no line of its log was changed or taken away."""
+@documented
+def audit_command(state: Path) -> None:
+    """Print what has left a client, and check that no line of its log was changed or taken away.
+
+    Args:
+        state (STATE): The state folder of a client.
+    """
     from tailorfl.deploy.release_log import NAME, table, verified
 
     if not (state / NAME).is_file():
         raise ConfigError(f"'{state}' has no {NAME}; give the --state folder of a client")
-    console, lines = stdout(), verified(state)
-    for row in table(lines):
-        say(console, row)
-    say(console, f"{len(lines)} lines, each as it was written")
+    lines = verified(state)
+    say(stdout(), "\n".join([*table(lines), f"{len(lines)} lines, each as it was written"]))

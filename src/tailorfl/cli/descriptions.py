@@ -1,4 +1,4 @@
-"""What there is to choose from, in plain values: methods, data, models, partitions and recipes, each with its options.
+"""Everything there is to choose from as plain values: methods, data, models, partitions and recipes with options.
 
 What a method keeps and sends, and which settings make it another one, is in methods.json, which docs/methods_table.py
 writes: it lets every method run, and reads the table of reductions that the tests prove.
@@ -20,63 +20,46 @@ from tailorfl.errors import unknown
 from tailorfl.settings.listing import type_text, value_text
 
 Entry = dict[str, Any]
-"""Its `name`, `what` it is in a line, its `options`, and for methods what stands in `METHOD`."""
-METHOD = ("title", "paper", "family", "use", "kept", "sent", "needs", "evaluated")
+"""Its `name`, `what` it is in a line, its `options`; of a method title, paper, family and other facts."""
 UNKNOWN = "–"
 
 
 def entries(kind: str) -> list[Entry]:
-    """Return everything of a kind, in order of names.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
-    if kind not in KINDS:
-        raise unknown("list", kind, KINDS)
+    """Return everything of a kind, in order of names."""
     return list(KINDS[kind]())
 
 
 def described(name: str, kind: str | None = None) -> list[Entry]:
-    """Return what is called so, with `kind` and all that is known of it; several where kinds share the name.
+    """Return what is called so, with its `kind` and text; several where kinds share the name.
 
     Raises:
         ConfigError: nothing is called so; names the nearest.
     """
     kinds = [*KINDS] if kind is None else [kind]
-    known = {one: {entry["name"]: entry for entry in entries(one)} for one in kinds}
-    found = [{"kind": _one(one), **names[name]} for one, names in known.items() if name in names]
-    if not found:
+    named = {kind: {entry["name"]: entry for entry in entries(kind)} for kind in kinds}
+    matches = [(kind, by_name[name]) for kind, by_name in named.items() if name in by_name]
+    if not matches:
         what = f"name in the list of {kind}" if kind else "method, data, model, partition or recipe"
-        raise unknown(what, name, {one for names in known.values() for one in names})
-    return [{**entry, **_more(entry)} for entry in found]
+        raise unknown(what, name, {name for by_name in named.values() for name in by_name})
+    return [{"kind": kind.removesuffix("s"), **entry, **_more(kind, name)} for kind, entry in matches]
 
 
-def _one(kind: str) -> str:
-    return kind.removesuffix("s")
-
-
-def _more(entry: Entry) -> Entry:
+def _more(kind: str, name: str) -> Entry:
     """Return what only `show` has: texts, and of methods what proves what."""
-    if entry["kind"] == "method":
-        from tailorfl.core.method import methods
-
-        facts = _facts().get(entry["name"], {})
-        text = inspect.cleandoc(sys.modules[methods()[entry["name"]].__module__].__doc__ or "")
-        return {"text": text, "reductions": facts.get("reductions", []), "tests": facts.get("tests", [])}
-    if entry["kind"] in ("data", "model", "partition"):
-        return {"text": inspect.getdoc(_function(entry)) or ""}
-    return {}
-
-
-def _function(entry: Entry) -> Callable[..., Any]:
+    from tailorfl.core.method import methods
     from tailorfl.data.partition import RECIPES
     from tailorfl.data.registry import loader_of
     from tailorfl.models.registry import FACTORIES
 
-    name = entry["name"]
-    if entry["kind"] == "partition":
-        return RECIPES[name].function
-    return FACTORIES[name] if entry["kind"] == "model" else loader_of(name)
+    if kind == "methods":
+        facts = _facts().get(name, {})
+        text = inspect.cleandoc(sys.modules[methods()[name].__module__].__doc__ or "")
+        return {"text": text, "reductions": facts.get("reductions", []), "tests": facts.get("tests", [])}
+    if kind == "recipes":
+        return {}
+    if kind == "partitions":
+        return {"text": inspect.getdoc(RECIPES[name].function) or ""}
+    return {"text": inspect.getdoc(FACTORIES[name] if kind == "models" else loader_of(name)) or ""}
 
 
 def _methods() -> Iterator[Entry]:
@@ -84,7 +67,9 @@ def _methods() -> Iterator[Entry]:
 
     for name, method in methods().items():
         facts = _facts().get(name, {})
-        models = (("personal", method.has_personal), ("global", method.has_global))
+        plain = method()
+        needs = {"public set": plain.needs_public, "LoRA": plain.of_adapters}
+        models = {"personal": method.has_personal, "global": method.has_global}
         yield {
             "name": name,
             "what": _summary(method),
@@ -94,8 +79,8 @@ def _methods() -> Iterator[Entry]:
             "use": method.use or UNKNOWN,
             "kept": facts.get("kept", UNKNOWN),
             "sent": facts.get("sent", UNKNOWN),
-            "needs": ", ".join(_needs(method())) or UNKNOWN,
-            "evaluated": " and ".join(word for word, there in models if there),
+            "needs": ", ".join(word for word, is_needed in needs.items() if is_needed) or UNKNOWN,
+            "evaluated": " and ".join(word for word, exists in models.items() if exists),
             "options": [
                 {
                     "name": option,
@@ -108,13 +93,6 @@ def _methods() -> Iterator[Entry]:
         }
 
 
-def _needs(method: Any) -> Iterator[str]:
-    if method.needs_public:
-        yield "public set"
-    if method.of_adapters:
-        yield "LoRA"
-
-
 def _data() -> Iterator[Entry]:
     import pandas as pd
 
@@ -122,19 +100,18 @@ def _data() -> Iterator[Entry]:
 
     for name, description in sources().items():
         hints = typing.get_type_hints(loader_of(name), localns={"pd": pd})  # loaders import it when they run
-        yield {"name": name, "what": description, "options": _options(options_of(name), hints)}
+        yield _entry(name, description, options_of(name), hints)
 
 
 def _models() -> Iterator[Entry]:
     from tailorfl.models.peft_config import PeftConfig
     from tailorfl.models.registry import FACTORIES, available, options_of
 
-    own = {field.name for field in fields(PeftConfig)}
+    peft_options = {field.name for field in fields(PeftConfig)}
     for name, description in available().items():
         hints = {**typing.get_type_hints(FACTORIES[name]), **typing.get_type_hints(PeftConfig)}
-        found = options_of(name)
-        ordered = {key: found[key] for key in sorted(found, key=lambda key: key in own)}
-        yield {"name": name, "what": description, "options": _options(ordered, hints)}
+        options = sorted(options_of(name).items(), key=lambda option: option[0] in peft_options)
+        yield _entry(name, description, dict(options), hints)
 
 
 def _partitions() -> Iterator[Entry]:
@@ -142,25 +119,21 @@ def _partitions() -> Iterator[Entry]:
     from tailorfl.data.partition import RECIPES
 
     for name, recipe in sorted(RECIPES.items()):
-        defaults = {p.name: p.default for p in inspect.signature(recipe.function).parameters.values()}
-        options: dict[str, Any] = {option: defaults[option] for option in recipe.options()}
+        parameters = inspect.signature(recipe.function).parameters
+        options: dict[str, Any] = {option: parameters[option].default for option in recipe.options()}
         if recipe.group is not None:
             options["group"] = recipe.group
         if recipe.classes:
             options["bins"] = DEFAULT_BINS
         hints = {"group": str, "bins": int, **typing.get_type_hints(recipe.function)}
-        yield {"name": name, "what": _summary(recipe.function), "options": _options(options, hints)}
+        yield _entry(name, _summary(recipe.function), options, hints)
 
 
 def _recipes() -> Iterator[Entry]:
     from tailorfl.settings.loading import read, recipes
 
     for name in recipes():
-        yield {
-            "name": name,
-            "what": " ".join(str(read(name).get("description", "")).split()),
-            "options": [],
-        }
+        yield _entry(name, " ".join(str(read(name).get("description", "")).split()), {}, {})
 
 
 KINDS: Mapping[str, Callable[[], Iterator[Entry]]] = {
@@ -172,26 +145,27 @@ KINDS: Mapping[str, Callable[[], Iterator[Entry]]] = {
 }
 
 
-def _options(options: Mapping[str, Any], hints: Mapping[str, Any]) -> list[Entry]:
-    """Options of a function; one without a default is needed, which is said in place of it."""
-    return [
+def _entry(name: str, what: str, options: Mapping[str, Any], hints: Mapping[str, Any]) -> Entry:
+    """Return the entry of a function; an option without a default is needed, which is said in place of it."""
+    needed = inspect.Parameter.empty
+    rows = [
         {
-            "name": name,
-            "type": type_text(hints[name]) if name in hints else "",
-            "default": None if default is inspect.Parameter.empty else value_text(default),
-            "meaning": "needed" if default is inspect.Parameter.empty else "",
+            "name": option,
+            "type": type_text(hints[option]) if option in hints else "",
+            "default": None if default is needed else value_text(default),
+            "meaning": "needed" if default is needed else "",
         }
-        for name, default in options.items()
+        for option, default in options.items()
     ]
+    return {"name": name, "what": what, "options": rows}
 
 
 @cache
 def _facts() -> dict[str, dict[str, Any]]:
     """Return what was measured of the library's methods."""
     text = files("tailorfl.cli").joinpath("methods.json").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = json.loads(text)
-    return found
+    return dict(json.loads(text))
 
 
-def _summary(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+def _summary(described: Any) -> str:
+    return (inspect.getdoc(described) or "").split("\n\n")[0].replace("\n", " ")

@@ -10,28 +10,22 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from tailorfl.report.progress import bars, messages
+from tailorfl.report.progress import display
 from tailorfl.runs.pretrain import Epoch, Watcher
 
 
 @contextmanager
 def watcher(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
     """Return the watcher that suits a console; log messages of the library go to the same console meanwhile."""
-    with messages(console):
-        if quiet:
-            yield Watcher()
-        elif console.is_terminal:
-            with bars(console) as progress:
-                yield LiveEpochs(progress)
-        else:
-            yield EpochLines(console)
+    with display(console, quiet, Watcher, LiveEpochs, EpochLines) as watch:
+        yield watch
 
 
 def described(epoch: Epoch, metric: str) -> list[str]:
-    """Return what an epoch found, for people; parts without samples are left out."""
+    """Return the numbers of an epoch for people; parts without samples are left out."""
     scores = {"val": epoch.val, "test": epoch.test}
-    found = [f"{part} {metric} {score:.4f}" for part, score in scores.items() if not math.isnan(score)]
-    return [f"loss {epoch.loss:.4f}", *found]
+    texts = [f"{part} {metric} {score:.4f}" for part, score in scores.items() if not math.isnan(score)]
+    return [f"loss {epoch.loss:.4f}", *texts]
 
 
 class EpochLines(Watcher):

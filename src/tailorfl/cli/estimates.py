@@ -1,4 +1,4 @@
-"""What an experiment would cost, for the terminal."""
+"""Costs of an experiment for the terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from tailorfl.cli.screen import PROSE, say, show_table
+from tailorfl.cli.screen import make_table, say, show_table
 from tailorfl.report.tables import MARK, human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
 
 FIRST = ("name", "seconds", "seconds_per_round", "bytes_per_round", "trained_scalars")
-"""What a dry run is for: time and what is sent stand before the sizes that they come from."""
+"""Columns that stand first: time and traffic, which a dry run is for, before the sizes that they come from."""
 
 LONG = 1800.0
 """Seconds from which on an estimate comes with what to do about it."""
@@ -28,12 +27,11 @@ LONG = 1800.0
 def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
     """Print an estimate: single numbers in one table, and a table for every field with rows of its own."""
     say(console, f"{config.name}: nothing was trained (--dry-run)")
-    facts = Table(show_header=False)
-    facts.add_column(style="bold")
-    facts.add_column(ratio=PROSE)
-    facts.add_row("methods", Text(", ".join(method.label for method in config.methods)))
-    facts.add_row("seeds", ", ".join(map(str, config.seeds)))
-    facts.add_row("rounds", str(config.rounds))
+    facts = [
+        ("methods", ", ".join(method.label for method in config.methods)),
+        ("seeds", ", ".join(map(str, config.seeds))),
+        ("rounds", str(config.rounds)),
+    ]
     tables = []
     for field in dataclasses.fields(estimate):
         value = getattr(estimate, field.name)
@@ -41,10 +39,12 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
             continue
         rows = _rows(value)
         if rows is None:
-            facts.add_row(_words(field.name), Text(_text(field.name, value)))
+            facts.append((_words(field.name), _text(field.name, value)))
         else:
             tables.append(_table(_words(field.name), rows))
-    for table in (facts, *tables):
+    single = make_table(None, ("", " "), facts, prose=(" ",), show_header=False)
+    single.columns[0].style = "bold"
+    for table in (single, *tables):
         show_table(console, table)
     show_reductions(console, estimate.reductions)
     for line in shorter(config, estimate.seconds):
@@ -56,16 +56,16 @@ def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
     if seconds < LONG:
         return []
     cores = os.cpu_count() or 1
-    ways = []
+    remedies = []
     if cores > 1 and config.engine.workers < 2 and config.engine.device == "cpu":
-        ways.append(f"engine.workers={cores} (processes that run clients, with the same numbers)")
+        remedies.append(f"engine.workers={cores} (processes that run clients, with the same numbers)")
     if config.data.samples is None:
-        ways.append("data.samples=N (fewer samples) for a first look")
+        remedies.append("data.samples=N (fewer samples) for a first look")
     if len(config.seeds) > 1:
-        ways.append("seeds=1 for a first look")
-    ways.append("fraction=0.2 (fewer clients a round)" if config.fraction == 1 else "fewer rounds")
+        remedies.append("seeds=1 for a first look")
+    remedies.append("fraction=0.2 (fewer clients a round)" if config.fraction == 1 else "fewer rounds")
     return [
-        f"That is long. What helps: {'; '.join(ways)}.",
+        f"That is long. What helps: {'; '.join(remedies)}.",
         "tailorfl bench with the same settings measures which engine settings are fastest.",
     ]
 
@@ -87,22 +87,20 @@ def _rows(value: Any) -> list[Mapping[str, Any]] | None:
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    there = dict.fromkeys(key for row in rows for key in row)
-    names = sorted(there, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    table = Table(title=title)
-    for name in names:
-        numeric = all(isinstance(row.get(name, 0), int | float) for row in rows)
-        prose = PROSE if not numeric and name != "name" else None
-        table.add_column(Text(_words(name)), justify="right" if numeric else "left", ratio=prose)
-    for row in rows:
-        table.add_row(*(Text(_text(name, row.get(name, ""))) for name in names))
-    return table
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    texts = [
+        _words(name) for name in names if not all(isinstance(row.get(name, 0), int | float) for row in rows)
+    ]
+    cells = [[_text(name, row.get(name, "")) for name in names] for row in rows]
+    prose = [head for head in texts if head != "name"]
+    return make_table(title, [_words(name) for name in names], cells, left=texts, prose=prose)
 
 
 def _words(name: str) -> str:
     """Return a field's name for people; its unit stands with the value."""
-    known = {"seconds": "time", "memory_bytes": "memory", "epsilon": "epsilon (zero-out)"}
-    return known.get(name, name.replace("_", " "))
+    titles = {"seconds": "time", "memory_bytes": "memory", "epsilon": "epsilon (zero-out)"}
+    return titles.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:

@@ -1,43 +1,44 @@
-"""The command `tailorfl export`: models as folders that need no tailorfl."""
+"""The commands `tailorfl export` and `predict`: models as folders that need no tailorfl, and their answers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from tailorfl.cli.arguments import Imports
+from tailorfl.cli.arguments import Imports, Label, ResultFolder, Seed
 from tailorfl.cli.screen import say, stdout
 
 
-def command(
-    folder: Annotated[Path, typer.Argument(help="Result folder of an experiment.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the models, each in one of its name.")],
-    client: Annotated[
-        list[str] | None,
-        typer.Option(help="Whose model: a client's name or number; more than once for several."),
-    ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="The models of all clients.")] = False,
-    shared: Annotated[bool, typer.Option("--global", help="The global model.")] = False,
-    method: Annotated[str | None, typer.Option(help="Label of the line; by default the first.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the job; by default the first.")] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Batches that held-out clients train on before; by default the most that were evaluated."
-        ),
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="LoRA added to the weights of its base.")] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX too (extra export).")] = False,
-    torchscript: Annotated[bool, typer.Option("--torchscript", help="Write TorchScript too.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace exports of these names.")] = False,
+def export_command(
+    folder: ResultFolder,
+    out: Path,
+    client: list[str] | None = None,
+    everyone: bool = False,
+    shared: bool = False,
+    method: Label = None,
+    seed: Seed = None,
+    steps: int | None = None,
+    merge: bool = False,
+    onnx: bool = False,
+    torchscript: bool = False,
+    overwrite: bool = False,
     imports: Imports = None,
 ) -> None:
-    """Write trained models so that plain PyTorch loads them: weights, code, labels, scaling, metrics, origin."""
+    """Write trained models so that plain PyTorch loads them: weights, code, labels, scaling, metrics, origin.
+
+    Args:
+        out (--out, -o): Folder for the models, each in one of its name.
+        client: Whose model: a client's name or number; more than once for several.
+        everyone (--all): The models of all clients.
+        shared (--global): The global model.
+        steps: Batches that held-out clients train on before; by default the most that were evaluated.
+        merge: LoRA added to the weights of its base.
+        onnx: Write ONNX too (extra export).
+        torchscript: Write TorchScript too.
+        overwrite: Replace exports of these names.
+    """
     from tailorfl.export.folder import export
 
-    found = export(
+    models = export(
         folder,
         out,
         clients=client,
@@ -52,9 +53,37 @@ def command(
         overwrite=overwrite,
     )
     console = stdout()
-    for one in found:
-        off = ", ".join(f"{name} differs by {worst:.1g}" for name, worst in one.off.items())
-        say(console, f"{one.path}: {off}")
+    for model in models:
+        differences = ", ".join(f"{form} differs by {worst:.1g}" for form, worst in model.off.items())
+        say(console, f"{model.path}: {differences}")
     say(console, "\nIt is loaded, without tailorfl, by:\n")
-    for line in found[0].lines.splitlines():
+    for line in models[0].lines.splitlines():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def predict_command(
+    folder: Path,
+    data: Path,
+    out: Path = Path("predictions.csv"),
+    client: str | None = None,
+    method: Label = None,
+    seed: Seed = None,
+    steps: int | None = None,
+    ids: list[str] | None = None,
+    imports: Imports = None,
+) -> None:
+    """Write what a trained model says of new data: classes with probabilities, numbers, or risks.
+
+    Args:
+        folder: Folder of one exported model, or a result folder.
+        data (--data): A table, a folder of images or one image, or JSON lines.
+        out (--out, -o): The CSV file to write.
+        client: Of a result folder: whose model, a client's name or number, or global.
+        steps: Batches that held-out clients train on before.
+        ids (--id, COLUMN): A column of the table to keep; may be given several times.
+    """
+    from tailorfl.export.predict import predict, write_predictions
+
+    rows = predict(folder, data, client=client, method=method, seed=seed, steps=steps, ids=ids or ())
+    write_predictions(rows, out)
+    say(stdout(), f"{len(rows)} rows: {out}")

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from tailorfl.cli.arguments import Imports, Quiet, again, experiment, like_run
-from tailorfl.cli.listing import AsJson
-from tailorfl.cli.screen import print_json, say, stdout
-from tailorfl.cli.state import State
+from tailorfl.cli.arguments import (
+    Arguments,
+    AsJson,
+    Imports,
+    Quiet,
+    State,
+    experiment,
+    import_options,
+    typed,
+)
+from tailorfl.cli.screen import print_json, say, stderr, stdout
 from tailorfl.errors import ConfigError
 from tailorfl.printable import quoted
 
 
 def command(
     ctx: typer.Context,
-    arguments: Annotated[
-        list[str] | None, like_run("its rounds are epochs, its clients and methods are not used")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The .safetensors file to write; by default runs/DATA-MODEL.safetensors."),
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue the pretraining of this file.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    arguments: Arguments = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    overwrite: bool = False,
     quiet: Quiet = False,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a backbone on a labelled data set in one place, for model.weights of experiments."""
-    if resume is not None and (arguments or out is not None or overwrite):
+    """Train a backbone on a labelled data set in one place, for model.weights of experiments.
+
+    Args:
+        arguments: An experiment as for `tailorfl run`; its rounds are epochs, its clients and methods are not used.
+        out: The .safetensors file to write; by default runs/DATA-MODEL.safetensors.
+        resume: Continue the pretraining of this file.
+        overwrite: Replace the file.
+    """
+    if resume is not None and (arguments or typed(ctx, "out", "overwrite")):
         raise ConfigError(
             "--resume continues a pretraining with the settings it was started with; leave out CONFIG, KEY=VALUE, "
             "--out and --overwrite, or start a new one without --resume"
@@ -51,16 +58,19 @@ def command(
         assert resume is not None
         config, file = experiment_of(resume), resume
     state = ctx.ensure_object(State)
-    state.under_way(running(file) / "config.yaml", f"tailorfl pretrain{again()} --resume {quoted(file)}")
-    with watcher(Console(stderr=True), quiet=quiet) as watch:
-        found = pretrain(config, file, resume=resume is not None, overwrite=overwrite, watch=watch)
+    continuation = f"tailorfl pretrain{import_options()} --resume {quoted(file)}"
+    state.under_way(running(file) / "config.yaml", continuation)
+    with watcher(stderr(), quiet=quiet) as watch:
+        backbone = pretrain(config, file, resume=resume is not None, overwrite=overwrite, watch=watch)
     state.done()
+    weights = backbone.weights
     if as_json:
-        print_json({"weights": str(found.weights), "report": str(found.report), "scalars": found.scalars})
+        print_json({"weights": str(weights), "report": str(backbone.report), "scalars": backbone.scalars})
         return
-    for line in (
-        f"weights: {found.weights} ({found.scalars:,} scalars)",
-        f"report: {found.report}",
-        f"start from them: model.weights={quoted(found.weights)}, with other classes also model.skip_head=true",
-    ):
-        say(stdout(), line)
+    console = stdout()
+    say(console, f"weights: {weights} ({backbone.scalars:,} scalars)")
+    say(console, f"report: {backbone.report}")
+    say(
+        console,
+        f"start from them: model.weights={quoted(weights)}, with other classes also model.skip_head=true",
+    )

@@ -1,160 +1,199 @@
-"""What `tailorfl report` does: load results, put them together, write what is wanted, and print the table."""
+"""The commands `tailorfl report`, `gains` and `check`: what result folders hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from tailorfl.cli.results import result_lines, show_matrix
-from tailorfl.cli.running import show_result
-from tailorfl.cli.screen import print_json, say, stdout
-from tailorfl.errors import ConfigError
+import typer
+from rich.text import Text
+
+from tailorfl.cli.arguments import AsJson, ResultFolder, Seed, only_result
+from tailorfl.cli.screen import make_table, print_json, say, show_table, stdout
+from tailorfl.errors import ConfigError, RunError
+from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
     from tailorfl.report.matrix import Matrix
     from tailorfl.report.result import ExperimentResult
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the command was told to write, and where."""
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
+    out: Path | None = None,
+    target: float | None = None,
+    latex: Path | None = None,
+    csv: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the table of an experiment, or of several together, and write its report: a page, plots, report.md.
 
-    out: Path | None = None
-    target: float | None = None
-    latex: Path | None = None
-    csv: Path | None = None
-    as_json: bool = False
-    """Whether the table is printed as JSON, and nothing else."""
-
-    @property
-    def page(self) -> Path | None:
-        """The file of the page, where it alone is wanted."""
-        return self.out if self.out is not None and self.out.suffix.lower() == ".html" else None
-
-
-def write(folders: Sequence[Path], wanted: Wanted) -> None:
-    """Write and print the reports of some result folders.
-
-    Raises:
-        ConfigError: there is no place named for several folders, or one file for several variants.
-        RunError: a folder holds no result, or a file cannot be written.
+    Args:
+        folders: Result folder of an experiment, or several.
+        out (--out, -o): A file NAME.html for the page alone, or a folder for all; needed where several are put
+            together.
+        target: Also the rounds and bytes until the mean metric is this good: 0.9.
+        latex (FILE): Also the table for LaTeX (booktabs).
+        csv (FILE): Also the table's plain numbers, nothing rounded.
     """
+    from tailorfl.cli.results import result_lines, show_matrix, show_result
+    from tailorfl.report.document import latex as latex_of
     from tailorfl.report.document import write_report
+    from tailorfl.report.page.page import page
+    from tailorfl.report.tables import render
 
-    federations = _federations(folders, wanted)
-    if federations is not None:
-        written = _matrix(federations, wanted)
-        if wanted.as_json:
+    page_file = out if out is not None and out.suffix.lower() == ".html" else None
+    federations = None if out is None else _federations(folders)
+    if federations is not None and out is not None:
+        written = _write_matrix(federations, out, page_file, latex, csv)
+        if as_json:
             print_json(federations.rows)
             return
         show_matrix(stdout(), federations)
         say(stdout(), f"report: {', '.join(map(str, written))}")
         return
-    found = _results(folders, wanted)
-    files = [file for file in (wanted.page, wanted.latex, wanted.csv) if file is not None]
-    if len(found) > 1 and files:
-        raise ConfigError(
-            f"'{folders[0]}' has {len(found)} variants ({', '.join(found)}), which one file cannot hold; give the "
-            f"folder of one of them in place of writing '{files[0]}'"
-        )
+    results = _results(folders, out, page_file)
+    if files := [file for file in (page_file, latex, csv) if file is not None]:
+        only_result(folders[0], results, f", which one file ('{files[0]}') cannot hold")
     lines = []
-    for name, result in found.items():
-        written = (
-            write_report(result, wanted.target)
-            if wanted.page is None
-            else [_page(result, wanted.page, wanted.target)]
-        )
-        written += _tables(result, wanted)
-        if wanted.as_json:
+    for name, result in results.items():
+        texts = {} if page_file is None else {page_file: page(result, target)}
+        written = write_report(result, target) if page_file is None else []
+        if latex is not None:
+            texts[latex] = latex_of(result)
+        if csv is not None:
+            texts[csv] = render(result.table, result.columns, "csv")
+        written += _write(texts)
+        if as_json:
             lines += result_lines(name, result)
             continue
-        show_result(result, wanted.target)
+        show_result(result, target)
         say(stdout(), f"report: {', '.join(map(str, written))}")
-    if wanted.as_json:
+    if as_json:
         print_json(lines)
 
 
-def _federations(folders: Sequence[Path], wanted: Wanted) -> Matrix | None:
-    """Return the matrix of folders, or of a folder's variants, that are of different data.
+def _write(texts: dict[Path, str]) -> list[Path]:
+    from tailorfl.runs.files import write_text
 
-    None where all are of the same.
-    """
-    from tailorfl.report.matrix import by_federation, matrix
-    from tailorfl.report.result import results
-
-    if wanted.out is None:
-        return None
-    parts = {folder: results(folder) for folder in folders}
-    if len(folders) > 1 and any(list(found) != [""] for found in parts.values()):
-        return None
-    found = {result.path: result for part in parts.values() for result in part.values()}
-    groups = by_federation(found)
-    return matrix(found, groups) if len(groups) > 1 else None
-
-
-def _matrix(federations: Matrix, wanted: Wanted) -> list[Path]:
-    """Write the page of several federations; into a folder with its table, diagram and numbers."""
-    from tailorfl.report.page.ranks import page
-    from tailorfl.report.rank_plot import png
-    from tailorfl.runs.files import reporting, write_text
-
-    assert wanted.out is not None
-    files: dict[Path, str] = {}
-    if wanted.page is not None:
-        files[wanted.page] = page(federations)
-    else:
-        with reporting(wanted.out, "create the result folder"):
-            wanted.out.mkdir(parents=True, exist_ok=True)
-        files[wanted.out / "report.html"] = page(federations)
-        files[wanted.out / "matrix.csv"] = federations.csv
-        files[wanted.out / "matrix.tex"] = federations.latex
-    if wanted.latex is not None:
-        files[wanted.latex] = federations.latex
-    if wanted.csv is not None:
-        files[wanted.csv] = federations.csv
-    for file, text in files.items():
+    for file, text in texts.items():
         write_text(file, text)
-    written, drawn = list(files), federations.picture("nemenyi")
-    if wanted.page is None and drawn is not None:
-        written.append(wanted.out / "ranks.png")
-        png(drawn, written[-1])
-    return written
+    return list(texts)
 
 
-def _results(folders: Sequence[Path], wanted: Wanted) -> dict[str, ExperimentResult]:
+def _results(
+    folders: Sequence[Path], out: Path | None, page_file: Path | None
+) -> dict[str, ExperimentResult]:
+    """Return the results of folders by name of the variant, those of several put together."""
     from tailorfl.report.merging import merge
     from tailorfl.report.result import results
 
-    if len(folders) > 1 and wanted.out is None:
+    if len(folders) > 1 and out is None:
         raise ConfigError(
             f"a report of {len(folders)} folders needs a place of its own: --out FOLDER, or --out FILE.html"
         )
-    if wanted.out is None or (len(folders) == 1 and wanted.page is not None):
+    if out is None or (len(folders) == 1 and page_file is not None):
         return results(folders[0])
-    return dict(merge(folders, wanted.out if wanted.page is None else None))
+    return dict(merge(folders, out if page_file is None else None))
 
 
-def _page(result: ExperimentResult, file: Path, target: float | None) -> Path:
-    from tailorfl.report.page.page import page
-    from tailorfl.runs.files import write_text
+def _federations(folders: Sequence[Path]) -> Matrix | None:
+    """Return the matrix of folders, or of a folder's variants, that are of different data; None where all are alike."""
+    from tailorfl.report.matrix import by_federation, matrix
+    from tailorfl.report.result import results
 
-    write_text(file, page(result, target))
-    return file
+    parts = [results(folder) for folder in folders]
+    if len(folders) > 1 and any(list(part) != [""] for part in parts):
+        return None
+    by_folder = {result.path: result for part in parts for result in part.values()}
+    groups = by_federation(by_folder)
+    return matrix(by_folder, groups) if len(groups) > 1 else None
 
 
-def _tables(result: ExperimentResult, wanted: Wanted) -> list[Path]:
-    """Write the table for LaTeX and its numbers, where they are wanted."""
-    from tailorfl.report.document import latex
-    from tailorfl.report.tables import render
-    from tailorfl.runs.files import write_text
+def _write_matrix(
+    federations: Matrix, out: Path, page_file: Path | None, latex: Path | None, csv: Path | None
+) -> list[Path]:
+    """Write the page of several federations; into a folder with its table, diagram and numbers."""
+    from tailorfl.report.page.ranks import page
+    from tailorfl.report.rank_plot import png
+    from tailorfl.runs.files import reporting
 
-    out = []
-    if wanted.latex is not None:
-        write_text(wanted.latex, latex(result))
-        out.append(wanted.latex)
-    if wanted.csv is not None:
-        write_text(wanted.csv, render(result.table, result.columns, "csv"))
-        out.append(wanted.csv)
-    return out
+    texts = {out if page_file is not None else out / "report.html": page(federations)}
+    if page_file is None:
+        with reporting(out, "create the result folder"):
+            out.mkdir(parents=True, exist_ok=True)
+        texts |= {out / "matrix.csv": federations.csv, out / "matrix.tex": federations.latex}
+    texts |= {file: federations.latex for file in (latex,) if file is not None}
+    texts |= {file: federations.csv for file in (csv,) if file is not None}
+    written, diagram = _write(texts), federations.picture("nemenyi")
+    if page_file is None and diagram is not None:
+        written.append(out / "ranks.png")
+        png(diagram, written[-1])
+    return written
+
+
+def gains(
+    folder: ResultFolder,
+    client: list[str] | None = None,
+    method: list[str] | None = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Collect what every client has, by its name: alone, with each method, what it gains, and how sure of it.
+
+    Args:
+        client: A client's name; more than once for several. By default all.
+        method: Label of a line, likewise. By default all.
+    """
+    from tailorfl.report.clients import clients_of
+    from tailorfl.report.result import results
+
+    result = only_result(folder, results(folder))
+    clients = clients_of(result, seed, methods=method or (), clients=client or ())
+    if as_json:
+        print_json([line.to_dict() for line in clients.lines])
+        return
+    rows: list[list[str | Text]] = []
+    for line in clients.lines:
+        rows.append(list(clients.cells(line)))
+        if line.gain_interval is not None and line.gain_interval.leaves_out_zero:
+            rows[-1][GAIN] = Text(str(rows[-1][GAIN]), style="bold")
+    title = f"clients: {clients.look.name} of the test part{clients.look.unit}"
+    show_table(stdout(), make_table(title, clients.head, rows, left=("method",)))
+    for note in clients.notes:
+        say(stdout(), note, style="dim")
+    if len(clients.seeds) > 1:
+        seeds = ", ".join(map(str, clients.seeds))
+        say(stdout(), f"Numbers are of seed {clients.seed}; --seed takes another of {seeds}.", style="dim")
+
+
+GAIN = 4
+"""Place of the gain among the cells; one beyond the noise of the test part is bold."""
+
+
+def check(folder: ResultFolder, as_json: AsJson = False) -> None:
+    """Look whether every file of a result folder is there and is what was written."""
+    from tailorfl.runs.folders import experiment_in
+    from tailorfl.runs.job import job_problems, jobs_of
+    from tailorfl.runs.status import sentence
+
+    status = sentence(folder)
+    problems_of = {name: job_problems(path) for name, path in jobs_of(folder, experiment_in(folder))}
+    jobs = [
+        {"job": name, "damaged": any(bad for bad, _ in problems), "problems": [text for _, text in problems]}
+        for name, problems in problems_of.items()
+    ]
+    damaged = sum(bool(job["damaged"]) for job in jobs)
+    if as_json:
+        print_json({"experiment": status, "damaged": damaged, "jobs": jobs})
+    else:
+        if status:
+            say(stdout(), f"experiment: {status}")
+        for name, problems in problems_of.items():
+            say(stdout(), f"{name}: {'; '.join(text for _, text in problems) or 'whole'}")
+    if damaged:
+        raise RunError(
+            f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or do them again with "
+            f"--resume {quoted(folder)} (first move away the folders of those that are not finished)"
+        )

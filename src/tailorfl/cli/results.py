@@ -11,20 +11,46 @@ from rich.table import Table
 from rich.text import Text
 
 from tailorfl.cli.estimates import show_reductions
-from tailorfl.cli.screen import PROSE, fits, say, show_table
+from tailorfl.cli.screen import fits, make_table, remark, say, show_table, stderr, stdout
 from tailorfl.report.tables import MISSING
 
 if TYPE_CHECKING:
-    from tailorfl.report.curves import Section
     from tailorfl.report.matrix import Matrix
     from tailorfl.report.result import ExperimentResult
 
 FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
-"""How good, for the worst clients too, at what cost: what stands in the first table where one has no room for all."""
+"""Quality, for the worst clients too, and costs: the columns of the first table where one has no room for all."""
 MATRIX_COLUMNS = 3
 """Federations that stand side by side in a terminal."""
 DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
 """Columns that a narrow terminal goes without, the least needed first; all others stay."""
+
+
+def show_result(result: ExperimentResult, target: float | None = None) -> None:
+    """Print the comparison table, what there is beside it, and where the results lie."""
+    from tailorfl.report.curves import sections
+    from tailorfl.report.published import notes
+
+    config, console = result.config, stdout()
+    show_comparison(console, result, config.name)
+    for folder, difference in result.unlike:
+        _warn("not the same experiment:", f"{folder}: {difference}")
+    for reason in result.missing:
+        _warn("not in the table:", reason)
+    target = config.eval.target if target is None else target
+    if target is not None:
+        section = sections(result, target)[0]
+        show_table(console, make_table(section.title, section.head, section.rows))
+        say(console, section.note, style="dim")
+    if config.published:
+        show_table(console, published_table(result, config.published))
+        for note in notes(config.published):
+            say(console, note, style="dim")
+    say(console, f"results: {result.path}")
+
+
+def _warn(mark: str, text: str) -> None:
+    stderr().print(remark(mark, text, "bold yellow"), soft_wrap=True)
 
 
 def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
@@ -38,11 +64,7 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
             frame[f"{column.key}_ci"] = math.nan
     counts = set(frame["seeds"])
     seeds = int(max(counts))
-    title = (
-        f"{name}: mean over {seeds} seeds ± half width of the 95 % interval"
-        if seeds > 1
-        else f"{name}: 1 seed"
-    )
+    spread = f"mean over {seeds} seeds ± half width of the 95 % interval" if seeds > 1 else "1 seed"
     left_out = []
     for key in DETAILS:
         if fits(rich_table(frame, columns), console.width):
@@ -53,7 +75,7 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
     if not fits(table, console.width):
         columns.sort(key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST))
         table = rich_table(frame, columns, seeds=len(counts) > 1)
-    table.title = Text(title)
+    table.title = Text(f"{name}: {spread}")
     for line in result.without_effect:
         say(console, line, style="bold yellow")
     show_table(console, table)
@@ -68,27 +90,24 @@ def show_matrix(console: Console, matrix: Matrix) -> None:
     """Print methods by federations with their average ranks, in several tables where there are many federations."""
     names = list(matrix.results)
     for begin in range(0, len(names), MATRIX_COLUMNS):
-        table = Table(title=Text("methods by federations" if begin == 0 else "further federations"))
-        table.add_column("Method")
-        table.add_column("average rank", justify="right")
-        shown = names[begin : begin + MATRIX_COLUMNS]
-        for name in shown:
-            table.add_column(Text(matrix.title(name)), justify="right")
+        part = names[begin : begin + MATRIX_COLUMNS]
+        rows: list[list[str | Text]] = []
         for label, rank in matrix.ordered:
+            best = [matrix.cells.get((name, label), (0, 0, False))[2] for name in part]
             cells = [
-                Text(
-                    matrix.text(name, label),
-                    style="bold" if matrix.cells.get((name, label), (0, 0, False))[2] else "",
-                )
-                for name in shown
+                Text(matrix.text(name, label), style="bold" if is_best else "")
+                for name, is_best in zip(part, best, strict=True)
             ]
-            table.add_row(Text(label), MISSING if rank is None else f"{rank:.2f}", *cells)
-        show_table(console, table)
-    found = matrix.ranking
-    if found is not None:
+            rows.append([label, MISSING if rank is None else f"{rank:.2f}", *cells])
+        title = "methods by federations" if begin == 0 else "further federations"
+        heads = ("Method", "average rank", *(matrix.title(name) for name in part))
+        show_table(console, make_table(title, heads, rows))
+    ranking = matrix.ranking
+    if ranking is not None:
         say(
             console,
-            f"Friedman: F = {found.f:.3g}, p = {found.f_p:.3g}; ranks differ from {found.critical:.2f} apart (Nemenyi)",
+            f"Friedman: F = {ranking.f:.3g}, p = {ranking.f_p:.3g}; ranks differ from {ranking.critical:.2f} apart "
+            "(Nemenyi)",
         )
 
 
@@ -96,27 +115,21 @@ def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> T
     """Return a paper's numbers beside ours, one row each, with the half width of our 95 % interval over seeds."""
     from tailorfl.report.published import beside
 
-    table = Table(title="published and ours")
-    for number, name in enumerate(("Method", "Number", "Published", "Ours", "Difference")):
-        table.add_column(
-            name, justify="left" if number < 2 else "right", ratio=PROSE if number == 1 else None
+    def number(value: float, form: str = ".4f") -> str:
+        return MISSING if math.isnan(value) else f"{value:{form}}"
+
+    rows = [
+        (
+            row["label"],
+            row["quantity"],
+            number(row["published"]),
+            number(row["ours"]) + ("" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"),
+            number(row["difference"], "+.4f"),
         )
-    for row in beside(result, published).to_dict("records"):
-        spread = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
-        ours = "–" if math.isnan(row["ours"]) else f"{row['ours']:.4f}{spread}"
-        difference = "–" if math.isnan(row["difference"]) else f"{row['difference']:+.4f}"
-        table.add_row(Text(row["label"]), Text(row["quantity"]), f"{row['published']:.4f}", ours, difference)
-    return table
-
-
-def section_table(section: Section) -> Table:
-    """Return a small table of a report for the terminal."""
-    table = Table(title=Text(section.title))
-    for number, name in enumerate(section.head):
-        table.add_column(Text(name), justify="right" if number else "left")
-    for row in section.rows:
-        table.add_row(*map(Text, row))
-    return table
+        for row in beside(result, published).to_dict("records")
+    ]
+    heads = ("Method", "Number", "Published", "Ours", "Difference")
+    return make_table("published and ours", heads, rows, prose=("Number",))
 
 
 def result_lines(variant: str, result: ExperimentResult) -> list[dict[str, Any]]:

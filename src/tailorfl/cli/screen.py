@@ -1,4 +1,4 @@
-"""What commands print on: as wide as COLUMNS or the terminal say, 80 columns in a pipe or a file.
+"""Consoles that commands print on: as wide as COLUMNS or the terminal say, 80 columns in a pipe or a file.
 
 Tables are laid out for that width and never cut: titles are folded at words, running text is wrapped, columns that do
 not fit beside the others go into a further table below, each with the names of the rows; and where even a name and one
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -70,8 +72,8 @@ def status(quiet: bool, name: str, *, lines: bool = False) -> Iterator[Callable[
     console = stderr()
     with messages(console):
         if not quiet and console.is_terminal:
-            with console.status(name) as shown:
-                yield lambda text: shown.update(Text(text))
+            with console.status(name) as spinner:
+                yield lambda text: spinner.update(Text(text))
         elif not quiet and lines:
             yield lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
@@ -86,45 +88,68 @@ def say(console: Console, text: str, style: str | None = None) -> None:
         )
 
 
+def make_table(
+    title: str | None,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    left: Collection[str] = (),
+    prose: Collection[str] = (),
+    **options: Any,
+) -> Table:
+    """Return a table of texts; all but the first column, those in `left` and running text stand to the right."""
+    table = Table(title=None if title is None else Text(title), **options)
+    for number, head in enumerate(heads):
+        is_left = number == 0 or head in left or head in prose
+        table.add_column(
+            Text(head), justify="left" if is_left else "right", ratio=PROSE if head in prose else None
+        )
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return table
+
+
 def fits(table: Table, room: int) -> bool:
     """Return whether a table has room for all its columns beside each other."""
-    return _widths([_Column.of(column) for column in table.columns], room) is not None
+    return _fit([_Column(column) for column in table.columns], room)
 
 
 def show_table(console: Console, table: Table) -> None:
     """Print a table in the width of a console, with all that it has; its title stands above."""
     if table.title:
         console.print(_text(table.title), style="italic", highlight=False)
-    columns = [_Column.of(column) for column in table.columns]
-    widths = _widths(columns, console.width)
-    if widths is not None:
-        _draw(console, table, columns, widths)
+    columns = [_Column(column) for column in table.columns]
+    parts = [columns] if _fit(columns, console.width) or not table.columns else []
+    if not parts and table.show_header:
+        parts = _stacked(columns, console.width)
+    if 0 < len(parts) <= MOST_PARTS:
+        for part in parts:
+            _draw(console, table, part)
     else:
-        parts = _stacked(columns, console.width) if table.show_header else []
-        if not 0 < len(parts) <= MOST_PARTS:
-            _records(console, columns)
-        else:
-            for part in parts:
-                _draw(console, table, *part)
+        _records(console, columns)
     if table.caption:
         console.print(_text(table.caption), style="dim italic", highlight=False)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column's title, its texts, and whether they may be wrapped."""
+    """A column's title and texts with the room that they need."""
 
-    like: Column
-    title: str
-    cells: tuple[Text, ...]
-    prose: bool
-
-    @classmethod
-    def of(cls, column: Column) -> _Column:
-        texts = tuple(_text(cell) for cell in column.cells)
-        return cls(column, _text(column.header).plain, texts, column.ratio == PROSE)
+    column: Column
 
     @property
+    def is_prose(self) -> bool:
+        return self.column.ratio == PROSE
+
+    @cached_property
+    def title(self) -> str:
+        return _text(self.column.header).plain
+
+    @cached_property
+    def cells(self) -> list[Text]:
+        return [_text(cell) for cell in self.column.cells]
+
+    @cached_property
     def natural(self) -> int:
         """The width of the longest line, and of the longest word of the title."""
         lines = (line.cell_len for text in self.cells for line in text.split("\n", allow_blank=True))
@@ -132,7 +157,7 @@ class _Column:
 
     @property
     def least(self) -> int:
-        return min(self.natural, PROSE_WIDTH) if self.prose else self.natural
+        return min(self.natural, PROSE_WIDTH) if self.is_prose else self.natural
 
 
 def _text(value: object) -> Text:
@@ -144,63 +169,45 @@ def _folded(text: str, room: int) -> str:
     return textwrap.fill(text, max(room, 1), break_long_words=False, break_on_hyphens=False)
 
 
-def _widths(columns: Sequence[_Column], room: int) -> list[int] | None:
-    """Return the columns' widths in a table of at most `room`, what is left going to running text.
-
-    None if they do not fit.
-    """
-    widths = [column.least for column in columns]
-    left = room - 1 - sum(widths) - BORDER * len(columns)
-    if left < 0:
-        return None
-    wanting = [i for i, column in enumerate(columns) if column.natural > widths[i]]
-    while wanting and left:
-        share = max(1, left // len(wanting))
-        for i in list(wanting):
-            more = min(share, columns[i].natural - widths[i], left)
-            widths[i] += more
-            left -= more
-            if widths[i] == columns[i].natural:
-                wanting.remove(i)
-    return widths
+def _fit(columns: Sequence[_Column], room: int) -> bool:
+    return 1 + sum(column.least + BORDER for column in columns) <= room
 
 
-def _names(columns: Sequence[_Column]) -> tuple[list[_Column], list[_Column]]:
-    """Return the first columns, as many as tell the rows apart, and the others."""
+def _names(columns: Sequence[_Column]) -> int:
+    """Return how many of the first columns tell the rows apart; one where not all of them do."""
     for count in range(1, len(columns)):
         rows = {
             tuple(text.plain for text in row) for row in zip(*(c.cells for c in columns[:count]), strict=True)
         }
         if len(rows) == len(columns[0].cells):
-            return list(columns[:count]), list(columns[count:])
-    return list(columns[:1]), list(columns[1:])
+            return count
+    return 1
 
 
-def _stacked(columns: Sequence[_Column], room: int) -> list[tuple[list[_Column], list[int]]]:
-    """Columns and widths of tables one above the other, each with the rows' names; [] where one column is too wide."""
-    names, waiting = _names(columns)
+def _stacked(columns: Sequence[_Column], room: int) -> list[list[_Column]]:
+    """Return columns of tables one above the other, each with the rows' names; [] where one column is too wide."""
+    names, waiting = list(columns[: _names(columns)]), list(columns[_names(columns) :])
     parts = []
     while waiting:
-        count, widths = len(waiting), _widths([*names, *waiting], room)
-        while widths is None and count > 1:
-            count -= 1
-            widths = _widths([*names, *waiting[:count]], room)
-        if widths is None:
+        fitting = [n for n in range(1, len(waiting) + 1) if _fit([*names, *waiting[:n]], room)]
+        if not fitting:
             return []
-        parts.append(([*names, *waiting[:count]], widths))
-        waiting = waiting[count:]
+        parts.append([*names, *waiting[: fitting[-1]]])
+        waiting = waiting[fitting[-1] :]
     return parts
 
 
-def _draw(console: Console, like: Table, columns: Sequence[_Column], widths: Sequence[int]) -> None:
+def _draw(console: Console, like: Table, columns: Sequence[_Column]) -> None:
+    """Print columns that fit; rich shares what room is left among those of running text."""
     table = Table(show_header=like.show_header, show_lines=like.show_lines)
-    for column, wide in zip(columns, widths, strict=True):
+    for column in columns:
         table.add_column(
-            Text(_folded(column.title, wide)),
-            justify=column.like.justify,
-            style=column.like.style,
-            width=wide,
-            no_wrap=not column.prose,
+            Text(column.title if column.is_prose else _folded(column.title, column.natural)),
+            justify=column.column.justify,
+            style=column.column.style,
+            width=None if column.is_prose else column.natural,
+            min_width=column.least,
+            no_wrap=not column.is_prose,
             overflow="fold",
         )
     for row in zip(*(column.cells for column in columns), strict=True):
@@ -209,15 +216,14 @@ def _draw(console: Console, like: Table, columns: Sequence[_Column], widths: Seq
 
 
 def _records(console: Console, columns: Sequence[_Column]) -> None:
-    """Every row as a list: its name, and below it a line a column."""
-    name, *others = columns
-    titles = max((len(column.title) for column in others), default=0)
+    """Print every row as a list: its name, and below it a line a column."""
+    name, *quantities = columns
+    titles = max((len(column.title) for column in quantities), default=0)
     for position, label in enumerate(name.cells):
         console.print(label, style="bold", overflow="fold", highlight=False)
-        for column in others:
+        for column in quantities:
             text = column.cells[position]
-            beside = 2 + titles + 2 + column.natural <= console.width
-            if beside:
+            if 2 + titles + 2 + column.natural <= console.width:
                 console.print(Text(f"  {column.title:{titles}}  ") + text, highlight=False)
                 continue
             if column.title:

@@ -1,4 +1,4 @@
-"""What `tailorfl server` and `tailorfl client` say while they run: lines with time and level, or JSON, on stderr."""
+"""The log of `tailorfl server` and `tailorfl client` while they run: lines with time and level, or JSON, on stderr."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tailorfl.printable import visible
 
 
 class LogFormat(StrEnum):
-    """How a line is written."""
+    """The form of a line."""
 
     text = "text"
     json = "json"
 
 
 class LogLevel(StrEnum):
-    """What is said at least."""
+    """The least that is said."""
 
     debug = "debug"
     info = "info"
@@ -42,9 +42,9 @@ class _Stamped(logging.Handler):
     Messages with an `extra={"once": key}` are written once for a key.
     """
 
-    def __init__(self, form: LogFormat, who: str) -> None:
+    def __init__(self, form: LogFormat, name: str) -> None:
         super().__init__()
-        self._form, self._who, self._written = form, who, set[object]()
+        self._form, self._name, self._written = form, name, set[object]()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
@@ -58,15 +58,15 @@ class _Stamped(logging.Handler):
         level, text = record.levelname.lower(), visible(self.format(record), but="\n\t")
         if self._form is LogFormat.json:
             line = json.dumps(
-                {"time": moment, "level": level, "who": self._who, "message": text}, ensure_ascii=False
+                {"time": moment, "level": level, "who": self._name, "message": text}, ensure_ascii=False
             )
         else:
-            line = f"{moment} {level} {self._who}: {text}"
+            line = f"{moment} {level} {self._name}: {text}"
         print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def service_log(who: str, form: LogFormat, level: LogLevel) -> Iterator[Callable[[str], None]]:
+def service_log(name: str, form: LogFormat, level: LogLevel) -> Iterator[Callable[[str], None]]:
     """Write all that the library logs meanwhile; yields what is called with a sentence for the person who looks on."""
     from tailorfl.report.progress import messages
 
@@ -74,7 +74,7 @@ def service_log(who: str, form: LogFormat, level: LogLevel) -> Iterator[Callable
     before = log.level
     log.setLevel(level.upper())
     try:
-        with messages(_Stamped(form, who)):
+        with messages(_Stamped(form, name)):
             yield log.getChild("deploy").info
     finally:
         log.setLevel(before)

@@ -1,4 +1,4 @@
-"""What tuning found, and what it would cost, for the terminal."""
+"""Results and costs of a tuning for the terminal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
-from tailorfl.cli.screen import PROSE, say, show_table
+from tailorfl.cli.screen import make_table, say, show_table, status
 from tailorfl.report.tables import human_seconds
 from tailorfl.runs.tuned import written
 from tailorfl.tuning.outcome import Tuned
@@ -28,7 +27,7 @@ class TuningLines(Watch):
     """One line a trial; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._best = console, dict[str, float]()
+        self._console = console
 
     def ended(self, label: str, trial: Trial, used: float) -> None:
         """Say what a trial came to."""
@@ -59,112 +58,93 @@ class Bar(Watch):
 
 def line(label: str, trial: Trial) -> str:
     """Return what a trial came to, in one line."""
-    score = "–" if trial.score is None else f"{trial.score:.4f}"
     state = "" if trial.state == "complete" else f" {trial.state}"
-    return f"[{label} #{trial.number}] {score}{state} {written(trial.values)} {human_seconds(trial.seconds)}"
+    score, seconds = _score(trial.score), human_seconds(trial.seconds)
+    return f"[{label} #{trial.number}] {score}{state} {written(trial.values)} {seconds}"
 
 
-def show_tuning(console: Console, found: Tuning) -> None:
+def show_tuning(console: Console, tuning: Tuning) -> None:
     """Print what was chosen of every method, what lies at an edge, and what to expect of smaller budgets."""
-    config = found.plan.config
-    places, higher = found.ranks(), found.methods[0].higher_is_better
-    metric = found.metric.replace("_", " ")
-    table = Table(
-        title=Text(f"{config.name}: chosen by validation {metric}, {found.samples:,} samples a method")
-    )
-    for name in ("Method", "Rank", "Validation", "Trials", "Chosen"):
-        left = name in ("Method", "Chosen")
-        table.add_column(name, justify="left" if left else "right", ratio=PROSE if name == "Chosen" else None)
-    for one in sorted(found.methods, key=lambda t: places[t.label] or len(places) + 1):
-        table.add_row(Text(one.label), *_row(one, places[one.label]))
-    show_table(console, table)
-    show_table(console, _expected(found, metric))
-    _show_edges(console, found)
-    for one in found.methods:
-        failed = [t for t in one.trials if t.state == "failed"]
-        if one.best is None:
-            say(
-                console, f"{one.label}: no trial came to its end, so its settings are those of the experiment"
-            )
-        if failed:
+    config = tuning.plan.config
+    rank_of, higher = tuning.ranks(), tuning.methods[0].higher_is_better
+    metric = tuning.metric.replace("_", " ")
+    ordered = sorted(tuning.methods, key=lambda method: rank_of[method.label] or len(rank_of) + 1)
+    title = f"{config.name}: chosen by validation {metric}, {tuning.samples:,} samples a method"
+    heads = ["Method", "Rank", "Validation", "Trials", "Chosen"]
+    rows = [_row(method, rank_of[method.label]) for method in ordered]
+    show_table(console, make_table(title, heads, rows, prose=("Chosen",)))
+    shares = [share for share in SHARES if share * tuning.plan.budget.trials >= 1]
+    expected = [
+        (method.label, *map(_score, method.expected_of([share * tuning.samples for share in shares])))
+        for method in tuning.methods
+    ]
+    title = f"expected best validation {metric} after a share of the budget"
+    heads = ["Method", *(f"{share:.3g}".replace("0.", ".") for share in shares)]
+    show_table(console, make_table(title, heads, expected))
+    _show_edges(console, tuning)
+    for method in tuning.methods:
+        failed = [trial for trial in method.trials if trial.state == "failed"]
+        if method.best is None:
             say(
                 console,
-                f"{one.label}: {len(failed)} of {len(one.trials)} trials failed, the first: {failed[0].reason}",
+                f"{method.label}: no trial came to its end, so its settings are those of the experiment",
             )
-    if found.plan.config.train.dp is not None:
+        if failed:
+            count = f"{len(failed)} of {len(method.trials)} trials failed"
+            say(console, f"{method.label}: {count}, the first: {failed[0].reason}")
+    if config.train.dp is not None:
         say(console, "The ε of a comparison does not count what tuning reveals of validation data.")
     say(console, f"{'higher' if higher else 'lower'} is better; no test sample was looked at", style="dim")
 
 
-def _row(one: Tuned, place: int | None) -> tuple[Text, ...]:
-    score = "–" if one.best is None or one.best.score is None else f"{one.best.score:.4f}"
-    states = [t.state for t in one.trials]
-    other = [f"{n} {state}" for state in ("pruned", "failed") if (n := states.count(state))]
-    beside = f" ({', '.join(other)})" if other else ""
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _row(method: Tuned, rank: int | None) -> tuple[str, ...]:
+    states = [trial.state for trial in method.trials]
+    unfinished = [f"{count} {state}" for state in ("pruned", "failed") if (count := states.count(state))]
     return (
-        Text("–" if place is None else str(place)),
-        Text(score),
-        Text(f"{len(states)}{beside}"),
-        Text(written(one.chosen) or "as given"),
+        method.label,
+        "–" if rank is None else str(rank),
+        _score(None if method.best is None else method.best.score),
+        str(len(states)) + (f" ({', '.join(unfinished)})" if unfinished else ""),
+        written(method.chosen) or "as given",
     )
 
 
-def _expected(found: Tuning, metric: str) -> Table:
-    """Return the expected best score of shares of the budget, a row a method; – where a share pays for no trial."""
-    shares = [share for share in SHARES if share * found.plan.budget.trials >= 1]
-    table = Table(title=Text(f"expected best validation {metric} after a share of the budget"))
-    for name in ("Method", *(f"{share:.3g}".replace("0.", ".") for share in shares)):
-        table.add_column(name, justify="left" if name == "Method" else "right")
-    for one in found.methods:
-        scores = one.expected_of([share * found.samples for share in shares])
-        table.add_row(Text(one.label), *(Text("–" if v is None else f"{v:.4f}") for v in scores))
-    return table
-
-
-def _show_edges(console: Console, found: Tuning) -> None:
+def _show_edges(console: Console, tuning: Tuning) -> None:
     """Say which chosen values are the smallest or largest that were tried, where the method takes others."""
-    lines = []
-    for one in found.methods:
-        ends = {1: "largest", -1: "smallest"}
-        sides = found.edges(one).items()
-        lines += [f"{one.label} {written({key: one.chosen[key]})} ({ends[side]})" for key, side in sides]
-    if lines:
-        way = (
-            "--widen tries values beyond them"
-            if not found.plan.request.widen
-            else "a larger budget goes further"
-        )
-        say(console, f"At the edge of what was tried: {', '.join(lines)}; {way}.")
+    ends = {1: "largest", -1: "smallest"}
+    edges = [
+        f"{method.label} {written({key: method.chosen[key]})} ({ends[side]})"
+        for method in tuning.methods
+        for key, side in tuning.edges(method).items()
+    ]
+    if edges:
+        is_widened = tuning.plan.request.widen
+        advice = "a larger budget goes further" if is_widened else "--widen tries values beyond them"
+        say(console, f"At the edge of what was tried: {', '.join(edges)}; {advice}.")
 
 
 def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
     """Print what a tuning would search and take."""
-    from tailorfl.cli.screen import stderr
-    from tailorfl.report.progress import messages
     from tailorfl.tuning.run import foreseen
     from tailorfl.tuning.samplers import size
 
-    errors = stderr()
-    with messages(errors), errors.status("") as status:
-        found = foreseen(plan, None if quiet else status.update)
-    budget = plan.budget
+    with status(quiet, "") as watch:
+        costs = foreseen(plan, None if quiet else watch)
     say(console, f"{plan.asked.name}: nothing was trained (--dry-run)")
-    table = Table()
-    for name in ("Method", "Settings", "Points", "Trials", "Time"):
-        table.add_column(
-            name,
-            justify="left" if name in ("Method", "Settings") else "right",
-            ratio=PROSE if name == "Settings" else None,
-        )
-    total = 0.0
+    rows = []
     for label, space in plan.spaces.items():
         points = size(space)
-        seconds = found[label].seconds / workers
-        total += seconds
-        shown = " ".join(f"{key}={_shown(d.plain())}" for key, d in space.items())
+        values = " ".join(f"{key}={_values(domain.plain())}" for key, domain in space.items())
         count = "∞" if points == float("inf") else f"{int(points):,}"
-        table.add_row(Text(label), Text(shown), count, str(found[label].trials), human_seconds(seconds))
-    show_table(console, table)
+        seconds = costs[label].seconds / workers
+        rows.append((label, values, count, str(costs[label].trials), human_seconds(seconds)))
+    heads = ("Method", "Settings", "Points", "Trials", "Time")
+    show_table(console, make_table(None, heads, rows, prose=("Settings",)))
+    budget, total = plan.budget, sum(costs[label].seconds / workers for label in plan.spaces)
     say(
         console,
         f"{budget.trials} trials of {budget.rounds} rounds, seeds {', '.join(map(str, budget.seeds))}, "
@@ -172,7 +152,7 @@ def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
     )
 
 
-def _shown(plain: object) -> str:
+def _values(plain: object) -> str:
     if isinstance(plain, list):
         return ",".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in plain)
     return str(plain)

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailorfl.cli.screen import remark, say, show_table, stderr, stdout
+from tailorfl.cli.arguments import AsJson
+from tailorfl.cli.screen import make_table, print_json, remark, say, show_table, stderr, stdout
 
 if TYPE_CHECKING:
     from tailorfl.report.live import Snapshot, Watched
@@ -28,35 +29,43 @@ BESIDE = 8
 
 def watch(
     folder: Folder,
-    once: Annotated[bool, typer.Option("--once", help="Say how it stands now, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, max=3600.0)] = 1.0,
+    once: bool = False,
+    as_json: AsJson = False,
+    every: Annotated[float, typer.Option(min=0.1, max=3600.0)] = 1.0,
 ) -> None:
-    """Follow a running experiment in the terminal until it ends: jobs, rounds, metric, time left."""
+    """Follow a running experiment in the terminal until it ends: jobs, rounds, metric, time left.
+
+    Args:
+        once: Say how it stands now, and end; --json does so, too.
+        every: Seconds between looks.
+    """
     from tailorfl.report.live import Watched
-    from tailorfl.runs.files import encode
 
     watched = Watched(_begun(folder))
-    found = watched.look()
+    snapshot = watched.look()
     if as_json:
-        typer.echo(encode(found, indent=1))
+        print_json(snapshot)
         return
-    if not once and found["status"] == "running":
-        found = _follow(watched, every)
-    show(stdout(), found)
-    if not once and found["status"] != "finished":
+    if not once and snapshot["status"] == "running":
+        snapshot = _follow(watched, every)
+    show(stdout(), snapshot)
+    if not once and snapshot["status"] != "finished":
         raise typer.Exit(1)
 
 
 def board(
     folder: Folder,
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8730,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    share: Annotated[
-        bool, typer.Option("--share", help="Let other machines see it, at the address of --host.")
-    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8730,
+    host: str = "127.0.0.1",
+    share: bool = False,
 ) -> None:
-    """Follow a running experiment in a browser on this machine; Ctrl-C closes the page's server."""
+    """Follow a running experiment in a browser on this machine; Ctrl-C closes the page's server.
+
+    Args:
+        port: Port; 0 takes a free one.
+        host: Address to listen on.
+        share: Let other machines see it, at the address of --host.
+    """
     from tailorfl.report.board import Board
 
     try:
@@ -67,19 +76,19 @@ def board(
         stderr().print("board: closed")
 
 
-def show(console: Console, found: Snapshot, most: int | None = None) -> None:
+def show(console: Console, snapshot: Snapshot, most: int | None = None) -> None:
     """Print how an experiment stands: a line, and a table with a row a job, of at most `most` jobs."""
-    left = "" if found["left"] is None else f", {_seconds(found['left'])} left"
-    said = f": {found['message']}" if found["message"] else ""
-    head = f"{found['name']}: {found['done']} of {found['total']} jobs{left}"
-    say(console, f"{head} ({found['status']}{said})")
-    jobs = found["jobs"] if most is None else _nearest(found["jobs"], most)
-    show_table(console, _table(jobs, found["metric"]))
+    time_left = "" if snapshot["left"] is None else f", {_seconds(snapshot['left'])} left"
+    reason = f": {snapshot['message']}" if snapshot["message"] else ""
+    head = f"{snapshot['name']}: {snapshot['done']} of {snapshot['total']} jobs{time_left}"
+    say(console, f"{head} ({snapshot['status']}{reason})")
+    jobs = snapshot["jobs"] if most is None else _nearest(snapshot["jobs"], most)
+    show_table(console, _table(jobs, _metric(snapshot)))
     for job in jobs:
         if job["message"]:
             console.print(remark(f"{job['name']}:", job["message"], "bold yellow"), soft_wrap=True)
-    if len(jobs) < len(found["jobs"]):
-        say(console, f"and {len(found['jobs']) - len(jobs)} more jobs: --once shows all", style="dim")
+    if len(jobs) < len(snapshot["jobs"]):
+        say(console, f"and {len(snapshot['jobs']) - len(jobs)} more jobs: --once shows all", style="dim")
 
 
 def _begun(folder: Path) -> Path:
@@ -99,75 +108,60 @@ def _follow(watched: Watched, every: float) -> Snapshot:
     if not console.is_terminal:
         return _lines(watched, every)
     with Live(console=console, auto_refresh=False, transient=True) as display:
-        while True:
-            found = watched.look()
-            if _is_over(watched, found):
-                return watched.look()
-            room = Console(
-                file=io.StringIO(), force_terminal=True, width=console.width, height=console.height
-            )
-            show(room, found, most=max(3, console.height - BESIDE))
-            assert isinstance(room.file, io.StringIO)
-            display.update(Text.from_ansi(room.file.getvalue()), refresh=True)
+        while not _is_over(watched, snapshot := watched.look()):
+            buffer = io.StringIO()
+            room = Console(file=buffer, force_terminal=True, width=console.width, height=console.height)
+            show(room, snapshot, most=max(3, console.height - BESIDE))
+            display.update(Text.from_ansi(buffer.getvalue()), refresh=True)
             time.sleep(every)
+    return watched.look()
 
 
 def _lines(watched: Watched, every: float) -> Snapshot:
-    """Return a line on stderr whenever a job begins, is evaluated or ends."""
-    console, told = stderr(), dict[str, Any]()
+    """Print a line on stderr whenever a job begins, is evaluated or ends; return the last state."""
+    console, printed = stderr(), dict[str, Any]()
     while True:
-        found = watched.look()
-        for job in found["jobs"]:
+        snapshot = watched.look()
+        for job in snapshot["jobs"]:
             news = (job["status"], job["curve"][-1:])
-            if job["status"] != "waiting" and told.get(job["name"]) != news:
-                told[job["name"]] = news
-                score = "" if job["score"] is None else f", {_metric(found)} {_number(job['score'], 4)}"
-                left = f", {_seconds(job['left'])} left" if job["left"] else ""
-                where = f"round {job['round']}/{job['rounds']}"
-                say(console, f"{job['name']}: {job['status']}, {where}{score}{left}")
-        if _is_over(watched, found):
+            if job["status"] != "waiting" and printed.get(job["name"]) != news:
+                printed[job["name"]] = news
+                score = "" if job["score"] is None else f", {_metric(snapshot)} {_number(job['score'], 4)}"
+                time_left = f", {_seconds(job['left'])} left" if job["left"] else ""
+                rounds = f"round {job['round']}/{job['rounds']}"
+                say(console, f"{job['name']}: {job['status']}, {rounds}{score}{time_left}")
+        if _is_over(watched, snapshot):
             return watched.look()
         time.sleep(every)
 
 
-def _is_over(watched: Watched, found: Snapshot) -> bool:
-    if found["status"] in ("running", "finished"):
-        return bool(found["status"] == "finished")
+def _is_over(watched: Watched, snapshot: Snapshot) -> bool:
+    if snapshot["status"] in ("running", "finished"):
+        return bool(snapshot["status"] == "finished")
     time.sleep(CERTAIN)
     return bool(watched.look()["status"] != "running")
 
 
-def _table(jobs: Sequence[dict[str, Any]], metric: str | None) -> Table:
-    table = Table()
-    table.add_column("Job", style="bold")
-    score = (metric or "score").replace("_", " ")
-    private = any(job["epsilon"] is not None for job in jobs)
+def _table(jobs: Sequence[dict[str, Any]], metric: str) -> Table:
+    """Return a row a job; ε and the time left stand there where a job has them."""
+    is_private = any(job["epsilon"] is not None for job in jobs)
     runs = any(job["left"] for job in jobs)
-    columns = [
-        "Round",
-        score,
-        "10–90 %",
-        "Loss",
-        "Sent",
-        *(["ε"] if private else []),
-        *(["Left"] if runs else []),
-    ]
-    for name in columns:
-        table.add_column(name, justify="right")
+    rows: list[list[str | Text]] = []
     for job in jobs:
-        known = job["low"] is not None and job["high"] is not None
-        spread = f"{_number(job['low'], 2)}–{_number(job['high'], 2)}" if known else "–"
-        table.add_row(
-            Text(job["name"]),
+        has_range = job["low"] is not None and job["high"] is not None
+        row: list[str | Text] = [
+            Text(job["name"], style="bold"),
             _progress(job),
             _number(job["score"], 3),
-            spread,
+            f"{_number(job['low'], 2)}–{_number(job['high'], 2)}" if has_range else "–",
             _number(job["loss"], 3),
             _bytes(job),
-            *([_number(job["epsilon"], 2)] if private else []),
-            *([_seconds(job["left"]) if job["left"] else "–"] if runs else []),
-        )
-    return table
+        ]
+        row += [_number(job["epsilon"], 2)] if is_private else []
+        row += [_seconds(job["left"]) if job["left"] else "–"] if runs else []
+        rows.append(row)
+    heads = ["Job", "Round", metric, "10–90 %", "Loss", "Sent"]
+    return make_table(None, heads + ["ε"] * is_private + ["Left"] * runs, rows)
 
 
 def _progress(job: dict[str, Any]) -> Text:
@@ -184,8 +178,8 @@ def _nearest(jobs: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     return jobs[start : start + most]
 
 
-def _metric(found: Snapshot) -> str:
-    return (found["metric"] or "score").replace("_", " ")
+def _metric(snapshot: Snapshot) -> str:
+    return (snapshot["metric"] or "score").replace("_", " ")
 
 
 def _number(value: float | None, digits: int) -> str:

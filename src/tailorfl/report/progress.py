@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -22,22 +22,40 @@ if TYPE_CHECKING:
     from tailorfl.runs.job import Job
     from tailorfl.settings.experiment import ExperimentConfig
 
+Watched = TypeVar("Watched")
 BAR = 10
 BESIDE = BAR + 4
 """Columns of a line beside a task's name and its facts: spinner, bar and the blanks between."""
 
 
 @contextmanager
-def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False) -> Iterator[Observer]:
-    """Return the observer that suits a console; log messages of the library go to the same console meanwhile."""
+def display(
+    console: Console,
+    quiet: bool,
+    silent: Callable[[], Watched],
+    live: Callable[[Progress], Watched],
+    lines: Callable[[Console], Watched],
+) -> Iterator[Watched]:
+    """Return what suits a console: live bars in a terminal, plain lines elsewhere, nothing where it shall be quiet.
+
+    Log messages of the library go to the same console meanwhile.
+    """
     with messages(console):
         if quiet:
-            yield Observer()
+            yield silent()
         elif console.is_terminal:
             with bars(console) as progress:
-                yield Live(progress, len(config.seeds) * len(config.methods))
+                yield live(progress)
         else:
-            yield ProgressLines(console)
+            yield lines(console)
+
+
+@contextmanager
+def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False) -> Iterator[Observer]:
+    """Return the observer that suits a console; log messages of the library go to the same console meanwhile."""
+    jobs = len(config.seeds) * len(config.methods)
+    with display(console, quiet, Observer, lambda progress: Live(progress, jobs), ProgressLines) as watch:
+        yield watch
 
 
 @contextmanager

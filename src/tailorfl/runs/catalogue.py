@@ -1,35 +1,54 @@
-"""What the registries hold: methods, models, data sources and partitions by name, each with its options.
+"""Names in the registries: methods, models, data sources, partitions and robust rules, each with its options.
 
     python -m tailorfl.runs.catalogue    writes them into the package, as is done before it is built
 
-Settings read that file (`tailorfl.settings.errors.known`), so that a typo is answered without torch; where there is
-none, as in a checkout, they ask here.
+Settings read that file (`tailorfl.settings.errors.known`), so that a typo is answered without torch. Where it is not of
+the present source, as in a checkout that was edited, they have it written anew.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 
 from tailorfl.core.method import methods
 from tailorfl.data.partition import RECIPES, recipe_named
+from tailorfl.data.registry import loader_of, sources
 from tailorfl.data.registry import options_of as source_options
-from tailorfl.data.registry import sources
-from tailorfl.models.registry import available, options_of
-from tailorfl.settings.errors import CATALOGUE, Kind
+from tailorfl.errors import RunError
+from tailorfl.models.registry import FACTORIES, available, options_of
+from tailorfl.rounds.robust import RULES
+from tailorfl.runs.files import write_text
+from tailorfl.settings.errors import CATALOGUE, Kind, source_digest
 
 
 def catalogue() -> dict[Kind, dict[str, list[str]]]:
     """Return kind -> name -> options, of the library's own things alone."""
-    package = CATALOGUE.parents[1]
-    own = {name: m for name, m in methods().items() if Path(inspect.getfile(m)).is_relative_to(package)}
     return {
-        "methods": {name: list(method.model_fields) for name, method in own.items()},
-        "models": {name: list(options_of(name)) for name in available()},
-        "data": {name: list(source_options(name)) for name in sources()},
-        "partitions": {name: partition_options(name) for name in sorted(RECIPES)},
+        "methods": {name: list(m.model_fields) for name, m in methods().items() if _is_ours(m)},
+        "models": {name: list(options_of(name)) for name in available() if _is_ours(FACTORIES[name])},
+        "data": {name: list(source_options(name)) for name in sources() if _is_ours(loader_of(name))},
+        "partitions": {
+            name: partition_options(name) for name in sorted(RECIPES) if _is_ours(RECIPES[name].function)
+        },
+        "rules": {
+            "none": [],
+            **{name: list(rule.options) for name, rule in RULES.items() if _is_ours(rule.function)},
+        },
     }
+
+
+def write() -> dict[Kind, dict[str, list[str]]]:
+    """Return the catalogue once it is stored; in a folder that is read-only it is made anew each time."""
+    kinds = catalogue()
+    with suppress(RunError):
+        write_text(CATALOGUE, json.dumps({"source": source_digest(), "kinds": kinds}))
+    return kinds
+
+
+def _is_ours(registered: type | Callable[..., object]) -> bool:
+    return registered.__module__.partition(".")[0] == "tailorfl"
 
 
 def partition_options(name: str) -> list[str]:
@@ -40,4 +59,4 @@ def partition_options(name: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    CATALOGUE.write_text(json.dumps(catalogue()), encoding="utf-8")
+    write()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,8 +31,8 @@ LARGEST = 2**63 - 1
 SEVERAL_LINES = "\n\t"
 """Characters of texts that may have several lines: descriptions, and notes among published numbers."""
 CATALOGUE = Path(__file__).with_name("catalogue.json")
-"""Names and options of the registries, made before the package is built: `python -m tailorfl.runs.catalogue`."""
-Kind = Literal["methods", "models", "data", "partitions"]
+"""Names and options of the registries, made before the package is built, and in a checkout when its source changed."""
+Kind = Literal["methods", "models", "data", "partitions", "rules"]
 SYNONYMS = {
     "learning_rate": "train.lr",
     "local_epochs": "train.epochs",
@@ -47,6 +48,8 @@ SYNONYMS = {
     "compare": "methods",
 }
 """Other tools' words."""
+Catalogue = Mapping[Kind, Mapping[str, Sequence[str]]]
+"""Kind -> name -> options."""
 NAMES: tuple[tuple[Kind, str], ...] = (("methods", "method"), ("data", "data"), ("models", "model"))
 """Kinds of things that are named, and where."""
 OPTIONS: tuple[tuple[Kind, str], ...] = (
@@ -242,13 +245,23 @@ def others_add_methods() -> bool:
 
 
 @functools.cache
-def _catalogue() -> Mapping[Kind, Mapping[str, Sequence[str]]]:
+def _catalogue() -> Catalogue:
     if CATALOGUE.is_file():
-        found: Mapping[Kind, Mapping[str, Sequence[str]]] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
-        return found
-    # The registries stand above the settings, and importing them takes seconds: only who has made a mistake waits.
-    made: Mapping[Kind, Mapping[str, Sequence[str]]] = import_module("tailorfl.runs.catalogue").catalogue()
-    return made
+        stored = json.loads(CATALOGUE.read_text(encoding="utf-8"))
+        if stored["source"] == source_digest():
+            return cast(Catalogue, stored["kinds"])
+    # The registries stand above the settings, and importing them takes seconds.
+    return cast(Catalogue, import_module("tailorfl.runs.catalogue").write())
+
+
+def source_digest() -> str:
+    """Return a digest of the package's source, which tells whether the catalogue was made from it."""
+    digest = hashlib.blake2b(digest_size=16)
+    package = Path(__file__).parents[1]
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)} {file.stat().st_size}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def check_names(config: ExperimentConfig) -> None:
@@ -274,6 +287,7 @@ def check_names(config: ExperimentConfig) -> None:
     if data.partition is not None:
         what = f"option of partition '{data.partition}'"
         _check_name("partitions", data.partition, data.partition_options, "partition", what)
+    _check_name("rules", config.server.robust.rule, {}, "rule of server.robust", "")
 
 
 def check_checkpoint(model: OneModelConfig) -> None:

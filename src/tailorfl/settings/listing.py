@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}
+RULE = "server.robust.rule"
 BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
@@ -30,12 +31,20 @@ class Setting:
 
 def settings(group: str | None = None) -> list[Setting]:
     """Return every key of an experiment, `methods` as `method` of one line; or those of a group such as `train`."""
-    found = []
+    everything = []
     for setting in _of(ExperimentConfig, ""):
-        found.append(setting)
+        everything.append(setting)
         if setting.key == "methods":
-            found += [s for s in _of(MethodConfig, "method.") if not s.key.startswith("method.train.")]
-    return [s for s in found if group is None or s.key == group or s.key.startswith(f"{group}.")]
+            everything += [s for s in _of(MethodConfig, "method.") if not s.key.startswith("method.train.")]
+    chosen = [s for s in everything if group is None or s.key == group or s.key.startswith(f"{group}.")]
+    return [_with_names(setting) if setting.key == RULE else setting for setting in chosen]
+
+
+def _with_names(setting: Setting) -> Setting:
+    """Return the setting with the rules that are registered as its type."""
+    from tailorfl.settings.errors import known  # which imports this module
+
+    return replace(setting, type=" or ".join(known("rules")))
 
 
 def keys_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
