@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
-from tailorfl.runs.catalogue import catalogue
+from tailorfl.runs import catalogue
+from tailorfl.settings import errors
 from tailorfl.settings.errors import check_names
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.listing import settings
@@ -134,24 +135,39 @@ def test_every_setting_is_listed_with_type_default_and_meaning() -> None:
     assert "engine" not in output.split("train.dp")[0]
 
 
-def test_settings_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
-    """The import of torch alone takes seconds, so an installed package has the registries' names in a file."""
-    (tmp_path / "names.json").write_text(json.dumps(catalogue()))
+def test_settings_are_refused_before_torch_is_imported() -> None:
+    """The import of torch alone takes seconds, so the registries' names are in a file, which is of this source."""
+    catalogue.write()
     code = (
         "import sys\n"
-        "from pathlib import Path\n"
-        "from tailorfl.settings import errors\n"
-        "errors.CATALOGUE = Path('names.json')\n"
         "from typer.testing import CliRunner\n"
         "from tailorfl.cli.main import app\n"
         "for words in (['engine.device=gpu'], ['method=dito'], ['method.lamb=1'], ['model=mpl'], ['data=digit'],\n"
-        "              ['data.partition=iidd'], ['data.alpha=1'], ['model.hiden=8'], ['train.lr=-1'],\n"
-        "              ['--rounds', '3']):\n"
+        "              ['data.partition=iidd'], ['server.robust=medain'], ['data.alpha=1'], ['model.hiden=8'],\n"
+        "              ['train.lr=-1'], ['--rounds', '3']):\n"
         "    result = CliRunner().invoke(app, ['run', *words])\n"
         "    assert result.exit_code == 2, (words, result.output)\n"
         "    assert 'torch' not in sys.modules, words\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_names_are_collected_anew_where_the_source_was_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "catalogue.json"
+    monkeypatch.setattr(catalogue, "CATALOGUE", file)
+    monkeypatch.setattr(errors, "CATALOGUE", file)
+    catalogue.write()
+    written = json.loads(file.read_text())
+    for digest, expected in (
+        (written["source"], ["median"]),
+        ("of another source", written["kinds"]["rules"]),
+    ):
+        kinds = {**written["kinds"], "rules": ["median"]}
+        file.write_text(json.dumps({"source": digest, "kinds": kinds}))
+        assert list(errors._catalogue.__wrapped__()["rules"]) == list(expected)
+    assert json.loads(file.read_text()) == written
 
 
 @pytest.mark.parametrize(
@@ -163,6 +179,7 @@ def test_settings_are_refused_before_torch_is_imported(tmp_path: Path) -> None:
         ("data=digit", "'digits'"),
         ("data.public=digit", "'digits'"),
         ("data.partition=dirichlt", "'dirichlet'"),
+        ("server.robust=medain", "'median'"),
     ],
 )
 def test_first_look_knows_the_names(text: str, hint: str) -> None:

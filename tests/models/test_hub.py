@@ -13,7 +13,7 @@ import pytest
 
 from tailorfl import errors, hub
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, ModelError
-from tailorfl.runs.catalogue import catalogue
+from tailorfl.runs.catalogue import write
 from tailorfl.settings.errors import check_names
 from tailorfl.settings.loading import load
 
@@ -126,12 +126,9 @@ def test_a_missing_package_is_installed_by_a_command_that_needs_no_registry_entr
 
 
 def test_a_wrong_folder_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "names.json").write_text(json.dumps(catalogue()))
+    write()
     code = (
         "import sys\n"
-        "from pathlib import Path\n"
-        "from tailorfl.settings import errors\n"
-        "errors.CATALOGUE = Path('names.json')\n"
         "from typer.testing import CliRunner\n"
         "from tailorfl.cli.main import app\n"
         "result = CliRunner().invoke(app, ['run', 'model.name=huggingface', 'model.checkpoint=./none'])\n"
