@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tailorfl.data.overview import Overview
     from tailorfl.data.rows import Ints
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Look at clients' data before anything trains.")
+app = typer.Typer(no_args_is_help=True, help="Look at clients' data before anything trains.")
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 PARTIAL = " ▏▎▍▌▋▊▉█"

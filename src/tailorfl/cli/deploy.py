@@ -17,7 +17,6 @@ from tailorfl.printable import quoted
 from tailorfl.settings.names import slug
 
 app = typer.Typer(
-    name="deploy",
     no_args_is_help=True,
     help="Prepare a federation of real machines, see also server and client.",
 )

@@ -86,8 +86,9 @@ app = typer.Typer(
     help="Personalized federated learning: each client ends with a model of its own.",
     epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
 )
-for group in (theory, data, deploy):
-    app.add_typer(group.app, cls=Commands)
+app.add_typer(theory.app, name="theory", cls=Commands)
+app.add_typer(data.app, name="data", cls=Commands)
+app.add_typer(deploy.app, name="deploy", cls=Commands)
 app.command("run", help="Run an experiment: one method (Ditto if not told), or all that its file names.")(
     documented(runs.command)
 )

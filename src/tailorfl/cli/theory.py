@@ -14,7 +14,6 @@ from tailorfl.cli.screen import PROSE, make_table, print_json, show_table, stdou
 from tailorfl.errors import ConfigError, unknown
 
 app = typer.Typer(
-    name="theory",
     no_args_is_help=True,
     help="Calculate with the papers' formulas: step sizes, rounds, lam, epsilon.",
 )
