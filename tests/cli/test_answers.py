@@ -16,7 +16,7 @@ import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
 from tailorfl.runs import catalogue
-from tailorfl.settings import errors
+from tailorfl.settings import catalogue as stored
 from tailorfl.settings.errors import check_names
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.listing import settings
@@ -157,7 +157,7 @@ def test_names_are_collected_anew_where_the_source_was_edited(
 ) -> None:
     file = tmp_path / "catalogue.json"
     monkeypatch.setattr(catalogue, "CATALOGUE", file)
-    monkeypatch.setattr(errors, "CATALOGUE", file)
+    monkeypatch.setattr(stored, "CATALOGUE", file)
     catalogue.write()
     written = json.loads(file.read_text())
     for digest, expected in (
@@ -166,7 +166,7 @@ def test_names_are_collected_anew_where_the_source_was_edited(
     ):
         kinds = {**written["kinds"], "rules": ["median"]}
         file.write_text(json.dumps({"source": digest, "kinds": kinds}))
-        assert list(errors._catalogue.__wrapped__()["rules"]) == list(expected)
+        assert list(stored._catalogue.__wrapped__()["rules"]) == list(expected)
     assert json.loads(file.read_text()) == written
 
 

@@ -12,7 +12,7 @@ from tailorfl.printable import harmful
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import check
-from tailorfl.settings.errors import known
+from tailorfl.settings.catalogue import known
 from tailorfl.settings.loading import load
 
 CHOICES: dict[str, list[Any]] = {

@@ -32,7 +32,7 @@ found = (module.name for module in pkgutil.walk_packages(tailorfl.__path__, "tai
 names = [name for name in found if not name.startswith(beside)]
 for name in names:
     importlib.import_module(name)
-from tailorfl.settings.errors import CATALOGUE
+from tailorfl.settings.catalogue import CATALOGUE
 assert CATALOGUE.is_file(), "a typo would wait for torch"
 for name in tailorfl.__all__:
     getattr(tailorfl, name)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from tailorfl.errors import ConfigError, did_you_mean, nearest, unknown
 from tailorfl.hub import no_such_folder
 from tailorfl.printable import harmful, shown
+from tailorfl.settings.catalogue import Kind, known
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.listing import groups_in, keys_of
 from tailorfl.settings.model import OneModelConfig
@@ -30,9 +27,6 @@ LARGEST = 2**63 - 1
 """Whole numbers lie in ±this, which is what torch and numpy count with."""
 SEVERAL_LINES = "\n\t"
 """Characters of texts that may have several lines: descriptions, and notes among published numbers."""
-CATALOGUE = Path(__file__).with_name("catalogue.json")
-"""Names and options of the registries, made before the package is built, and in a checkout when its source changed."""
-Kind = Literal["methods", "models", "data", "partitions", "rules"]
 SYNONYMS = {
     "learning_rate": "train.lr",
     "local_epochs": "train.epochs",
@@ -48,8 +42,6 @@ SYNONYMS = {
     "compare": "methods",
 }
 """Other tools' words."""
-Catalogue = Mapping[Kind, Mapping[str, Sequence[str]]]
-"""Kind -> name -> options."""
 NAMES: tuple[tuple[Kind, str], ...] = (("methods", "method"), ("data", "data"), ("models", "model"))
 """Kinds of things that are named, and where."""
 OPTIONS: tuple[tuple[Kind, str], ...] = (
@@ -227,41 +219,12 @@ def written(word: str, value: str | None = None) -> str | None:
     return f"{place}={'...' if value is None or '=' in value else value}"
 
 
-def known(kind: Kind) -> Mapping[str, Sequence[str]]:
-    """Return name -> options of everything of a kind that is the library's own.
-
-    It lacks what other packages and a user's own modules add, so a name that is missing in it is a mistake only where
-    there are none of these.
-    """
-    return _catalogue()[kind]
-
-
 @functools.cache
 def others_add_methods() -> bool:
     """Whether an installed package adds methods of its own."""
     return any(
         e.value.partition(":")[0] != "tailorfl.methods" for e in entry_points(group="tailorfl.methods")
     )
-
-
-@functools.cache
-def _catalogue() -> Catalogue:
-    if CATALOGUE.is_file():
-        stored = json.loads(CATALOGUE.read_text(encoding="utf-8"))
-        if stored["source"] == source_digest():
-            return cast(Catalogue, stored["kinds"])
-    # The registries stand above the settings, and importing them takes seconds.
-    return cast(Catalogue, import_module("tailorfl.runs.catalogue").write())
-
-
-def source_digest() -> str:
-    """Return a digest of the package's source, which tells whether the catalogue was made from it."""
-    digest = hashlib.blake2b(digest_size=16)
-    package = Path(__file__).parents[1]
-    for file in sorted(package.rglob("*.py")):
-        digest.update(f"{file.relative_to(package)} {file.stat().st_size}\n".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def check_names(config: ExperimentConfig) -> None:

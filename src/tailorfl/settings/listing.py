@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from tailorfl.settings.catalogue import known
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}
@@ -42,8 +43,6 @@ def settings(group: str | None = None) -> list[Setting]:
 
 def _with_names(setting: Setting) -> Setting:
     """Return the setting with the rules that are registered as its type."""
-    from tailorfl.settings.errors import known  # which imports this module
-
     return replace(setting, type=" or ".join(known("rules")))
 
 
