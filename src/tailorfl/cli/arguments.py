@@ -46,6 +46,25 @@ class State:
         self.begun = None
 
 
+@dataclass(frozen=True)
+class RunRequest:
+    """An experiment by a command's arguments, the folder for it, and how much is printed."""
+
+    arguments: list[str] | None
+    methods: Sequence[str] | None = None
+    """What is compared where the arguments name nothing."""
+    out: Path | None = None
+    resume: Path | None = None
+    extend: Path | None = None
+    overwrite: bool = False
+    force: bool = False
+    scale: str | None = None
+    """Of a recipe, what of its scales is run."""
+    dry_run: bool = False
+    quiet: bool = False
+    as_json: bool = False
+
+
 def documented(command: Command) -> Command:
     """Take the help of a command's parameters from the Args of its docstring, and leave the rest to the command.
 

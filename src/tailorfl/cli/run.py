@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from tailorfl.cli.arguments import (
     Imports,
     Overwrite,
     Quiet,
+    RunRequest,
     State,
     experiment,
     import_options,
@@ -28,25 +28,6 @@ from tailorfl.printable import quoted
 if TYPE_CHECKING:
     from tailorfl.runs.job import Way
     from tailorfl.settings.experiment import ExperimentConfig
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """An experiment by a command's arguments, the folder for it, and how much is printed."""
-
-    arguments: list[str] | None
-    methods: Sequence[str] | None = None
-    """What is compared where the arguments name nothing."""
-    out: Path | None = None
-    resume: Path | None = None
-    extend: Path | None = None
-    overwrite: bool = False
-    force: bool = False
-    scale: str | None = None
-    """Of a recipe, what of its scales is run."""
-    dry_run: bool = False
-    quiet: bool = False
-    as_json: bool = False
 
 
 def command(

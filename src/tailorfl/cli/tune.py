@@ -13,12 +13,12 @@ from tailorfl.cli.arguments import (
     AsJson,
     Imports,
     Quiet,
+    RunRequest,
     State,
     experiment,
     import_options,
     typed,
 )
-from tailorfl.cli.run import RunRequest
 from tailorfl.cli.screen import print_json, say, stderr, stdout
 from tailorfl.errors import ConfigError
 from tailorfl.light_imports import import_tensordict

@@ -1,4 +1,4 @@
-"""What stands in the model.json of an export: what goes in, what comes out, how good it was, how it came about."""
+"""The content of an export's model.json: what goes in, what comes out, how good it was, how it came about."""
 
 from __future__ import annotations
 
@@ -61,25 +61,26 @@ def _metrics(run: Restored, model: Deployed) -> dict[str, dict[str, float]]:
     if model.client is not None:
         frame = frame[frame["client"] == model.client]
     late = "heldout" if not model.steps else f"heldout+{model.steps}"
-    wanted = {late: "test"} if model.client in run.heldout else PARTS
-    found: dict[str, dict[str, float]] = {}
-    for name, part in wanted.items():
+    parts = {late: "test"} if model.client in run.heldout else PARTS
+    metrics: dict[str, dict[str, float]] = {}
+    for name, part in parts.items():
         numbers = (
             frame[frame["set"] == name].drop(columns=[*OF_RECORD], errors="ignore").mean(numeric_only=True)
         )
-        known = {str(key): float(value) for key, value in numbers.items() if not math.isnan(value)}
-        if known:
-            found[part] = known
-    return found
+        values = {str(key): float(value) for key, value in numbers.items() if not math.isnan(value)}
+        if values:
+            metrics[part] = values
+    return metrics
 
 
 def _provenance(run: Restored, model: Deployed) -> dict[str, Any]:
     job, stored = run.job, run.store.config
+    versions = stored.get("environment") or environment()
     settings = decisive(job.config.to_dict(), job.method.label)
-    made = {"settings": settings, "seed": job.seed, "data": stored.get("data")}
+    facts = {"settings": settings, "seed": job.seed, "data": stored.get("data")}
     return {
-        "tailorfl": stored.get("environment", environment())["tailorfl"],
-        "torch": stored.get("environment", environment())["torch"],
+        "tailorfl": versions["tailorfl"],
+        "torch": versions["torch"],
         "experiment": job.config.name,
         "method": job.method.name,
         "label": job.method.label,
@@ -88,5 +89,5 @@ def _provenance(run: Restored, model: Deployed) -> dict[str, Any]:
         **({} if model.steps is None else {"steps of a held-out client": model.steps}),
         "settings": settings,
         "data": stored.get("data"),
-        "fingerprint": hashlib.blake2b(encode(made).encode(), digest_size=16).hexdigest(),
+        "fingerprint": hashlib.blake2b(encode(facts).encode(), digest_size=16).hexdigest(),
     }

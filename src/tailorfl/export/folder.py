@@ -7,8 +7,9 @@ import importlib.util
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from tailorfl.errors import ConfigError, ModelError, RunError
 from tailorfl.export.facts import FORMAT, facts_of
-from tailorfl.export.formats import ONNX, TORCHSCRIPT, write_onnx, write_torchscript
+from tailorfl.export.formats import ONNX, TORCHSCRIPT, compared, several, write_onnx, write_torchscript
 from tailorfl.export.source_code import NotWritableError, written
 from tailorfl.export.transformer import code, head_of, is_transformer, merged, write_parts
 from tailorfl.export.written_model import lines_for, text_of
@@ -109,88 +110,75 @@ def export(
     out = Path(out)
     for k in numbers:
         _check_free(out / slug(names[k]), overwrite)
-    found = []
-    for model in _models(run, list(dict.fromkeys(numbers)), shared, steps):
-        place = out / slug(model.name)
-        _check_free(place, overwrite)
-        found.append(write(run, model, place, merge=merge, onnx=onnx, torchscript=torchscript))
-    return found
+    exported = []
+    for model in chain(
+        run.models(list(dict.fromkeys(numbers)), steps), run.global_models() if shared else ()
+    ):
+        path = out / slug(model.name)
+        _check_free(path, overwrite)
+        exported.append(write(run, model, path, merge=merge, onnx=onnx, torchscript=torchscript))
+    return exported
 
 
-def _models(run: Restored, clients: Sequence[int], shared: bool, steps: int | None) -> Iterator[Deployed]:
-    yield from run.models(clients, steps)
-    if shared:
-        yield from run.global_models()
-
-
-def _check_free(place: Path, overwrite: bool) -> None:
+def _check_free(folder: Path, overwrite: bool) -> None:
     """Raise ConfigError where something else lies than an export that may be replaced."""
-    if not place.exists() or not any(place.iterdir() if place.is_dir() else [place]):
+    if not folder.exists() or not any(folder.iterdir() if folder.is_dir() else [folder]):
         return
-    if not (place / FACTS).is_file():
-        raise ConfigError(f"'{place}' is no exported model and is not replaced; choose another folder (-o)")
+    if not (folder / FACTS).is_file():
+        raise ConfigError(f"'{folder}' is no exported model and is not replaced; choose another folder (-o)")
     if not overwrite:
         raise ConfigError(
-            f"'{place}' is there already; replace it with --overwrite, or choose another folder (-o)"
+            f"'{folder}' is there already; replace it with --overwrite, or choose another folder (-o)"
         )
 
 
 def write(
     run: Restored,
     model: Deployed,
-    place: Path,
+    folder: Path,
     *,
     merge: bool = False,
     onnx: bool = False,
     torchscript: bool = False,
 ) -> Exported:
-    """Write one model into a folder and compares what was written with it, see `export`."""
-    with replacing_folder(place) as part:
-        facts, off = _write_into(part, place, run, model, merge, onnx, torchscript)
-    return Exported(place, facts, off)
-
-
-def _write_into(
-    part: Path, place: Path, run: Restored, model: Deployed, merge: bool, onnx: bool, torchscript: bool
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Write one model into a folder that will be called `place`; returns its facts and by how much outputs differ."""
+    """Write one model into a folder and compare what was written with it, see `export`."""
     facts = facts_of(run, model)
-    who = "the global model" if model.client is None else f"the model of {model.name}"
-    title = f"{who[0].upper()}{who[1:]}, made by {run.job.method.label} in {model.round} rounds."
+    owner = "The global model" if model.client is None else f"The model of {model.name}"
+    title = f"{owner}, made by {run.job.method.label} in {model.round} rounds."
     module, sample = model.module, sample_for(run, model)
     if merge:
         if not lora_layers(module):
             raise ConfigError("--merge adds LoRA to the weights of its base, but this model has no LoRA")
         module = merged(module)
-    try:
-        network, program = _written(model, facts, part, place, merge), False
-        facts["files"] = {"code": "model.py", "weights": "model.safetensors"}
-    except NotWritableError as reason:
-        network, program = "", True
-        _program(module, sample, part / "model.pt2", str(reason))
-        facts["files"] = {"code": "model.py", "weights": "model.pt2"}
-    write_text(part / "model.py", text_of(title, network, facts, program=program))
-    write_text(part / FACTS, encode(facts, indent=1))
-    manifest.write(part, _files(part, facts))
-    slack = MERGED if merge else TOLERANCE
-    off = {"model.py": difference(model.module, loaded(part).load(), sample, place, slack)}
-    if onnx:
-        off[ONNX] = write_onnx(module, sample, part / ONNX)
-    if torchscript:
-        off[TORCHSCRIPT] = write_torchscript(module, sample, part / TORCHSCRIPT)
-    shutil.rmtree(part / "__pycache__", ignore_errors=True)  # of `loaded`
-    manifest.write(part, _files(part, facts))
-    return facts, off
+    with replacing_folder(folder) as part:
+        try:
+            network, weights = _written(model, facts, part, folder, merge), "model.safetensors"
+        except NotWritableError as reason:
+            network, weights = "", "model.pt2"
+            _program(module, sample, part / weights, str(reason))
+        facts["files"] = {"code": "model.py", "weights": weights}
+        write_text(part / "model.py", text_of(title, network, facts, program=not network))
+        write_text(part / FACTS, encode(facts, indent=1))
+        manifest.write(part, _files(part, facts))
+        slack = MERGED if merge else TOLERANCE
+        off = {"model.py": difference(model.module, loaded(part).load(), sample, folder, slack)}
+        if onnx:
+            off[ONNX] = write_onnx(module, sample, part / ONNX)
+        if torchscript:
+            off[TORCHSCRIPT] = write_torchscript(module, sample, part / TORCHSCRIPT)
+        shutil.rmtree(part / "__pycache__", ignore_errors=True)  # of `loaded`
+        manifest.write(part, _files(part, facts))
+    return Exported(folder, facts, off)
 
 
 def _files(folder: Path, facts: Mapping[str, Any]) -> list[str]:
     """Return the files of an export, those of a base model beside it too, as a path from its folder names them."""
     base = facts.get("transformer", {}).get("base", ".")
-    found = [(folder, Path()), *([(folder / base, Path(base))] if base.startswith("..") else [])]
+    parts = [(folder, Path()), *([(folder / base, Path(base))] if base.startswith("..") else [])]
     return sorted(
-        str(name / path.relative_to(place))
-        for place, name in found
-        for path in place.rglob("*")
+        str(name / path.relative_to(part))
+        for part, name in parts
+        for path in part.rglob("*")
         if path.is_file() and path.name != manifest.NAME and path.parent.name != "__pycache__"
     )
 
@@ -229,14 +217,14 @@ def checked(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _written(model: Deployed, facts: dict[str, Any], part: Path, place: Path, merge: bool) -> str:
+def _written(model: Deployed, facts: dict[str, Any], part: Path, folder: Path, merge: bool) -> str:
     """Write the weights, and return the code of the network; NotWritableError where there is none."""
     if not is_transformer(model.module):
         network = written(model.module)
         tensors(model.module.state_dict(), part / "model.safetensors")
         return network
     attention = facts["architecture"].get("attention", "eager")
-    facts["transformer"] = write_parts(model.module, model.live, part, place, attention, merge=merge)
+    facts["transformer"] = write_parts(model.module, model.live, part, folder, attention, merge=merge)
     tensors(head_of(model.module), part / "model.safetensors")
     return code(model.module)
 
@@ -253,62 +241,57 @@ def sample_for(run: Restored, model: Deployed) -> Tensor:
     return run.sim.given.source.take(torch.as_tensor(rows))
 
 
-def loaded(place: Path) -> ModuleType:
+def loaded(folder: Path) -> ModuleType:
     """Return the model.py of an export as a module of its own. It is code, and it is run.
 
     Raises:
         ModelError: it cannot be run, as where a package is missing.
     """
-    name = f"exported_model_{hashlib.blake2b(str(place.resolve()).encode(), digest_size=8).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, place / "model.py")
-    if spec is None or spec.loader is None or not (place / "model.py").is_file():
-        raise ModelError(f"'{place}' holds no exported model: it has no model.py")
+    name = f"exported_model_{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, folder / "model.py")
+    if spec is None or spec.loader is None or not (folder / "model.py").is_file():
+        raise ModelError(f"'{folder}' holds no exported model: it has no model.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where data classes look for their own module
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a file of code raises
-        raise ModelError(f"'{place / 'model.py'}' cannot be run: {type(error).__name__}: {error}") from error
+        raise ModelError(f"'{folder / 'model.py'}' cannot be run: {type(error).__name__}: {error}") from error
     return module
 
 
-@torch.no_grad()
 def difference(
-    module: nn.Module, other: Any, sample: Tensor, place: Path, tolerance: float = TOLERANCE
+    module: nn.Module, written: Any, sample: Tensor, folder: Path, tolerance: float = TOLERANCE
 ) -> float:
     """Return by how much outputs differ at most, for several samples and for one.
 
     Raises:
         ModelError: by more than rounding.
     """
-    worst = 0.0
-    for part in (sample, sample[:1]):
-        ours, theirs = module(part), other(part)
-        off = float((ours - theirs).abs().max())
-        if not off <= tolerance * max(1.0, float(ours.abs().max())):
-            raise ModelError(
-                f"what was written to '{place}' gives other outputs than the model in the run (by {off:.3g}); do not "
-                "use it: the network does something that cannot be copied"
-            )
-        worst = max(worst, off)
-    return worst
+    return compared(
+        module,
+        written,
+        sample,
+        tolerance,
+        f"what was written to '{folder}' gives other outputs than the model in the run",
+        "do not use it: the network does something that cannot be copied",
+    )
 
 
 def _program(module: nn.Module, sample: Tensor, path: Path, reason: str) -> None:
     """Write a module as a program of torch.export, which needs none of its code."""
     batch = torch.export.Dim("batch", min=1)
     try:
-        several = torch.cat([sample, sample])[: max(2, len(sample))]
-        made = torch.export.export(module, (several,), dynamic_shapes=({0: batch},))
+        program = torch.export.export(module, (several(sample),), dynamic_shapes=({0: batch},))
         with replacing(path) as part:
-            whole = part.with_suffix(".pt2")  # the one ending that is taken
-            torch.export.save(made, whole)
-            whole.rename(part)
+            file = part.with_suffix(".pt2")  # the one ending that is taken
+            torch.export.save(program, file)
+            file.rename(part)
     except RunError:
         raise
     except Exception as error:  # tracing a stranger's code raises anything
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"the network can be exported neither as code ({reason}) nor as a program of torch.export ({told}); write "
-            "its forward pass in torch alone"
+            f"the network can be exported neither as code ({reason}) nor as a program of torch.export ({message}); "
+            "write its forward pass in torch alone"
         ) from error

@@ -24,6 +24,30 @@ TOLERANCE = 1e-4
 """Other programs add up in other orders: outputs may differ by this, relative to the largest."""
 
 
+def several(sample: Tensor) -> Tensor:
+    """Return samples, at least two: with one alone, exporters take their number for a constant."""
+    return torch.cat([sample, sample])[: max(2, len(sample))]
+
+
+@torch.no_grad()
+def compared(
+    module: nn.Module, form: Any, sample: Tensor, tolerance: float, problem: str, advice: str
+) -> float:
+    """Return by how much the outputs of another form of a module differ at most, for several samples and for one.
+
+    Raises:
+        ModelError: by more than rounding, which is `tolerance` relative to the largest output.
+    """
+    worst = 0.0
+    for part in (sample, sample[:1]):
+        outputs = module(part)
+        off = float((outputs - form(part)).abs().max())
+        if not off <= tolerance * max(1.0, float(outputs.abs().max())):
+            raise ModelError(f"{problem} (by {off:.3g}); {advice}")
+        worst = max(worst, off)
+    return worst
+
+
 def write_onnx(module: nn.Module, sample: Tensor, path: Path) -> float:
     """Write a module as ONNX with any number of samples, and return by how much onnxruntime's outputs differ.
 
@@ -37,11 +61,10 @@ def write_onnx(module: nn.Module, sample: Tensor, path: Path) -> float:
         except ImportError as error:
             raise MissingExtraError(package, "export") from error
     runtime: Any = importlib.import_module("onnxruntime")
-    several = torch.cat([sample, sample])[: max(2, len(sample))]
     with _explained("ONNX"), _quiet(), reporting(path, "write"):
         torch.onnx.export(
             module,
-            (several,),
+            (several(sample),),
             str(path),
             dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("samples", min=1)},),
@@ -71,17 +94,10 @@ def write_torchscript(module: nn.Module, sample: Tensor, path: Path) -> float:
     return _compared(module, sample, "TorchScript", loaded)
 
 
-@torch.no_grad()
-def _compared(module: nn.Module, sample: Tensor, form: str, other: Any) -> float:
-    worst = 0.0
-    for part in (sample, sample[:1]):
-        ours = module(part)
-        with _explained(form):
-            off = float((ours - other(part)).abs().max())
-        if not off <= TOLERANCE * max(1.0, float(ours.abs().max())):
-            raise ModelError(f"as {form} the network gives other outputs (by {off:.3g}); leave that form out")
-        worst = max(worst, off)
-    return worst
+def _compared(module: nn.Module, sample: Tensor, name: str, form: Any) -> float:
+    with _explained(name):
+        problem = f"as {name} the network gives other outputs"
+        return compared(module, form, sample, TOLERANCE, problem, "leave that form out")
 
 
 @contextmanager
@@ -93,8 +109,8 @@ def _explained(form: str) -> Iterator[None]:
             raise
         lines = [line for line in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if line.strip()]
         first = lines.index(SUMMARY) + 1 if SUMMARY in lines else 0
-        told = lines[first].rpartition("'>: ")[2] if lines else type(error).__name__
-        raise ModelError(f"the network cannot be written as {form}: {told}; leave that form out") from error
+        reason = lines[first].rpartition("'>: ")[2] if lines else type(error).__name__
+        raise ModelError(f"the network cannot be written as {form}: {reason}; leave that form out") from error
 
 
 @contextmanager

@@ -73,18 +73,18 @@ def predict(
     net, code, facts = _model(Path(folder), client, method, seed, steps, source)
     frame, raw = _read(data, facts, list(ids))
     ready = "preparation" in facts["inputs"]
-    said = []
+    answers = []
     with torch.no_grad():
         for part in torch.split(raw, AT_ONCE):
-            said.append(code["answers"](net(part if ready else code["prepare"](part))).double())
-    return pd.concat([frame, _columns(torch.cat(said).numpy(), facts["inputs"])], axis=1)
+            answers.append(code["answers"](net(part if ready else code["prepare"](part))).double())
+    return pd.concat([frame, _columns(torch.cat(answers).numpy(), facts["inputs"])], axis=1)
 
 
-def write_predictions(found: pd.DataFrame, path: Path) -> None:
+def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
     """Write predictions as CSV, numbers with `DIGITS` digits."""
-    written = found.copy()
-    for column in found.select_dtypes("float"):
-        written[column] = found[column].map(f"{{:.{DIGITS}g}}".format)
+    written = predictions.copy()
+    for column in predictions.select_dtypes("float"):
+        written[column] = predictions[column].map(f"{{:.{DIGITS}g}}".format)
     with replacing(path) as part:
         written.to_csv(part, index=False, lineterminator="\n")
 
@@ -151,47 +151,55 @@ def _table(
     data: Path | pd.DataFrame, inputs: Mapping[str, Any], ids: list[str]
 ) -> tuple[pd.DataFrame, Tensor]:
     reading = dict(inputs.get(READING, {}))
-    kept = list(dict.fromkeys([*ids, *reading.pop("exclude", ())]))
+    kept_columns = list(dict.fromkeys([*ids, *reading.pop("exclude", ())]))
     constants = Constants.from_dict(inputs["preparation"], "model.json") if "preparation" in inputs else None
     features = list(inputs.get("features", ()) if constants is None else constants.columns)
-    name, frame = read_table(data, **reading, exclude=[column for column in kept if column not in features])
+    name, frame = read_table(
+        data, **reading, exclude=[column for column in kept_columns if column not in features]
+    )
     need_columns(name, frame, ids)
     size = int(np.prod(inputs["shape"]))
-    wanted = features or [column for column in frame.columns if column not in kept]
-    _check_columns(name, frame, wanted, kept, () if constants is None else constants.absent)
-    if constants is None and len(wanted) != size:
-        raise DataError(f"the model reads {size} numbers a row, but table '{name}' has {len(wanted)} columns")
-    rows = _rows_of(frame, kept)
+    columns_read = features or [column for column in frame.columns if column not in kept_columns]
+    _check_columns(name, frame, columns_read, kept_columns, () if constants is None else constants.absent)
+    if constants is None and len(columns_read) != size:
+        raise DataError(
+            f"the model reads {size} numbers a row, but table '{name}' has {len(columns_read)} columns"
+        )
+    rows = _rows_of(frame, kept_columns)
     if constants is not None:
         return rows, constants.inputs(frame, name)
-    return rows, numeric(name, frame, wanted).reshape(-1, *inputs["shape"])
+    return rows, numeric(name, frame, columns_read).reshape(-1, *inputs["shape"])
 
 
 def _text_table(
     data: str | Path | pd.DataFrame, inputs: Mapping[str, Any], ids: list[str]
 ) -> tuple[pd.DataFrame, Tensor]:
     reading = inputs[TEXTS]
-    wanted = [reading[key] for key in ("text", "second") if reading.get(key) is not None]
-    name, frame = read_table(data, **inputs.get(READING, {}), exclude=[*wanted, *ids])
+    columns_read = [reading[key] for key in ("text", "second") if reading.get(key) is not None]
+    name, frame = read_table(data, **inputs.get(READING, {}), exclude=[*columns_read, *ids])
     need_columns(name, frame, ids)
-    _check_columns(name, frame, wanted, ids)
+    _check_columns(name, frame, columns_read, ids)
     return _rows_of(frame, ids), tokenized(name, frame, reading, inputs["tokenizer"])
 
 
-def _rows_of(frame: pd.DataFrame, kept: Sequence[str]) -> pd.DataFrame:
+def _rows_of(frame: pd.DataFrame, kept_columns: Sequence[str]) -> pd.DataFrame:
     """Return the number of each row of a table, and its cells in the columns that are kept, as they are."""
     import pandas as pd
 
     rows = pd.DataFrame({"row": range(len(frame))})
-    return pd.concat([rows, frame[[c for c in kept if c in frame.columns]].astype(object)], axis=1)
+    return pd.concat([rows, frame[[c for c in kept_columns if c in frame.columns]].astype(object)], axis=1)
 
 
 def _check_columns(
-    name: str, frame: pd.DataFrame, wanted: Sequence[str], kept: Sequence[str], absent: Sequence[str] = ()
+    name: str,
+    frame: pd.DataFrame,
+    columns_read: Sequence[str],
+    kept_columns: Sequence[str],
+    absent: Sequence[str] = (),
 ) -> None:
     """Raise DataError where a table lacks rows or columns that are not `absent`; warn of columns that nobody reads."""
     columns = [str(column) for column in frame.columns]
-    missing = [column for column in wanted if column not in columns]
+    missing = [column for column in columns_read if column not in columns]
     if lacking := [column for column in missing if column not in absent]:
         raise DataError(
             f"table '{name}' lacks {first_few(lacking, SHOWN)}, which the model reads; it has: "
@@ -199,7 +207,7 @@ def _check_columns(
         )
     if missing:
         log.warning("table '%s' lacks %s, as the client did in training", name, first_few(missing, SHOWN))
-    if extra := [column for column in columns if column not in wanted and column not in kept]:
+    if extra := [column for column in columns if column not in columns_read and column not in kept_columns]:
         log.warning("table '%s': not read by the model: %s", name, first_few(extra, SHOWN))
     if not len(frame):
         raise DataError(f"table '{name}' has no rows")
@@ -223,8 +231,8 @@ def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -
             f"the model reads {kind.get(channels, channels)} images of {height} x {width} pixels; '{path}' has "
             f"{kind[x.shape[1]]} ones of {x.shape[2]} x {x.shape[3]}; make them alike first"
         )
-    shown = [str(file.relative_to(path)) if file != path else file.name for file in files]
-    return pd.DataFrame({"file": shown}), x
+    names_shown = [str(file.relative_to(path)) if file != path else file.name for file in files]
+    return pd.DataFrame({"file": names_shown}), x
 
 
 def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
@@ -244,21 +252,23 @@ def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) ->
     return order, source.x
 
 
-def _columns(said: Any, inputs: Mapping[str, Any]) -> pd.DataFrame:
+def _columns(answers: Any, inputs: Mapping[str, Any]) -> pd.DataFrame:
     """Answers [samples, ...] as named columns."""
     import pandas as pd
 
     task, names = inputs["task"], [str(name) for name in inputs.get("classes", ())]
-    count = said.shape[1]
+    count = answers.shape[1]
     if task in ("classification", "binary"):
         names = names if len(names) == count else _numbers(count)
-        found = pd.DataFrame(said, columns=[f"p({name})" for name in names])
-        found.insert(0, "predicted", [names[k] for k in said.argmax(1)])
-        return found
+        predictions = pd.DataFrame(answers, columns=[f"p({name})" for name in names])
+        predictions.insert(0, "predicted", [names[k] for k in answers.argmax(1)])
+        return predictions
     if task == "survival":
-        return pd.DataFrame({"risk": said[:, 0]})
-    what = "p" if task == "multilabel" else "predicted"
-    return pd.DataFrame(said, columns=[what] if count == 1 else [f"{what}({k})" for k in _numbers(count)])
+        return pd.DataFrame({"risk": answers[:, 0]})
+    title = "p" if task == "multilabel" else "predicted"
+    return pd.DataFrame(
+        answers, columns=[title] if count == 1 else [f"{title}({k})" for k in _numbers(count)]
+    )
 
 
 def _numbers(count: int) -> list[str]:

@@ -57,27 +57,27 @@ class Writer:
         Raises:
             NotWritableError: see the message.
         """
-        seen: set[int] = set()
+        parts_seen: set[int] = set()
         for name, part in network.named_modules(remove_duplicate=False):
-            if id(part) in seen:
+            if id(part) in parts_seen:
                 raise NotWritableError(f"'{name}' is used in two places")
-            seen.add(id(part))
+            parts_seen.add(id(part))
             if any(getattr(part, hooks) for hooks in HOOKS):
                 raise NotWritableError(f"'{name}' has hooks")
             if part._non_persistent_buffers_set:
                 raise NotWritableError(f"'{name}' has tensors that no state names")
             if not _is_torchs(part):
                 self._look_at(part)
-        made = _laid_out(self._value(network), 1, len("    return "))
+        text = _laid_out(self._value(network), 1, len("    return "))
         lines = [*self._imports(), "", ""]
         if self.constants:
             lines[-1:] = [*(f"{name} = {value!r}" for name, value in self.constants.items()), "", ""]
-        for one in self.classes.values():
-            lines += [*self._class(one), "", ""]
+        for item in self.classes.values():
+            lines += [*self._class(item), "", ""]
         lines += [
             "def network():",
             '    """The network as it is before its weights are loaded."""',
-            f"    return {made}",
+            f"    return {text}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -87,8 +87,8 @@ class Writer:
         yield from sorted(line for line in self.imports if line.startswith("import "))
         taken: dict[str, list[str]] = {}
         for line in sorted(self.imports):
-            home, found, name = line.removeprefix("from ").partition(" import ")
-            if found:
+            home, names_it, name = line.removeprefix("from ").partition(" import ")
+            if names_it:
                 taken.setdefault(home, []).append(name)
         yield from (f"from {home} import {', '.join(names)}" for home, names in taken.items())
 
@@ -97,38 +97,38 @@ class Writer:
     def _look_at(self, part: nn.Module) -> None:
         """Note what has to be written of a module's class."""
         kind = type(part)
-        known = self.classes.setdefault(kind.__name__, _Class(kind))
-        if known.kind is not kind:
+        record = self.classes.setdefault(kind.__name__, _Class(kind))
+        if record.kind is not kind:
             raise NotWritableError(f"two classes are called {kind.__name__}")
         if isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             raise NotWritableError(f"{kind.__name__} is a container of its own kind")
-        if not known.methods:
+        if not record.methods:
             for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
                 if base.__module__.startswith("torch."):
                     raise NotWritableError(f"{kind.__name__} is made from {base.__name__}")
-            self._add_method(known, "forward")
-        used = {attribute for method in known.methods.values() for attribute in _attributes(method)}
+            self._add_method(record, "forward")
+        used = {attribute for method in record.methods.values() for attribute in _attributes(method)}
         plain = [name for name in part.__dict__ if name in used and not name.startswith("_")]
         for name in (*part._modules, *part._parameters, *part._buffers, *plain):
-            if name not in known.takes and name != "training":
-                known.takes.append(name)
-        known.buffers |= set(part._buffers)
+            if name not in record.takes and name != "training":
+                record.takes.append(name)
+        record.buffers |= set(part._buffers)
 
-    def _add_method(self, known: _Class, name: str) -> None:
+    def _add_method(self, record: _Class, name: str) -> None:
         """Note a method and those that it calls, and where what it uses comes from."""
-        method = inspect.getattr_static(known.kind, name)
+        method = inspect.getattr_static(record.kind, name)
         if not isinstance(method, FunctionType) or method.__closure__:
-            raise NotWritableError(f"{known.kind.__name__}.{name} is no plain method")
-        known.methods[name] = method
+            raise NotWritableError(f"{record.kind.__name__}.{name} is no plain method")
+        record.methods[name] = method
         for used in _globals(method):
             self._find(used, method)
         for attribute in _attributes(method):
-            own = inspect.getattr_static(known.kind, attribute, None)
-            if own is None or attribute in known.methods or hasattr(nn.Module, attribute):
+            attribute_value = inspect.getattr_static(record.kind, attribute, None)
+            if attribute_value is None or attribute in record.methods or hasattr(nn.Module, attribute):
                 continue
-            if not isinstance(own, FunctionType):
-                raise NotWritableError(f"{known.kind.__name__}.{attribute} is no plain method")
-            self._add_method(known, attribute)
+            if not isinstance(attribute_value, FunctionType):
+                raise NotWritableError(f"{record.kind.__name__}.{attribute} is no plain method")
+            self._add_method(record, attribute)
 
     def _find(self, name: str, method: FunctionType) -> None:
         """Note how a name that a method uses comes to be known."""
@@ -152,21 +152,21 @@ class Writer:
                 return
         raise NotWritableError(f"{method.__qualname__} uses '{name}', which is not of torch")
 
-    def _class(self, one: _Class) -> Iterator[str]:
-        yield f"class {one.kind.__name__}(nn.Module):"
-        told = (inspect.getdoc(one.kind) or "").splitlines()
-        if told and '"""' not in told[0]:
-            yield f'    """{told[0]}"""'
+    def _class(self, item: _Class) -> Iterator[str]:
+        yield f"class {item.kind.__name__}(nn.Module):"
+        doc = (inspect.getdoc(item.kind) or "").splitlines()
+        if doc and '"""' not in doc[0]:
+            yield f'    """{doc[0]}"""'
             yield ""
-        yield f"    def __init__(self, {', '.join(one.takes)}):".replace("self, )", "self)")
+        yield f"    def __init__(self, {', '.join(item.takes)}):".replace("self, )", "self)")
         yield "        super().__init__()"
-        for name in one.takes:
+        for name in item.takes:
             yield (
                 f'        self.register_buffer("{name}", {name})'
-                if name in one.buffers
+                if name in item.buffers
                 else f"        self.{name} = {name}"
             )
-        for method in one.methods.values():
+        for method in item.methods.values():
             yield ""
             yield from (
                 textwrap.indent(textwrap.dedent(inspect.getsource(method)), "    ").rstrip().splitlines()
@@ -181,11 +181,11 @@ class Writer:
         if isinstance(value, Tensor):
             self.imports.add("import torch")
             number = "0" if value.is_floating_point() else "False" if value.dtype == torch.bool else "0"
-            made = f"torch.full({tuple(value.shape)}, {number}, dtype={value.dtype})"
+            zeros = f"torch.full({tuple(value.shape)}, {number}, dtype={value.dtype})"
             if isinstance(value, nn.Parameter):
-                return f"nn.Parameter({made})"
-            return made
-        if isinstance(value, list | tuple) and all(_is_plain(one) for one in value):
+                return f"nn.Parameter({zeros})"
+            return zeros
+        if isinstance(value, list | tuple) and all(_is_plain(item) for item in value):
             return repr(value)
         if _is_plain(value):
             return repr(value)
@@ -194,15 +194,15 @@ class Writer:
     def _module(self, module: nn.Module) -> Any:
         children = {name: self._value(part) for name, part in module._modules.items()}
         if not _is_torchs(module):
-            known = self.classes[type(module).__name__]
-            absent = [name for name in known.takes if not hasattr(module, name)]
+            record = self.classes[type(module).__name__]
+            absent = [name for name in record.takes if not hasattr(module, name)]
             if absent:
                 raise NotWritableError(f"some {type(module).__name__} have no '{absent[0]}'")
-            given = [
+            arguments = [
                 (f"{name}=", children[name] if name in children else self._value(getattr(module, name)))
-                for name in known.takes
+                for name in record.takes
             ]
-            return f"{type(module).__name__}(", given, ")"
+            return f"{type(module).__name__}(", arguments, ")"
         if type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
             return self._container(type(module).__name__, children)
         if children:
@@ -213,11 +213,11 @@ class Writer:
 
     def _container(self, kind: str, children: dict[str, Any]) -> Any:
         if list(children) == [str(k) for k in range(len(children))]:
-            inside = [("", one) for one in children.values()]
+            inside = [("", item) for item in children.values()]
             return (f"nn.{kind}(", inside, ")") if kind == "Sequential" else (f"nn.{kind}([", inside, "])")
         if not all(name.isidentifier() and not keyword.iskeyword(name) for name in children):
             raise NotWritableError(f"a {kind} has parts whose names are no words of Python")
-        named = [(f"{name}=", one) for name, one in children.items()]
+        named = [(f"{name}=", item) for name, item in children.items()]
         if kind == "ModuleDict":
             return "nn.ModuleDict(dict(", named, "))"
         self.imports.add("from collections import OrderedDict")
@@ -244,7 +244,7 @@ def _laid_out(value: Any, depth: int, used: int) -> str:
     opening, parts, closing = value
     indent = "    " * (depth + 1)
     lines = [
-        f"{indent}{name}{_laid_out(one, depth + 1, len(indent) + len(name) + 1)}," for name, one in parts
+        f"{indent}{name}{_laid_out(item, depth + 1, len(indent) + len(name) + 1)}," for name, item in parts
     ]
     return "\n".join([opening, *lines, "    " * depth + closing])
 
@@ -253,7 +253,7 @@ def _flat(value: Any) -> str:
     if isinstance(value, str):
         return value
     opening, parts, closing = value
-    inside = ", ".join(name + _flat(one) for name, one in parts)
+    inside = ", ".join(name + _flat(item) for name, item in parts)
     return f"{opening}{inside}{closing}"
 
 
@@ -266,14 +266,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _tree(method: Callable[..., Any]) -> ast.FunctionDef:
-    (found,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
-    if not isinstance(found, ast.FunctionDef) or found.decorator_list:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
         raise NotWritableError(f"{method.__qualname__} is no plain method")
-    for node in ast.walk(found):  # annotations of a written method are not looked up when it runs
+    for node in ast.walk(tree):  # annotations of a written method are not looked up when it runs
         if isinstance(node, ast.AnnAssign | ast.arg):
             node.annotation = ast.Constant(None)
-    found.returns = None
-    return found
+    tree.returns = None
+    return tree
 
 
 def _attributes(method: FunctionType) -> list[str]:
@@ -289,6 +289,6 @@ def _globals(method: FunctionType) -> list[str]:
     """Names that a method uses and does not make itself."""
     code = _tree(method)
     names = [node for node in ast.walk(code) if isinstance(node, ast.Name)]
-    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    own |= {node.arg for node in ast.walk(code) if isinstance(node, ast.arg)}
-    return list(dict.fromkeys(node.id for node in names if node.id not in own))
+    assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    assigned |= {node.arg for node in ast.walk(code) if isinstance(node, ast.arg)}
+    return list(dict.fromkeys(node.id for node in names if node.id not in assigned))

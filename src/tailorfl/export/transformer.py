@@ -52,7 +52,7 @@ def load(folder=Path(__file__).parent):
         from peft import PeftModel
 
         PeftModel.from_pretrained(base, folder / told["adapter"])  # puts its layers into the base
-    net = {made}
+    net = {network}
     net.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     return net.eval()
 '''
@@ -65,7 +65,7 @@ def is_transformer(module: nn.Module) -> bool:
 
 def code(module: nn.Module) -> str:
     """Return the code of what stands on a base, with `load`."""
-    made, kinds = {
+    network, kinds = {
         Classifier: (
             'Classifier(base, Reading(**told["reading"]), told["outputs"])',
             (PooledEncoder, Classifier),
@@ -80,7 +80,7 @@ def code(module: nn.Module) -> str:
     parts = [Reading, heads.attention_mask, heads.positions, Tokens, heads._dtype, *kinds]
     auto = "AutoModelForCausalLM" if isinstance(module, Language) else "AutoModel"
     body = "".join(f"\n\n{_source(part)}" for part in parts)
-    return f"{IMPORTS}\n{constants}{body}{LOAD.format(auto=auto, made=made)}"
+    return f"{IMPORTS}\n{constants}{body}{LOAD.format(auto=auto, network=network)}"
 
 
 def _source(part: Any) -> str:
@@ -106,21 +106,21 @@ def write_parts(
     if any(isinstance(part, Adapted) for part in module.modules()):
         raise NotWritableError("bottleneck adapters stand inside its blocks")
     top: Any = module
-    whole: Any = copy.deepcopy(top.__dict__["_causal"] if isinstance(module, Language) else top.base)
-    fold_ranks(whole)
-    has_lora = bool(lora_layers(whole))
-    own = [
+    base_model: Any = copy.deepcopy(top.__dict__["_causal"] if isinstance(module, Language) else top.base)
+    fold_ranks(base_model)
+    has_lora = bool(lora_layers(base_model))
+    live_names = [
         n for n in live if "lora_" not in n and not (isinstance(module, Classifier) and n.startswith("head."))
     ]
-    together = not own and not (merge and has_lora)
+    together = not live_names and not (merge and has_lora)
     base = place.parent / BASE if together else place / BASE
-    bare = _without_lora(whole, merge=merge)
+    bare = _without_lora(base_model, merge=merge)
     if not (together and (base / "config.json").is_file()):
         with replacing_folder(base) as part, system_errors():
             bare.save_pretrained(part)
     written = has_lora and not merge
     if written:
-        _write_adapter(whole, place / ADAPTER, (home.parent if together else home) / BASE)
+        _write_adapter(base_model, place / ADAPTER, (home.parent if together else home) / BASE)
     return {
         "base": f"../{BASE}" if together else BASE,
         "adapter": ADAPTER if written else None,
@@ -141,16 +141,16 @@ def head_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def merged(module: nn.Module) -> nn.Module:
     """Return a copy in which LoRA's products are added to the weights beside them."""
-    found = copy.deepcopy(module)
-    fold_ranks(found)
-    top: Any = found
-    _unload(top.base if not isinstance(found, Language) else top.__dict__["_causal"], merge=True)
-    return found
+    module = copy.deepcopy(module)
+    fold_ranks(module)
+    top: Any = module
+    _unload(top.base if not isinstance(module, Language) else top.__dict__["_causal"], merge=True)
+    return module
 
 
-def _without_lora(whole: nn.Module, merge: bool) -> Any:
+def _without_lora(base_model: nn.Module, merge: bool) -> Any:
     """Return a copy of a Hugging Face model without LoRA, which is added to its weights with `merge`."""
-    bare = copy.deepcopy(whole)
+    bare = copy.deepcopy(base_model)
     _unload(bare, merge)
     for name in ("peft_config", "_hf_peft_config_loaded"):
         if name in bare.__dict__:
@@ -158,41 +158,43 @@ def _without_lora(whole: nn.Module, merge: bool) -> Any:
     return bare
 
 
-def _unload(whole: nn.Module, merge: bool) -> None:
-    adapted: set[int] = {id(layer) for layer in lora_layers(whole)}
-    for name, part in list(whole.named_modules()):
+def _unload(base_model: nn.Module, merge: bool) -> None:
+    adapted: set[int] = {id(layer) for layer in lora_layers(base_model)}
+    for name, part in list(base_model.named_modules()):
         layer: Any = part
         if id(part) in adapted:
             if merge:
                 layer.merge()
-            whole.set_submodule(name, layer.get_base_layer())
+            base_model.set_submodule(name, layer.get_base_layer())
 
 
-def _write_adapter(whole: Any, place: Path, base: Path) -> None:
+def _write_adapter(base_model: Any, place: Path, base: Path) -> None:
     """Write LoRA as `PeftModel.save_pretrained` does."""
     from safetensors.torch import save_file
 
-    settings = copy.deepcopy(_settings(whole))
+    settings = copy.deepcopy(_settings(base_model))
     settings.base_model_name_or_path, settings.inference_mode = str(base), True
     names = sorted(
-        name for name, part in whole.named_modules() if any(part is layer for layer in lora_layers(whole))
+        name
+        for name, part in base_model.named_modules()
+        if any(part is layer for layer in lora_layers(base_model))
     )
     settings.target_modules = set(names)
-    found = {
+    tensors = {
         f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().clone().contiguous()
-        for name, tensor in whole.state_dict().items()
+        for name, tensor in base_model.state_dict().items()
         if ".lora_" in name
     }
     with reporting(place, "write the adapter into"), system_errors():
         place.mkdir()
         settings.save_pretrained(place)
-        save_file(found, place / "adapter_model.safetensors")
+        save_file(tensors, place / "adapter_model.safetensors")
 
 
-def _settings(whole: nn.Module) -> Any:
+def _settings(base_model: nn.Module) -> Any:
     """Return the LoraConfig that its layers were made with."""
-    for part in whole.modules():
-        found: Any = getattr(part, "peft_config", None)
-        if isinstance(found, dict) and "default" in found:
-            return found["default"]
+    for part in base_model.modules():
+        settings: Any = getattr(part, "peft_config", None)
+        if isinstance(settings, dict) and "default" in settings:
+            return settings["default"]
     raise NotWritableError("its LoRA layers tell no settings")

@@ -10,7 +10,7 @@ from tailorfl.export.written_table import numbers_alone, prepare_table
 
 HEAD = '''"""{title}
 
-Needs torch and safetensors{beside}; model.json beside this file says what goes in and how good it was.
+Needs torch and safetensors{extras}; model.json beside this file says what goes in and how good it was.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ ANSWERS = {
 
 def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool = False) -> str:
     """Return model.py; `network` is the code that defines `network()`, "" for a program of torch.export."""
-    beside = ", peft and transformers" if "transformers" in network else ""
+    extras = ", peft and transformers" if "transformers" in network else ""
     inputs = facts["inputs"]
     names = inputs.get("classes")
-    says, made = ANSWERS[inputs["task"]]
+    says, expression = ANSWERS[inputs["task"]]
     temperature = facts.get("temperature")
     scaled = "" if temperature is None else f"    outputs = outputs / {temperature!r}  # the temperature\n"
     imports, network = _parted(f"import re\n{network}" if _has_words(inputs) else network)
     parts = [
-        HEAD.format(title=title.replace("\\", "").replace('"""', ""), beside=beside, imports=imports),
+        HEAD.format(title=title.replace("\\", "").replace('"""', ""), extras=extras, imports=imports),
         network,
         CHECK.format(weights="model.pt2" if program else "model.safetensors"),
         PROGRAM if program else "" if "def load(" in network else LOAD,
         f'\n\nLABELS = {tuple(names)!r}\n"""Names of what comes out, in order."""\n' if names else "",
         _prepare(inputs),
-        f'\n\ndef answers(outputs):\n    """Outputs as {says}."""\n{scaled}    return {made}\n',
+        f'\n\ndef answers(outputs):\n    """Outputs as {says}."""\n{scaled}    return {expression}\n',
         PREDICT,
     ]
     return "".join(parts)
@@ -95,9 +95,9 @@ def _parted(code: str) -> tuple[str, str]:
     """Return (imports, those of every export among them, and what comes after them)."""
     lines = code.splitlines()
     end = next((k for k, line in enumerate(lines) if not line.startswith(("import ", "from "))), len(lines))
-    asked = sorted({*IMPORTS, *lines[:end]}, key=lambda line: (line.split()[1].split(".")[0], line))
-    ours = [line for line in asked if line.split()[1] not in sys.stdlib_module_names]
-    standard = [line for line in asked if line not in ours]
+    import_lines = sorted({*IMPORTS, *lines[:end]}, key=lambda line: (line.split()[1].split(".")[0], line))
+    ours = [line for line in import_lines if line.split()[1] not in sys.stdlib_module_names]
+    standard = [line for line in import_lines if line not in ours]
     return "\n".join([*standard, "", *ours]), "".join(f"{line}\n" for line in lines[end:])
 
 
@@ -106,11 +106,11 @@ def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
     inputs = facts["inputs"]
     shape = ", ".join(map(str, [1, *inputs["shape"]]))
     kind = {"image": ", dtype=torch.uint8", "tokens": ", dtype=torch.int64"}.get(inputs["type"], "")
-    what = {"image": "bytes of an image", "tokens": "token ids"}.get(inputs["type"])
+    content = {"image": "bytes of an image", "tokens": "token ids"}.get(inputs["type"])
     raw = f"torch.zeros({shape}{kind})"
     if _has_words(inputs):
-        raw, what = "[dict.fromkeys(model.COLUMNS)]", "a row's columns and cells"
-    told = what or ", ".join(inputs.get("features", ())) or "numbers as they were measured"
+        raw, content = "[dict.fromkeys(model.COLUMNS)]", "a row's columns and cells"
+    comment = content or ", ".join(inputs.get("features", ())) or "numbers as they were measured"
     return "\n".join(
         [
             "import sys",
@@ -121,7 +121,7 @@ def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
             "import model",
             "",
             "net = model.load()",
-            f"raw = {raw}  # {told if len(told) < 40 else told[:37] + '...'}",
+            f"raw = {raw}  # {comment if len(comment) < 40 else comment[:37] + '...'}",
             "print(model.predict(net, raw))",
         ]
     )
@@ -139,14 +139,14 @@ def _prepare(inputs: Mapping[str, Any]) -> str:
             "ids", f"Token ids int64 [samples, {shape}] as they are; model.json has the tokenizer.", "ids"
         )
     if inputs["type"] == "image":
-        what = f"Bytes uint8 [samples, {shape}] -> what the network takes."
+        says = f"Bytes uint8 [samples, {shape}] -> what the network takes."
         if "image" not in inputs:
-            return _function("images", what, "images.float() / 255.0")
+            return _function("images", says, "images.float() / 255.0")
         constants = "".join(
             f"{name} = torch.tensor({inputs['image'][key]!r}).view(-1, 1, 1)\n"
             for name, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
         )
-        return f"\n\n{constants}" + _function("images", what, "(images.float() / 255.0 - MEAN) / DEVIATION")
+        return f"\n\n{constants}" + _function("images", says, "(images.float() / 255.0 - MEAN) / DEVIATION")
     if "preparation" in inputs:
         return prepare_table(inputs["preparation"])
     scaling = inputs.get("scaling")
@@ -155,20 +155,20 @@ def _prepare(inputs: Mapping[str, Any]) -> str:
     steps = [scaling]
     while "before" in steps[0]:
         steps.insert(0, steps[0]["before"])
-    constants, made = "", "x"
+    constants, expression = "", "x"
     for number, step in enumerate(steps):
         name = "" if len(steps) == 1 else f"_{number + 1}"
         constants += "".join(
-            f"{what}{name} = torch.tensor({step[key]!r}, dtype=torch.float64)\n"
-            for what, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
+            f"{constant}{name} = torch.tensor({step[key]!r}, dtype=torch.float64)\n"
+            for constant, key in (("MEAN", "mean"), ("DEVIATION", "deviation"))
         )
         clip = step.get("clip")
         cut = "" if clip is None else f".clamp({-clip!r}, {clip!r})"
-        made = f"(({made}.double().flatten(1) - MEAN{name}) / DEVIATION{name}){cut}.float()"
+        expression = f"(({expression}.double().flatten(1) - MEAN{name}) / DEVIATION{name}){cut}.float()"
     return f"\n\n{constants}" + _function(
-        "x", f"Raw numbers [samples, {shape}] -> what the network takes.", f"{made}.reshape(x.shape)"
+        "x", f"Raw numbers [samples, {shape}] -> what the network takes.", f"{expression}.reshape(x.shape)"
     )
 
 
-def _function(argument: str, says: str, made: str) -> str:
-    return f'\n\ndef prepare({argument}):\n    """{says}"""\n    return {made}\n'
+def _function(argument: str, says: str, expression: str) -> str:
+    return f'\n\ndef prepare({argument}):\n    """{says}"""\n    return {expression}\n'

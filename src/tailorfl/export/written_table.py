@@ -73,9 +73,11 @@ def prepare_table(preparation: Mapping[str, Any]) -> str:
     """Return the code of `prepare` by the constants of a table (`Constants.to_dict()`)."""
     columns = preparation["columns"]
     if numbers_alone(preparation):
-        held = {key: [column[key] for column in columns.values()] for key in ("mean", "deviation", "fill")}
+        constants = {
+            key: [column[key] for column in columns.values()] for key in ("mean", "deviation", "fill")
+        }
         names = ", ".join(columns).replace("\\", "").replace('"""', "")
-        return _NUMBERS.format(**held, width=len(columns), names=names)
+        return _NUMBERS.format(**constants, width=len(columns), names=names)
     listed = "".join(f"    {name!r}: {column!r},\n" for name, column in columns.items())
     absent, na_values = tuple(preparation["absent"]), tuple(preparation["roles"]["na_values"])
     return _CELLS.format(columns=f"{{\n{listed}}}", absent=absent, na_values=na_values, other=OTHER)
