@@ -31,7 +31,7 @@ from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine
 from tailorfl.engines.make import make_engine
 from tailorfl.engines.memory import fitting
-from tailorfl.engines.precision import computing
+from tailorfl.engines.devices import computing
 from tailorfl.engines.vectorized import MOST, Vectorized
 from tailorfl.models import cohort_convs
 from tailorfl.models.functional import Model

@@ -20,9 +20,8 @@ ROOT = Path(tailorfl.__file__).parent
 # stand in one line they do not see each other.
 LAYERS = (
     ("settings",),
-    ("models", "data"),
+    ("models", "data", "privacy"),
     ("training",),
-    ("privacy",),
     ("core",),
     ("theory", "engines"),
     ("methods", "rounds"),
@@ -35,8 +34,6 @@ LAYERS = (
     ("api",),
     ("cli",),
 )
-# Training writes down what it uses in the ledger of privacy, which clips and adds noise with the tools of training.
-TOGETHER = {"training", "privacy"}
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
 GROUND = {
     "archives", "arguments", "errors", "hashing", "hooks", "printable", "modules", "hub", "light_imports",
@@ -118,7 +115,6 @@ def allowed(layer: str) -> set[str]:
         return {*GROUND, *(name for row in LAYERS for name in row)} - {"cli"}
     place = next(number for number, row in enumerate(LAYERS) if layer in row)
     below = {name for row in LAYERS[:place] for name in row}
-    below |= TOGETHER if layer in TOGETHER else set()
     return {layer, *below, *GROUND, *([""] if layer == "cli" else [])}
 
 
@@ -255,11 +251,8 @@ def test_the_rules_themselves():
     assert allowed("settings") == {"settings", *GROUND}
     assert allowed("models") == {"models", "settings", *GROUND}
     assert allowed("data") == {"data", "settings", *GROUND}
-    assert (
-        allowed("training")
-        == allowed("privacy")
-        == {"privacy", "training", "models", "data", "settings", *GROUND}
-    )
+    assert allowed("privacy") == {"privacy", "settings", *GROUND}
+    assert allowed("training") == {"privacy", "training", "models", "data", "settings", *GROUND}
     assert allowed("core") == allowed("training") | {"core"}
     assert allowed("theory") == allowed("core") | {"theory"}
     assert allowed("methods") == allowed("core") | {"methods", "theory", "engines"}

@@ -15,7 +15,7 @@ from tailorfl.benchmark.candidates import LoopRound, Round, candidates
 from tailorfl.benchmark.clock import Seconds, alternate, timed
 from tailorfl.benchmark.recommend import LOOP, recommend
 from tailorfl.benchmark.result import Way
-from tailorfl.engines import precision
+from tailorfl.engines import devices
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.runs.build import make_federation, make_simulation
@@ -138,7 +138,7 @@ def test_a_round_can_be_done_again_from_the_same_state() -> None:
 
 
 def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: True)
     config = load(SMALL)
     sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
     round_ = Round(sim, tuple(range(5)), tuple(range(5)))

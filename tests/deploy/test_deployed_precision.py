@@ -8,8 +8,7 @@ import pytest
 
 from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
 from tailorfl.deploy.serving import for_deployment
-from tailorfl.engines.devices import HOST
-from tailorfl.engines.precision import available
+from tailorfl.engines.devices import HOST, available
 from tailorfl.errors import ConfigError
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree

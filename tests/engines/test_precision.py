@@ -30,14 +30,13 @@ from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines import auto, precision
+from tailorfl.engines import auto, devices
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import CohortTask, Inference
-from tailorfl.engines.devices import HOST
+from tailorfl.engines.devices import HOST, chosen, computing
 from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.make import make_engine
 from tailorfl.engines.pool import PooledEngine
-from tailorfl.engines.precision import chosen, computing
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.results import Parts
 from tailorfl.engines.sequential import Sequential
@@ -62,7 +61,7 @@ def half(kind: str) -> InProcessEngine:
 @pytest.fixture
 def has_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the processor has the instructions, whatever it is."""
-    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: True)
 
 
 # -- what is rounded ---------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def test_private_gradients_are_clipped_in_float32(kind: str) -> None:
     torch.testing.assert_close(norms, torch.full((5,), 0.25, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
-@pytest.mark.skipif("bfloat16" not in precision.available(HOST), reason="workers look for themselves")
+@pytest.mark.skipif("bfloat16" not in devices.available(HOST), reason="workers look for themselves")
 def test_workers_have_the_bits_of_one_process() -> None:
     team = ProcessPool(2)
     try:
@@ -246,7 +245,7 @@ def test_workers_have_the_bits_of_one_process() -> None:
 
 def test_a_worker_whose_machine_lacks_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = pickle.dumps(half("vectorized").place)
-    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: False)
+    monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: False)
     with pytest.raises(ConfigError, match="needs a processor that multiplies bfloat16"):
         pickle.loads(sent)
 
@@ -255,7 +254,7 @@ def test_a_worker_whose_machine_lacks_it_says_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_the_machine_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: False)
+    monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: False)
     with pytest.raises(ConfigError, match=r"engine\.precision=bfloat16 needs a processor.*precision=float32"):
         make_engine("vectorized", precision="bfloat16")
     with pytest.raises(ConfigError, match=r"tf32 is a way in which GPUs multiply.*engine\.device is cpu"):

@@ -27,7 +27,7 @@ from methods.small import (
 )
 from tailorfl.core.client import Client
 from tailorfl.errors import ConfigError, TailorflError
-from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree

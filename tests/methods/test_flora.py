@@ -19,7 +19,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
-from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree

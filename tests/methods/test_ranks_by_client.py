@@ -21,7 +21,7 @@ from tailorfl.methods.fedit import svd_of_products
 from tailorfl.methods.hetlora import product_square, size_of
 from tailorfl.methods.ranked_lora import add_ranks
 from tailorfl.models.functional import Model
-from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training.sample_privacy import SampleDP

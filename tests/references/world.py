@@ -29,8 +29,8 @@ from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.gradients import public_rows
 from tailorfl.training.keys import generator
-from tailorfl.training.public_term import public_rows
 
 INPUTS, CLASSES = 6, 3
 SIZES = (7, 3, 5, 4, 6)

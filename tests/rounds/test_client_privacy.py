@@ -28,8 +28,8 @@ from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError, ModelError, TailorflError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
-from tailorfl.privacy.client_privacy import ClientDP, private_replies
 from tailorfl.privacy.ledger import EVERYONE
+from tailorfl.rounds.client_privacy import ClientDP, private_replies
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree

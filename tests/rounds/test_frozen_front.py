@@ -21,8 +21,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
-from tailorfl.rounds.features import Featured, FeatureTable
-from tailorfl.rounds.frozen_front import FeatureSettings
+from tailorfl.rounds.frozen_front import Featured, FeatureSettings, FeatureTable
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.system import MaliciousConfig, SystemConfig
 from tailorfl.training.cohort import TrainConfig

@@ -256,7 +256,7 @@ def test_engines_agree_and_an_interrupted_run_goes_on(name: str, kind: str) -> N
 
 
 def test_client_level_privacy_sees_what_was_sent() -> None:
-    from tailorfl.privacy.client_privacy import ClientDP
+    from tailorfl.rounds.client_privacy import ClientDP
 
     bound = {"client_dp": ClientDP(1e6, 0.0)}
     private, plain = (

@@ -12,7 +12,7 @@ from methods.settings import NAMES, make, one_of
 from methods.small import BOTH, SIZES, assert_close, assert_same, everything, personal, simulation
 from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError
-from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree

@@ -30,8 +30,8 @@ from tailorfl import run as run_experiment
 from tailorfl.core.method import Method
 from tailorfl.errors import DivergenceError
 from tailorfl.privacy.accounting import epsilon
-from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.privacy.ledger import EVERYONE
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.store import RunStore

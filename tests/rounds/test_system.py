@@ -341,7 +341,7 @@ def test_pooled_training_asks_nobody() -> None:
 
 
 def test_a_secret_cohort_has_no_system() -> None:
-    from tailorfl.privacy.client_privacy import ClientDP
+    from tailorfl.rounds.client_privacy import ClientDP
 
     secret = {"sampling": "bernoulli", "weights": "uniform", "fraction": 0.5, "client_dp": ClientDP(1.0, 1.0)}
     with pytest.raises(ConfigError, match="nobody seeing who takes part"):

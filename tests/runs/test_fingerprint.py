@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_tensors
-from tailorfl.engines import precision
+from tailorfl.engines import devices
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.document import write_report
 from tailorfl.runs import fingerprint
@@ -75,7 +75,7 @@ def test_an_untouched_experiment_goes_on(tmp_path: Path) -> None:
 def test_changed_settings_are_refused_by_name_and_nothing_is_trained(
     tmp_path: Path, change: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_processor_has_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: True)
     out = started(tmp_path / "run")
     before = sorted(p for p in out.rglob("*") if p.is_file())
     edit(out, **change)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import tailorfl
-from tailorfl.engines.devices import HOST
-from tailorfl.engines.precision import available
+from tailorfl.engines.devices import HOST, available
 
 
 @pytest.mark.slow

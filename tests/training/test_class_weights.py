@@ -18,10 +18,10 @@ from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
-from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.training.class_weights import balanced, class_counts
 from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import balanced, class_counts
 from tailorfl.training.sample_privacy import SampleDP
 from training.cohorts import ENGINES, cohort_of, fit, model_of, run
 

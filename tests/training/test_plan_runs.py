@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorfl.training.active import by_falling_steps
-from tailorfl.training.packing import CohortLayout
+from tailorfl.training.batches import by_falling_steps
+from tailorfl.training.operations import CohortLayout
 from tailorfl.training.plan import MOST_PADDING, BatchPlan, make_plan, runs
 from training.cohorts import ENGINES, FLOAT, cohort_of, fit, model_of, source
 

@@ -15,9 +15,9 @@ from tailorfl.errors import TailorflError
 from tailorfl.methods.perfed_ckt import towards
 from tailorfl.training import cohort as cohort_module
 from tailorfl.training.cohort import Cohort
+from tailorfl.training.gradients import public_rows
 from tailorfl.training.keys import derive
 from tailorfl.training.plan import Length
-from tailorfl.training.public_term import public_rows
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.terms import Term
 from training.cohorts import (

@@ -12,10 +12,9 @@ import torch
 from tailorfl.benchmark.plain_loop import LoopClient, PlainLoop, fastest, shuffled
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
-from tailorfl.engines.devices import HOST
+from tailorfl.engines.devices import HOST, available
 from tailorfl.engines.in_process import evenly
 from tailorfl.engines.pool import PooledEngine
-from tailorfl.engines.precision import available
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.vectorized import Vectorized

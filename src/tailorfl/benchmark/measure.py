@@ -17,7 +17,7 @@ from tailorfl.benchmark.candidates import Candidate, LoopRound, Round, candidate
 from tailorfl.benchmark.clock import alternate, one_thread, processor, timed
 from tailorfl.benchmark.recommend import LOOP, paired, recommend
 from tailorfl.benchmark.result import Bench, Way
-from tailorfl.engines.failures import unsupported
+from tailorfl.engines.base import unsupported
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailorfl.benchmark.result import EngineRecommendation, Way
-from tailorfl.engines.precision import WORTH as WORTH_ROUNDING
+from tailorfl.engines.devices import WORTH as WORTH_ROUNDING
 from tailorfl.settings.experiment import DEFAULT
 
 SAME, SAME_OF_FEW = 0.03, 0.1

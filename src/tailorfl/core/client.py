@@ -25,8 +25,7 @@ from tailorfl.training import inference, operations, tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.fit import fit
 from tailorfl.training.gradients import Directions, Gradient
-from tailorfl.training.operations import Drawn
-from tailorfl.training.packing import NOTHING, Packed
+from tailorfl.training.operations import NOTHING, Drawn, Packed
 from tailorfl.training.plan import Length, steps_of
 from tailorfl.training.request import FitRequest, by_component, resolved
 from tailorfl.training.terms import Given, Term

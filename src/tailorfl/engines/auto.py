@@ -12,11 +12,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.engines.base import CohortTask, Engine, Inference, Stored
-from tailorfl.engines.failures import first_line, unsupported
+from tailorfl.engines.base import CohortTask, Engine, Inference, Stored, first_line, unsupported
+from tailorfl.engines.devices import check_precision, chosen
 from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.pool import PooledEngine, WatchedFunction, WorkerPool
-from tailorfl.engines.precision import check_precision, chosen
 from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
@@ -62,7 +61,7 @@ class Auto:
         self._sequential = Sequential() if sequential is None else sequential
         self._vectorized = Vectorized() if vectorized is None else vectorized
         both = (self._sequential, self._vectorized)
-        self._kinds = both if kind == "auto" else tuple(one for one in both if one.kind == kind)
+        self._kinds = both if kind == "auto" else tuple(engine for engine in both if engine.kind == kind)
         self._precisions = tuple(precisions) or (self._sequential.precision,)
         self.pool = pool
         self._chosen: InProcessEngine | None = None
@@ -86,7 +85,7 @@ class Auto:
 
     @property
     def _running(self) -> Engine:
-        """What runs it."""
+        """The engine that runs, with its workers."""
         return self.current if self.pool is None else PooledEngine(self.current, self.pool)
 
     def choose(self, name: str) -> None:
@@ -101,8 +100,8 @@ class Auto:
     def _take(self, engine: InProcessEngine, precision: str) -> None:
         check_precision(precision, engine.place.device)
         self._chosen = engine
-        for one in (self._sequential, self._vectorized):  # either may have to stand in for the other
-            one.place.precision = precision
+        for other_engine in (self._sequential, self._vectorized):  # either may have to stand in for the other
+            other_engine.place.precision = precision
 
     def hold(self, store: StateStore) -> StateStore:
         """Return the store that keeps what `store` keeps where the engines want the states."""
@@ -110,17 +109,17 @@ class Auto:
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Run the function on every client with its state of `store`."""
-        self._settle(task, Stored(store).of)
+        self._measure(task, Stored(store).of)
         return self._attempt(task, lambda engine: engine.train(task, store))
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
         """Return what the function makes of every client, stacked."""
-        self._settle(task, states.of if isinstance(states, Stored) else lambda ids: states[: len(ids)])
+        self._measure(task, states.of if isinstance(states, Stored) else lambda ids: states[: len(ids)])
         return self._attempt(task, lambda engine: engine.map(task, states))
 
-    def predict(self, asked: Inference) -> list[Tensor]:
+    def predict(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model on its rows."""
-        return self._running.predict(asked)
+        return self._running.predict(task)
 
     def _attempt(self, task: CohortTask, run: Callable[[Engine], T]) -> T:
         """Return what `run` makes of the engine that was chosen, or of the loop where that cannot run the model."""
@@ -135,12 +134,10 @@ class Auto:
                 task.cohort.record.forget()
             return run(self._running)
 
-    def _settle(self, task: CohortTask, states: Callable[[Sequence[int]], TensorDict]) -> None:
-        """Measure and choose, if that was not done before; `states` gives those of the first clients."""
-        if self._chosen is None:
-            self._measure(task, states)
-
     def _measure(self, task: CohortTask, states: Callable[[Sequence[int]], TensorDict]) -> None:
+        """Measure and choose, if that was not done before; `states` gives those of the first clients."""
+        if self._chosen is not None:
+            return
         on_host = self._vectorized.place.is_host
         everyone = task.cohort.ids
         clients = min(len(everyone), self._vectorized.chunk_of(task.cohort) if on_host else DEVICE_CLIENTS)
@@ -148,21 +145,21 @@ class Auto:
         watched = WatchedFunction(probe)
         # What is measured is thrown away, so the ledger must not see it.
         probe = replace(probe, function=watched, cohort=replace(probe.cohort, limit=PROBE_STEPS, record=None))
-        given = states(everyone[:clients])
+        first_states = states(everyone[:clients])
         kinds = self._kinds[:1] if clients < 2 else self._kinds
-        ways = [(kind, precision) for precision in self._precisions for kind in kinds]
+        candidates = [(kind, precision) for precision in self._precisions for kind in kinds]
         seconds: dict[Way, float] = {}
-        for way in ways:  # the first run of each also warms it up
-            if way[0] is self._vectorized and self._chosen is not None:
+        for candidate in candidates:  # the first run of each also warms it up
+            if candidate[0] is self._vectorized and self._chosen is not None:
                 continue  # it cannot run the model
             try:
-                seconds[way] = _seconds_of(way, probe, given)
+                seconds[candidate] = _seconds_of(candidate, probe, first_states)
             except Exception as error:
                 if (
-                    way[1] != self._precisions[0]
+                    candidate[1] != self._precisions[0]
                 ):  # what runs in the first and not in this one is left at the first
-                    log.warning("%s cannot run in %s (%s)", task.about, way[1], first_line(error))
-                elif len(kinds) < 2 or way[0] is not self._vectorized or not unsupported(error):
+                    log.warning("%s cannot run in %s (%s)", task.about, candidate[1], first_line(error))
+                elif len(kinds) < 2 or candidate[0] is not self._vectorized or not unsupported(error):
                     raise
                 else:
                     self._give_up(error)
@@ -170,7 +167,7 @@ class Auto:
             if not watched.trained:
                 return  # nothing was trained (untrained models were looked at): nothing to learn about training
         if len(seconds) > 1:
-            seconds = _repeated(seconds, probe, given, more=len(self._precisions) > 1)
+            seconds = _repeated(seconds, probe, first_states, more=len(self._precisions) > 1)
         self._decide(seconds, clients)
 
     def _decide(self, seconds: Mapping[Way, float], clients: int) -> None:
@@ -179,23 +176,26 @@ class Auto:
             precision: {k: s for (k, p), s in seconds.items() if p == precision} for _, precision in seconds
         }
         several = len(self._precisions) > 1
-        least = {name: min(own.values()) for name, own in of.items()}
-        precision, why = chosen(least) if several else (self._precisions[0], "")
-        own = of[precision]
+        least = {name: min(by_engine.values()) for name, by_engine in of.items()}
+        precision, reason = chosen(least) if several else (self._precisions[0], "")
+        by_engine = of[precision]
         # Of equal ones the vectorized.
-        engine = min(reversed(list(own)), key=lambda kind: own[kind])
+        engine = min(reversed(list(by_engine)), key=lambda kind: by_engine[kind])
         self._take(engine, precision)
-        if len(own) > 1:
+        if len(by_engine) > 1:
             log.info(
                 "engine: %s (%.3g s against %.3g s for %d clients)",
                 engine.name,
-                min(own.values()),
-                max(own.values()),
+                min(by_engine.values()),
+                max(by_engine.values()),
                 clients,
             )
         if several:
             log.warning(
-                "engine.precision=auto took %s: %s", precision, why, extra={"once": ("precision", precision)}
+                "engine.precision=auto took %s: %s",
+                precision,
+                reason,
+                extra={"once": ("precision", precision)},
             )
 
     def _give_up(self, error: Exception) -> None:
@@ -223,24 +223,27 @@ def _repeated(
     took = max(total, PROBE_SECONDS / PROBE_REPEATS)  # 0 by a clock with coarse ticks
     rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / took))
     # In alternation, so that a slow moment of the machine hits all.
-    runs = [{way: _seconds_of(way, task, states) for way in reversed(list(seconds))} for _ in range(rounds)]
-    return {way: min(run[way] for run in runs) for way in seconds}
+    runs = [
+        {candidate: _seconds_of(candidate, task, states) for candidate in reversed(list(seconds))}
+        for _ in range(rounds)
+    ]
+    return {candidate: min(run[candidate] for run in runs) for candidate in seconds}
 
 
-def _seconds_of(way: Way, task: CohortTask, states: TensorDict) -> float:
-    """Seconds of one run of an engine in a precision."""
-    engine, precision = way
+def _seconds_of(candidate: Way, task: CohortTask, states: TensorDict) -> float:
+    """Return the seconds of one run of an engine in a precision."""
+    engine, precision = candidate
     engine.place.precision = precision
     return _seconds(engine, task, states)
 
 
 def _seconds(engine: InProcessEngine, task: CohortTask, states: TensorDict) -> float:
-    """Seconds of one run: of the process where torch has one thread, which other processes do not disturb.
+    """Return the seconds of one run: of the process where torch has one thread, which others do not disturb.
 
     Results are in host memory at the end of a run, so that a GPU has finished, too.
     """
-    alone = torch.get_num_threads() == 1 and engine.place.is_host
-    clock = time.process_time if alone else time.perf_counter
+    is_single_threaded = torch.get_num_threads() == 1 and engine.place.is_host
+    clock = time.process_time if is_single_threaded else time.perf_counter
     begin = clock()
     engine.map(task, states)
     return clock() - begin

@@ -1,4 +1,4 @@
-"""What an engine is: a way to apply one client's function to a cohort, and what it is handed for that."""
+"""The interface of engines, each a way to apply one client's function to a cohort, and their tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 
 @dataclass(frozen=True)
 class CohortTask:
-    """What an engine is handed: clients, the function that each of them runs, and what it receives for it."""
+    """A task of an engine: clients, the function that each of them runs, and the message that it gets."""
 
     function: ClientFunction
     cohort: Cohort
@@ -41,21 +41,21 @@ class CohortTask:
 
     def part(self, positions: Sequence[int] | Tensor) -> CohortTask:
         """Return the task of the clients at `positions`."""
-        where = torch.as_tensor(positions, dtype=torch.int64)
-        index = None if self.index is None else self.index[where]
-        return replace(self, cohort=self.cohort.part(where.tolist()), index=index)
+        rows = torch.as_tensor(positions, dtype=torch.int64)
+        index = None if self.index is None else self.index[rows]
+        return replace(self, cohort=self.cohort.part(rows.tolist()), index=index)
 
     @property
     def about(self) -> str:
-        """What the clients run, for messages: `about` of the function, where it has one."""
+        """The name of the clients' function in messages: its `about`, where it has one."""
         return str(getattr(self.function, "about", "client code"))
 
-    def unlike(self, position: int, first: int, what: str) -> ClientError:
+    def unlike(self, position: int, first: int, difference: str) -> ClientError:
         """Return the error for a client whose result differs in structure from that of another one."""
         ids, number = self.cohort.ids, self.cohort.round + 1
         return ClientError(
-            f"{self.about} of client {ids[position]}, round {number}: what it returned {what}, unlike what client "
-            f"{ids[first]} returned; all clients of a round return the same names, shapes and dtypes: pad what is "
+            f"{self.about} of client {ids[position]}, round {number}: its result {difference}, unlike that of client "
+            f"{ids[first]}; all clients of a round return the same names, shapes and dtypes: pad what is "
             "shorter, and tell by a number beside it how much is real"
         )
 
@@ -85,12 +85,12 @@ class Inference:
 
     @property
     def models(self) -> int:
-        """How many models there are."""
+        """Number of models."""
         return int(self.states.batch_size[0])
 
     @property
     def samples(self) -> int:
-        """How many samples go through a model, of all models together."""
+        """Number of samples that go through a model, of all models together."""
         return self.models * len(self.rows) if isinstance(self.rows, Tensor) else sum(map(len, self.rows))
 
     def of_models(self, step: int) -> list[Inference]:
@@ -120,11 +120,11 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What the run's records call it."""
+        """Its name in the run's records."""
 
     @property
     def precision(self) -> str:
-        """What networks multiply in: float32, tf32 or bfloat16; the server's own networks do as well."""
+        """The precision of products: float32, tf32 or bfloat16; the server's own networks have it as well."""
 
     def hold(self, store: StateStore) -> StateStore:
         """Return the store that keeps what `store` keeps where this engine wants the states."""
@@ -141,5 +141,15 @@ class Engine(Protocol):
         `states` are [clients, ...], or where they are kept; nothing is stored.
         """
 
-    def predict(self, asked: Inference) -> list[Tensor]:
+    def predict(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model on its rows, [rows, outputs]."""
+
+
+def unsupported(error: BaseException) -> bool:
+    """Return whether an error says that `vmap` lacks a rule for the model, rather than that the model is wrong."""
+    return any(mark in str(error) for mark in ("vmap", "Batching rule", "batching rule", "functorch"))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, for a log, or its type where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""Where clients calculate: a device, and what of a federation lies on it.
+"""Devices on which clients calculate, the data that lie there, and the precision that they have instructions for.
 
 States, messages and results stay in host memory (or in files); a chunk of clients is moved to the device, runs, and
 what comes out is moved back. Data and frozen tensors lie on the device once, for all clients and rounds.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,12 +19,118 @@ from torch import Tensor
 from tailorfl.data.source import S, Source, copied
 from tailorfl.engines.base import Inference
 from tailorfl.engines.memory import free_memory
-from tailorfl.engines.precision import check_precision, computing
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
+from tailorfl.models.half import in_bfloat16
+from tailorfl.settings.engine import PrecisionName
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
+
+WORTH = 1.15
+"""A lower precision is taken by itself only where it is so many times as fast."""
+AMPERE = (8, 0)
+"""The first GPUs with TF32."""
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Nothing if clients can calculate like that on a device.
+
+    Raises:
+        ConfigError: it is no precision, or one that the device has no instructions for.
+    """
+    if precision not in get_args(PrecisionName):
+        raise unknown("precision", precision, get_args(PrecisionName))
+    if precision == "tf32" and device.type != "cuda":
+        raise ConfigError(
+            f"engine.precision=tf32 is a way in which GPUs multiply, but engine.device is {device}; set "
+            "engine.device=cuda, or take bfloat16, float32 or auto"
+        )
+    if precision in ("bfloat16", "tf32") and precision not in available(device):
+        raise ConfigError(
+            f"engine.precision={precision} needs {_needed(precision, device)}, which {_named(device)} does not "
+            "have; set engine.precision=float32, or auto"
+        )
+
+
+def available(device: torch.device) -> tuple[str, ...]:
+    """Return the precisions that a device has instructions for, float32 first."""
+    if device.type == "cuda":
+        tensor_cores = torch.cuda.get_device_capability(device) >= AMPERE
+        half = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "float32", *(["tf32"] if tensor_cores else []), *(["bfloat16"] if half else [])
+    return ("float32", "bfloat16") if _processor_has_bfloat16() else ("float32",)
+
+
+def _processor_has_bfloat16() -> bool:
+    """Return whether oneDNN multiplies bfloat16 here by instructions of the processor (AVX-512 BF16, AMX, Arm's)."""
+    built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return built and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def computing(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a block in which clients calculate in a precision on a device; afterwards everything is as it was."""
+    if precision == "bfloat16":
+        return in_bfloat16(device.type)
+    return _tf32() if precision == "tf32" else nullcontext()
+
+
+def at_server(precision: str) -> AbstractContextManager[Any]:
+    """Return a block in which the server's networks compute as the clients' do.
+
+    The host may lack the instructions for it.
+    """
+    half = precision == "bfloat16" and _processor_has_bfloat16()
+    return in_bfloat16("cpu") if half else nullcontext()
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Has products and convolutions of float32 on GPUs round what goes into them to 10 bits."""
+    cudnn: Any = torch.backends.cudnn
+    parts: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [part.fp32_precision for part in parts]
+    try:
+        for part in parts:
+            part.fp32_precision = "tf32"
+        yield
+    finally:
+        for part, value in zip(parts, before, strict=True):
+            part.fp32_precision = value
+
+
+def chosen(seconds: Mapping[str, float]) -> tuple[str, str]:
+    """Return (precision to take, why in words) by what a few steps took in each; float32 is among them.
+
+    The fastest is taken where it is `WORTH` times as fast as float32 or more.
+    """
+    base = seconds["float32"]
+    best = min(seconds, key=lambda name: seconds[name])
+    ratios = ", ".join(
+        f"{name} is {base / max(taken, 1e-12):.2f} x the speed of float32"
+        for name, taken in seconds.items()
+        if name != "float32"
+    )
+    if not ratios:
+        return "float32", "this machine has no instructions for a lower precision, or not for this model"
+    if best != "float32" and base >= WORTH * seconds[best]:
+        return best, ratios
+    return "float32", f"{ratios}, and {WORTH} is asked for"
+
+
+def _needed(precision: str, device: torch.device) -> str:
+    if precision == "tf32":
+        return "a GPU of compute capability 8.0 or later"
+    return (
+        "a GPU that multiplies bfloat16" if device.type == "cuda" else "a processor that multiplies bfloat16"
+    )
+
+
+def _named(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"this one ({torch.backends.cpu.get_cpu_capability()}, without AVX512_BF16 or AMX)"
+
 
 HOST = torch.device("cpu")
 
@@ -31,33 +138,29 @@ DATA_SHARE = 0.5
 """Data that take more than this share of a device's free memory stay on the host."""
 
 
-def device_of(asked: str) -> torch.device:
+def device_of(setting: str) -> torch.device:
     """Return the device of a setting: cpu, cuda (the first GPU), cuda:N, or auto (cuda where there is one).
 
     Raises:
         ConfigError: it is not one of these, or torch does not see such a GPU.
     """
-    kind, colon, number = asked.partition(":")
-    known = asked in ("auto", "cpu", "cuda") or (kind == "cuda" and number.isdecimal())
-    if not known:
-        raise ConfigError(f"engine.device must be auto, cpu, cuda or cuda:N, but is '{asked}'")
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+    kind, colon, number = setting.partition(":")
+    is_valid = setting in ("auto", "cpu", "cuda") or (kind == "cuda" and number.isdecimal())
+    if not is_valid:
+        raise ConfigError(f"engine.device must be auto, cpu, cuda or cuda:N, but is '{setting}'")
+    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return HOST
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        seen = "is built without CUDA" if built is None else f"is built for CUDA {built} but finds no GPU"
+        state = "is built without CUDA" if built is None else f"is built for CUDA {built} but finds no GPU"
         raise ConfigError(
-            f"engine.device={asked} needs a GPU, but torch {torch.__version__} {seen}; set engine.device=cpu or auto, "
-            + (
-                "or install a build of torch with CUDA"
-                if built is None
-                else "or check the driver (nvidia-smi)"
-            )
+            f"engine.device={setting} needs a GPU, but torch {torch.__version__} {state}; set engine.device=cpu, "
+            f"or {'install a build of torch with CUDA' if built is None else 'check the driver (nvidia-smi)'}"
         )
     index = int(number) if colon else 0
     if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"engine.device={asked}, but torch sees {torch.cuda.device_count()} GPU(s): cuda:0 to "
+            f"engine.device={setting}, but torch sees {torch.cuda.device_count()} GPU(s): cuda:0 to "
             f"cuda:{torch.cuda.device_count() - 1}"
         )
     return torch.device("cuda", index)
@@ -74,7 +177,7 @@ class Place:
     def __init__(self, device: torch.device = HOST, precision: str = DEFAULT.engine.precision) -> None:
         self.device, self.precision = device, precision
         self.bytes_each: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
-        """What a client of each model took at most, where that is measured."""
+        """The most memory that a client of each model took, where that is measured."""
         self._sources: WeakKeyDictionary[Source, Source] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,7 +186,7 @@ class Place:
 
     @property
     def is_host(self) -> bool:
-        """Whether nothing has to be moved."""
+        """Nothing has to be moved."""
         return self.device.type == "cpu"
 
     def tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -97,22 +200,22 @@ class Place:
         if self.is_host:
             return source
         if source not in self._sources:
-            given = source.at_hand(self.device)
-            free, size = free_memory(self.device), given.x.nbytes + given.y.nbytes
+            host_source = source.at_hand(self.device)
+            free, size = free_memory(self.device), host_source.x.nbytes + host_source.y.nbytes
             if free is not None and size > DATA_SHARE * free:
-                self._sources[source] = Fetched.of(given, self.device)
+                self._sources[source] = Fetched.of(host_source, self.device)
             else:
-                x, y = given.x.to(self.device), given.y.to(self.device)
-                self._sources[source] = _to_train_on(Source, given, x=x, y=y)
+                x, y = host_source.x.to(self.device), host_source.y.to(self.device)
+                self._sources[source] = _to_train_on(Source, host_source, x=x, y=y)
         return self._sources[source]
 
-    def inference(self, asked: Inference) -> Inference:
+    def inference(self, task: Inference) -> Inference:
         """Return the models and their source on the device; rows stay where they are."""
         if self.is_host:
-            return asked
-        states = tree.nest(self.tensors(dict(tree.leaves(asked.states))).items(), asked.states.batch_size)
-        model, source = asked.model.on(self.device), self.source(asked.source)
-        return replace(asked, model=model, states=states, source=source)
+            return task
+        states = tree.nest(self.tensors(dict(tree.leaves(task.states))).items(), task.states.batch_size)
+        model, source = task.model.on(self.device), self.source(task.source)
+        return replace(task, model=model, states=states, source=source)
 
     def cohort(self, cohort: Cohort) -> Cohort:
         """Return the cohort with its data and the frozen tensors of its model on the device."""

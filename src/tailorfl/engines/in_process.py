@@ -1,4 +1,4 @@
-"""What engines have in common that run clients in this process, a chunk of the cohort after another."""
+"""The base of engines that run clients in this process, a chunk of the cohort after another."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class InProcessEngine(ABC):
     """
 
     kind: ClassVar[str]
-    """How settings call it."""
+    """Its name in settings."""
 
     def __init__(self, device: torch.device = HOST, precision: str = DEFAULT.engine.precision) -> None:
         self.place, self.room = Place(device, precision), Room()
 
     @property
     def name(self) -> str:
-        """What the run's records call it: its kind, and its precision where that is not float32."""
+        """Its name in the run's records: its kind, and its precision where that is not float32."""
         return self.kind if self.precision == "float32" else f"{self.kind}, {self.precision}"
 
     @property
     def precision(self) -> str:
-        """What networks multiply in."""
+        """The precision of products."""
         return self.place.precision
 
     def hold(self, store: StateStore) -> StateStore:
@@ -61,29 +61,29 @@ class InProcessEngine(ABC):
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
         """Return what the function makes of every client, stacked."""
-        given = states if isinstance(states, TensorDict) else states.of(task.cohort.ids)
-        return self.run(task, given)
+        start = states if isinstance(states, TensorDict) else states.of(task.cohort.ids)
+        return self.run(task, start)
 
     @abstractmethod
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
         """Return what the function makes of every client with its state, stacked."""
 
-    def predict(self, asked: Inference) -> list[Tensor]:
+    def predict(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model on its rows."""
-        if not asked.samples:
-            return [torch.zeros(0, asked.source.outputs)] * asked.models
+        if not task.samples:
+            return [torch.zeros(0, task.source.outputs)] * task.models
         with self.place.calculating():
-            return self.outputs(self.place.inference(asked))
+            return self.outputs(self.place.inference(task))
 
     @abstractmethod
-    def outputs(self, asked: Inference) -> list[Tensor]:
+    def outputs(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model in host memory; the models and their source lie on the device.
 
         There is at least one row.
         """
 
     @abstractmethod
-    def shares(self, asked: Inference) -> list[Inference]:
+    def shares(self, task: Inference) -> list[Inference]:
         """Return the pieces in which several processes may be asked, which give the bits of the whole."""
 
     @abstractmethod
@@ -97,9 +97,9 @@ class InProcessEngine(ABC):
         """
         return cut(cohort, partial(self.next_chunk, cohort))
 
-    def next_chunk(self, cohort: Cohort, left: Tensor) -> Tensor:
-        """Return the first of the positions that are `left`, as many as make up the next chunk."""
-        return left[: evenly(len(left), self.chunk_of(cohort))]
+    def next_chunk(self, cohort: Cohort, remaining: Tensor) -> Tensor:
+        """Return the first of the positions that are `remaining`, as many as make up the next chunk."""
+        return remaining[: evenly(len(remaining), self.chunk_of(cohort))]
 
 
 def largest_first(cohort: Cohort) -> Tensor:
@@ -109,11 +109,11 @@ def largest_first(cohort: Cohort) -> Tensor:
 
 def cut(cohort: Cohort, first_of: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
     """Yield the positions of a cohort's clients in parts, of those that are left each time what `first_of` takes."""
-    left = largest_first(cohort)
-    while len(left):
-        part = first_of(left)
+    remaining = largest_first(cohort)
+    while len(remaining):
+        part = first_of(remaining)
         yield part
-        left = left[len(part) :]
+        remaining = remaining[len(part) :]
 
 
 def evenly(clients: int, most: int) -> int:

@@ -6,9 +6,8 @@ from typing import get_args
 
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
-from tailorfl.engines.devices import device_of
+from tailorfl.engines.devices import available, check_precision, device_of
 from tailorfl.engines.pool import PooledEngine, WorkerPool
-from tailorfl.engines.precision import available, check_precision
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.ray_pool import RayPool
 from tailorfl.engines.sequential import Sequential
@@ -49,12 +48,12 @@ def make_engine(
     """
     if name not in get_args(EngineName):
         raise unknown("engine", name, get_args(EngineName))
-    place = device_of(device)
-    check_precision(precision, place)
-    if workers > 1 and cluster is None and place.type != "cpu":
+    target = device_of(device)
+    check_precision(precision, target)
+    if workers > 1 and cluster is None and target.type != "cpu":
         raise ConfigError(
             f"engine.workers={workers} are processes that calculate on the CPU, but engine.device={device} is "
-            f"{place}; a GPU trains many clients at once, so leave out one of the two"
+            f"{target}; a GPU trains many clients at once, so leave out one of the two"
         )
     if cluster is not None:
         if workers < 1:
@@ -67,9 +66,9 @@ def make_engine(
     if pool is None and workers > 1:
         pool = ProcessPool(workers)
     first = "float32" if precision == "auto" else precision
-    one_by_one, together = Sequential(place, first), Vectorized(chunk, place, first)
+    one_by_one, together = Sequential(target, first), Vectorized(chunk, target, first)
     if name == "auto" or precision == "auto":
-        tried = available(place) if precision == "auto" else (first,)
+        tried = available(target) if precision == "auto" else (first,)
         return Auto(one_by_one, together, pool=pool, kind=name, precisions=tried)
     kind = together if name == "vectorized" else one_by_one
     return kind if pool is None else PooledEngine(kind, pool)

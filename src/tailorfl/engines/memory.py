@@ -37,7 +37,7 @@ USABLE = 0.8
 _MEMINFO = Path("/proc/meminfo")
 
 _MARKS = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory")
-"""How torch says that the host has no memory left; it has no type of its own for that."""
+"""Parts of torch's messages that the host has no memory left; it has no type of its own for that."""
 
 
 @functools.cache
@@ -85,8 +85,8 @@ class Room:
 def free_memory(device: torch.device) -> int | None:
     """Return the bytes that are free on a device; None where nobody says."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + kept
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     if device.type == "cpu" and _MEMINFO.exists():
         for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -101,7 +101,7 @@ def fitting(device: torch.device, bytes_each: float) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that caused it, says that memory was not enough."""
+    """Return whether an error, or one that caused it, says that memory was not enough."""
     return any(
         isinstance(e, torch.OutOfMemoryError | MemoryError)
         or (isinstance(e, RuntimeError) and any(mark in str(e) for mark in _MARKS))

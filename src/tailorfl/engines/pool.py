@@ -6,19 +6,26 @@ number nor the order in which they finish changes a bit of the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+import pickle
+import queue
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from logging.handlers import QueueHandler
 from typing import Any, Protocol
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl import errors
 from tailorfl.core.client import Client
 from tailorfl.engines.base import CohortTask, Inference, Stored
 from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.results import CohortUpdates, Parts, Stacked, finite_clients
 from tailorfl.engines.state import StateStore
-from tailorfl.privacy.ledger import PrivacyRecord, Uses
+from tailorfl.privacy.ledger import PrivacyRecord
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 
@@ -27,7 +34,7 @@ WORTH = 2e8
 
 
 class ChunkStates(Protocol):
-    """Where a worker finds the private states of a chunk's clients."""
+    """The private states of a chunk's clients, as a worker finds them."""
 
     def read(self) -> TensorDict:
         """Return them, [clients, ...]."""
@@ -45,18 +52,18 @@ class ChunkTask:
     states: ChunkStates
     training: bool
 
-    def run(self) -> tuple[Parts, Mapping[int, Uses], TensorDict | None]:
-        """Return what the function makes of the clients, what it used of private data, and states yet to be staged.
+    def run(self) -> tuple[Parts, PrivacyRecord | None, TensorDict | None]:
+        """Return what the function makes of the clients, its uses of private data, and states yet to be staged.
 
         In training the first are (replies, metrics, whose update is finite).
         """
         parts = self.engine.map(self.task, self.states.read())
         if not self.training:
-            return parts, _uses(self.task), None
+            return parts, self.task.cohort.record, None
         new, replies, metrics = parts
         finite = finite_clients(new, replies)
         parts = replies, metrics, TensorDict({"finite": finite}, batch_size=finite.shape)
-        return parts, _uses(self.task), self.states.write(new)
+        return parts, self.task.cohort.record, self.states.write(new)
 
     def __str__(self) -> str:
         ids, number = self.task.cohort.ids, self.task.cohort.round + 1
@@ -134,9 +141,9 @@ class PooledEngine:
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Run the function on every client with its state of `store`."""
-        where, parts = self._cut(task)
+        positions, parts = self._cut(task)
         out = Stacked(len(task.cohort.ids), self._kind.room, task.unlike)
-        self._collect(out, where, parts, Stored(store), task, training=True)
+        self._collect(out, positions, parts, Stored(store), task, training=True)
         return out.updates()
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
@@ -147,30 +154,32 @@ class PooledEngine:
         """
         if isinstance(states, TensorDict):
             return self._kind.map(task, states)
-        where, parts = self._cut(task)
+        positions, parts = self._cut(task)
         out = Stacked(len(task.cohort.ids), self._kind.room, task.unlike)
         watched = WatchedFunction(task)
         while parts and not watched.trained:
-            here = replace(parts.pop(0), function=watched)
-            out.put(where.pop(0), [dict(tree.leaves(part)) for part in self._kind.map(here, states)])
-            _note(task.cohort, _uses(here))
-        self._collect(out, where, parts, states, task, training=False)
+            local_part = replace(parts.pop(0), function=watched)
+            out.put(
+                positions.pop(0), [dict(tree.leaves(part)) for part in self._kind.map(local_part, states)]
+            )
+            _note(task.cohort, local_part.cohort.record)
+        self._collect(out, positions, parts, states, task, training=False)
         return out.parts()
 
-    def predict(self, asked: Inference) -> list[Tensor]:
+    def predict(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model on its rows."""
-        if asked.samples * (asked.model.scalars + asked.model.held_scalars) <= WORTH:
-            return self._kind.predict(asked)
-        tasks = [PredictTask(self._kind, share) for share in self._kind.shares(asked)]
+        if task.samples * (task.model.scalars + task.model.held_scalars) <= WORTH:
+            return self._kind.predict(task)
+        tasks = [PredictTask(self._kind, share) for share in self._kind.shares(task)]
         pieces: list[list[Tensor]] = [[] for _ in tasks]
         for k, outputs in self.pool.run(tasks):
             pieces[k] = [t.clone() for t in outputs]
-        return asked.joined(pieces)
+        return task.joined(pieces)
 
     def _collect(
         self,
         out: Stacked,
-        where: Sequence[Tensor],
+        positions: Sequence[Tensor],
         parts: Sequence[CohortTask],
         states: Stored,
         task: CohortTask,
@@ -179,23 +188,26 @@ class PooledEngine:
         """Run chunks in the pool and put their results into `out`."""
         if not parts:
             return
-        held = self.pool.states(states, [part.cohort.ids for part in parts])
-        tasks = [ChunkTask(self._kind, part, rows, training) for part, rows in zip(parts, held, strict=True)]
-        whole = len(where[0]) == len(task.cohort.ids)  # `Stacked` keeps these tensors as they are
-        for k, (results, uses, new) in self.pool.run(tasks):
-            kept = [part.clone() if whole else part for part in results]
-            out.put(where[k], [dict(tree.leaves(part)) for part in kept])
-            _note(task.cohort, uses)
+        chunk_states = self.pool.states(states, [part.cohort.ids for part in parts])
+        tasks = [
+            ChunkTask(self._kind, part, rows, training)
+            for part, rows in zip(parts, chunk_states, strict=True)
+        ]
+        is_only_chunk = len(positions[0]) == len(task.cohort.ids)  # `Stacked` keeps these tensors as they are
+        for k, (results, record, new) in self.pool.run(tasks):
+            copies = [part.clone() if is_only_chunk else part for part in results]
+            out.put(positions[k], [dict(tree.leaves(part)) for part in copies])
+            _note(task.cohort, record)
             if new is not None:
                 states.store.stage(parts[k].cohort.ids, new)
 
     def _cut(self, task: CohortTask) -> tuple[list[Tensor], list[CohortTask]]:
         """Return the positions of each chunk, and the chunks, each with a ledger of its own if the cohort has one."""
-        where = list(self._kind.chunks(task.cohort))
-        parts = [task.part(positions) for positions in where]
+        positions = list(self._kind.chunks(task.cohort))
+        parts = [task.part(positions) for positions in positions]
         if task.cohort.record is not None:
             parts = [replace(part, cohort=replace(part.cohort, record=PrivacyRecord())) for part in parts]
-        return where, parts
+        return positions, parts
 
 
 class WatchedFunction:
@@ -211,11 +223,62 @@ class WatchedFunction:
         return parts
 
 
-def _uses(task: CohortTask) -> Mapping[int, Uses]:
-    """Return what the clients of a task used of private data."""
-    return {} if task.cohort.record is None else task.cohort.record.uses
+def _note(cohort: Cohort, record: PrivacyRecord | None) -> None:
+    """Add what a chunk of a cohort used of private data."""
+    if cohort.record is not None and record is not None:
+        cohort.record.merge(record)
 
 
-def _note(cohort: Cohort, uses: Mapping[int, Uses]) -> None:
-    if cohort.record is not None:
-        cohort.record.uses.update(uses)
+@dataclass(frozen=True)
+class TaskResult:
+    """A value or an error, and what the worker would have written to the log."""
+
+    value: Any = None
+    error: Exception | None = None
+    records: list[logging.LogRecord] = field(default_factory=list)
+
+    def get(self) -> Any:
+        """Return the value.
+
+        Raises:
+            the error, of the type that it had in the worker.
+        """
+        for record in self.records:
+            logging.getLogger(record.name).handle(record)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def logged_records() -> Callable[[], list[logging.LogRecord]]:
+    """Take this process's log away from its handlers, whose locks another thread may have held when it was forked.
+
+    Return a function that gives what was logged since it was last asked.
+    """
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    logging.getLogger().handlers = [QueueHandler(records)]
+    for name in list(logging.Logger.manager.loggerDict):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
+    return lambda: [records.get() for _ in range(records.qsize())]
+
+
+def result_of(received: Callable[[], Task], logged: Callable[[], list[logging.LogRecord]]) -> TaskResult:
+    """Run the task that `received` gives, and return its result, error or not."""
+    try:
+        with torch.no_grad():
+            value = received().run()
+        return TaskResult(value, records=logged())
+    except Exception as error:
+        return TaskResult(error=_portable(error), records=logged())
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that another process can be sent: itself with its traceback as a note, or its words."""
+    note = f"In a worker process:\n{''.join(traceback.format_exception(error))}"
+    try:
+        sent: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:  # many errors of libraries cannot be pickled
+        sent = errors.ClientError(f"{type(error).__name__}: {error}")
+    sent.add_note(note)
+    return sent

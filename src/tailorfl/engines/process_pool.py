@@ -29,15 +29,14 @@ from torch import Tensor
 
 from tailorfl.engines.base import Stored
 from tailorfl.engines.memory import keep_freed_memory
-from tailorfl.engines.pool import ChunkStates, Task
+from tailorfl.engines.pool import ChunkStates, Task, TaskResult, logged_records, result_of
 from tailorfl.engines.serialization import Known, pack, unpack
 from tailorfl.engines.shared_memory import Block, aligned
 from tailorfl.engines.state import StateStore
-from tailorfl.engines.task_results import TaskResult, logged_records, result_of
 from tailorfl.errors import ConfigError, WorkerError, first_few
 
 START = "fork" if sys.platform == "linux" else "spawn"
-"""How workers are started."""
+"""The start method of workers."""
 AHEAD = 2
 """Chunks that are under way at once, for each worker: one in training, and one whose result is being put together."""
 
@@ -50,9 +49,9 @@ class SharedRows:
     capacity: int
     ids: tuple[int, ...]
     old: list[int] | None
-    """Where the states are; None asks for the clients' starts."""
+    """Rows of the states; None asks for the clients' starts."""
     new: list[int]
-    """Where the next ones go."""
+    """Rows of the next states."""
 
     def read(self) -> TensorDict:
         """Return the states, [clients, ...]."""
@@ -95,8 +94,8 @@ class Outbox:
 
 def read(message: bytes, block: Block, known: Known) -> Any:
     """Return what a message says; its tensors are those in the block, not copies."""
-    packed, places = pickle.loads(message)
-    return unpack(packed, lambda n, dtype, shape: block.tensor(dtype, shape, places[n]), known)
+    packed, offsets = pickle.loads(message)
+    return unpack(packed, lambda n, dtype, shape: block.tensor(dtype, shape, offsets[n]), known)
 
 
 class ProcessPool:

@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.engines.base import Stored
-from tailorfl.engines.failures import first_line
-from tailorfl.engines.pool import ChunkStates, Task
+from tailorfl.engines.base import Stored, first_line
+from tailorfl.engines.pool import ChunkStates, Task, TaskResult, logged_records, result_of
 from tailorfl.engines.serialization import Known, Packing, pack, unpack
 from tailorfl.engines.state import StateStore
-from tailorfl.engines.task_results import TaskResult, logged_records, result_of
 from tailorfl.errors import MissingExtraError, WorkerError
 from tailorfl.settings.experiment import DEFAULT
 
@@ -33,7 +31,7 @@ log = logging.getLogger(__name__)
 
 Bytes = NDArray[np.uint8]
 Message = tuple[bytes, list[Any]]
-"""What `pack` returns, with tensors as bytes or as references to bytes in the object store."""
+"""The result of `pack`, with tensors as bytes or as references to bytes in the object store."""
 
 INLINE = 100_000
 """Bytes from which on a tensor travels by itself, so that one for many workers is stored once on each machine."""
@@ -41,9 +39,9 @@ INLINE = 100_000
 
 def to_bytes(tensor: Tensor) -> Bytes:
     """Return the bytes of a tensor in the order of its elements, uint8 [bytes]; not a copy if they lie so."""
-    whole = tensor.detach().contiguous()
+    flat = tensor.detach().contiguous()
     # A tensor of one element counts as contiguous whatever its stride, 0 where it was expanded.
-    array: Bytes = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
+    array: Bytes = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy()
     return array
 
 
@@ -124,8 +122,8 @@ class RayWorker:
             import ray
 
             for lesson in lessons[self._learned :]:
-                for thing in _unpacked(ray.get(lesson), self._known, copy=False):
-                    self._known.number(thing)
+                for lasting in _unpacked(ray.get(lesson), self._known, copy=False):
+                    self._known.number(lasting)
                 self._learned += 1
             task: Task = _unpacked((message, list(arrays)), self._known)
             return task
@@ -226,11 +224,11 @@ class RayPool:
             return ray
         self._connect(ray)
         has = ray.cluster_resources()
-        for what, wanted in (("CPU", float(self.size)), ("GPU", self.size * self._gpus)):
-            if has.get(what, 0.0) < wanted:
+        for resource, needed in (("CPU", float(self.size)), ("GPU", self.size * self._gpus)):
+            if has.get(resource, 0.0) < needed:
                 raise WorkerError(
-                    f"{self.size} workers need {wanted:g} {what}s, but the cluster has {has.get(what, 0.0):g}; "
-                    "lower engine.workers" + (" or engine.gpus" if what == "GPU" else "")
+                    f"{self.size} workers need {needed:g} {resource}s, but the cluster has {has.get(resource, 0.0):g}; "
+                    "lower engine.workers" + (" or engine.gpus" if resource == "GPU" else "")
                 )
         actor = ray.remote(num_cpus=1, num_gpus=self._gpus, scheduling_strategy="SPREAD")(RayWorker)
         workers = [actor.remote() for _ in range(self.size)]
@@ -256,13 +254,13 @@ class RayPool:
         if ray.is_initialized():
             return
         local = self._address == "local"
-        own = {"num_cpus": self.size, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
+        local_options = {"num_cpus": self.size, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
         try:
             ray.init(
                 address="local" if local else self._address,
                 log_to_driver=False,
                 logging_level="WARNING",
-                **(own if local else {}),
+                **(local_options if local else {}),
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise WorkerError(

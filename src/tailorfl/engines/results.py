@@ -1,4 +1,4 @@
-"""What comes out of a cohort, collected from chunks of it."""
+"""Results of a cohort, collected from chunks of it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Parts = tuple[TensorDict, ...]
 
 @dataclass(frozen=True)
 class CohortUpdates:
-    """What comes out of the training of a cohort, beside the new states, which are staged in their store."""
+    """The result of training a cohort, beside the new states, which are staged in their store."""
 
     replies: TensorDict
     """[clients, ...]"""
     metrics: TensorDict
     """[clients]"""
     finite: Tensor
-    """Whose new state and reply hold only finite numbers, bool [clients]."""
+    """Clients whose new state and reply hold only finite numbers, bool [clients]."""
 
 
 class Stacked:
@@ -40,39 +40,39 @@ class Stacked:
         self._shapes: list[tree.Shapes] = []
         self._first = 0
 
-    def put(self, where: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
-        """Write the tensors of one client (`where` its position) or of several, [len(where), ...]."""
-        one = isinstance(where, int)
-        at = int(where if one else where[0])  # type: ignore[index]
-        if isinstance(where, Tensor) and torch.equal(where, torch.arange(self.clients)):
+    def put(self, rows: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
+        """Write the tensors of one client (`rows` its position) or of several, [len(where), ...]."""
+        is_single = isinstance(rows, int)
+        at = int(rows if is_single else rows[0])  # type: ignore[index]
+        if isinstance(rows, Tensor) and torch.equal(rows, torch.arange(self.clients)):
             # Everything at once and in order: nothing to copy within host memory.
             self._parts = [{p: t.cpu() for p, t in part.items()} for part in results]
             return
-        shapes = [tree.shapes(part.items(), axes=0 if one else 1) for part in results]
+        shapes = [tree.shapes(part.items(), axes=0 if is_single else 1) for part in results]
         if not self._parts:
             self._first, self._shapes = at, shapes
             self._parts = [
                 {
-                    p: self._room.empty((self.clients, *(t.shape if one else t.shape[1:])), t.dtype)
+                    p: self._room.empty((self.clients, *(t.shape if is_single else t.shape[1:])), t.dtype)
                     for p, t in part.items()
                 }
                 for part in results
             ]
-        for found, wanted in zip(shapes, self._shapes, strict=True):
-            if found != wanted:
-                raise self._unlike(at, self._first, tree.unlike(found, wanted))
-        for held, part in zip(self._parts, results, strict=True):
+        for shape, expected in zip(shapes, self._shapes, strict=True):
+            if shape != expected:
+                raise self._unlike(at, self._first, tree.unlike(shape, expected))
+        for stacked, part in zip(self._parts, results, strict=True):
             for path, tensor in part.items():
-                held[path][where] = tensor.cpu()  # values that are put must be where they are put to
+                stacked[path][rows] = tensor.cpu()  # values that are put must be where they are put to
 
-    def put_updates(self, where: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
+    def put_updates(self, rows: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
         """Write what came out of the training of some clients."""
-        self.put(where, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
+        self.put(rows, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
 
     def updates(self) -> CohortUpdates:
         """Return what came out of the training of all."""
-        replies, metrics, rest = self.parts()
-        return CohortUpdates(replies, metrics, rest["finite"])
+        replies, metrics, flags = self.parts()
+        return CohortUpdates(replies, metrics, flags["finite"])
 
     def parts(self) -> Parts:
         """Return the collected TensorDicts."""

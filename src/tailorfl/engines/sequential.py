@@ -43,8 +43,8 @@ class Sequential(InProcessEngine):
         for positions in self._pieces(task.cohort):
             part = task.part(positions)
             new = Stacked(len(positions), self.room, part.unlike)
-            found = self._found(part, Stored(store).of(part.cohort.ids))
-            for k, (at, (state, reply, metrics)) in enumerate(zip(positions.tolist(), found, strict=True)):
+            results = self._results(part, Stored(store).of(part.cohort.ids))
+            for k, (at, (state, reply, metrics)) in enumerate(zip(positions.tolist(), results, strict=True)):
                 new.put(k, [state])
                 out.put(at, [reply, metrics, {"finite": all_finite(state, reply)}])
             store.stage(part.cohort.ids, *new.parts())
@@ -54,31 +54,31 @@ class Sequential(InProcessEngine):
         """Yield the positions of clients whose batches are planned at once, int64: more than a chunk of small ones."""
         fitting = PIECE_BYTES // (4 * max(sum(cohort.model.sizes.values()), 1))
         most = min(max(fitting, 1), PLAN_BLOCK)
-        return cut(cohort, lambda left: left[: evenly(len(left), most)])
+        return cut(cohort, lambda remaining: remaining[: evenly(len(remaining), most)])
 
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
         """Return what the function makes of every client, stacked."""
         out = Stacked(len(task.cohort.ids), self.room, task.unlike)
-        for position, found in enumerate(self._found(task, states)):
-            out.put(position, found)
+        for position, results in enumerate(self._results(task, states)):
+            out.put(position, results)
         return out.parts()
 
-    def _found(self, task: CohortTask, states: TensorDict) -> Iterator[list[dict[str, Tensor]]]:
+    def _results(self, task: CohortTask, states: TensorDict) -> Iterator[list[dict[str, Tensor]]]:
         """Yield what the function makes of one client after another, by path."""
         cohort, received, index = task.cohort, task.received, task.index
         home = self.place.cohort(cohort)
         everyone = self._moved(received) if index is None else received
         for position in range(len(cohort.ids)):
             client = Client(home, torch.tensor(position))
-            mine = everyone if index is None else self._moved(received[index[position]])
+            message = everyone if index is None else self._moved(received[index[position]])
             try:
                 with self.place.calculating():
-                    found = task.function(client, self._moved(states[position]), mine)
+                    results = task.function(client, self._moved(states[position]), message)
             except Exception as error:
                 if not out_of_memory(error):
                     raise
                 raise too_large(cohort.part([position]), self.place.device) from error
-            yield [dict(tree.leaves(part)) for part in found]
+            yield [dict(tree.leaves(part)) for part in results]
 
     def _moved(self, part: TensorDict) -> TensorDict:
         """Return the tensors on the device."""
@@ -87,24 +87,24 @@ class Sequential(InProcessEngine):
         moved: TensorDict = tree.nest(self.place.tensors(dict(tree.leaves(part))).items(), part.batch_size)
         return moved
 
-    def outputs(self, asked: Inference) -> list[Tensor]:
+    def outputs(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model on its rows."""
-        models = one_by_one(asked.model, tree.tensors(asked.states), asked.models, asked.source.x.device)
+        models = one_by_one(task.model, tree.tensors(task.states), task.models, task.source.x.device)
 
         def of_all(x: Tensor) -> Tensor:
             return torch.stack([model(x) for model in models]).to(HOST)
 
-        if isinstance(asked.rows, Tensor):  # a pass takes its samples once for all models
-            return list(in_passes(of_all, asked.source, asked.rows, dim=1))
+        if isinstance(task.rows, Tensor):  # a pass takes its samples once for all models
+            return list(in_passes(of_all, task.source, task.rows, dim=1))
         return [
-            in_passes(model, asked.source, rows).to(HOST)
+            in_passes(model, task.source, rows).to(HOST)
             if len(rows)
-            else torch.zeros(0, asked.source.outputs, device=HOST)
-            for model, rows in zip(models, asked.rows, strict=True)
+            else torch.zeros(0, task.source.outputs, device=HOST)
+            for model, rows in zip(models, task.rows, strict=True)
         ]
 
-    def shares(self, asked: Inference) -> list[Inference]:
+    def shares(self, task: Inference) -> list[Inference]:
         """Return some models each; of one model on many samples, passes over some samples each."""
-        if asked.models == 1:
-            return asked.of_rows(rows_at_once(asked.source))
-        return asked.of_models(-(-asked.models // SHARES))
+        if task.models == 1:
+            return task.of_rows(rows_at_once(task.source))
+        return task.of_models(-(-task.models // SHARES))

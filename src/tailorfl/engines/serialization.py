@@ -39,12 +39,12 @@ class Known:
     def __len__(self) -> int:
         return len(self.objects)
 
-    def number(self, thing: Any) -> int:
+    def number(self, value: Any) -> int:
         """Return the number of an object, a new one if it was not known."""
-        if id(thing) not in self._numbers:
-            self._numbers[id(thing)] = len(self.objects)
-            self.objects.append(thing)
-        return self._numbers[id(thing)]
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return self._numbers[id(value)]
 
 
 class Packing:
@@ -54,24 +54,24 @@ class Packing:
     tensors: list[Tensor]
     numbers: dict[int, int]
 
-    def persistent_id(self, thing: Any) -> Any:
+    def persistent_id(self, value: Any) -> Any:
         """Return what stands in the message for a tensor or a known object; None for what is pickled."""
-        if type(thing) is Tensor and thing.device.type == "cpu" and thing.layout is torch.strided:
-            number = self.numbers.setdefault(id(thing), len(self.tensors))
+        if type(value) is Tensor and value.device.type == "cpu" and value.layout is torch.strided:
+            number = self.numbers.setdefault(id(value), len(self.tensors))
             if number == len(self.tensors):
-                self.tensors.append(thing)
-            return "tensor", number, thing.dtype, tuple(thing.shape)
+                self.tensors.append(value)
+            return "tensor", number, value.dtype, tuple(value.shape)
         if self.known is None:
             return None
-        nameless = isinstance(thing, types.FunctionType) and "<" in thing.__qualname__
-        return ("known", self.known.number(thing)) if nameless or isinstance(thing, LASTING) else None
+        nameless = isinstance(value, types.FunctionType) and "<" in value.__qualname__
+        return ("known", self.known.number(value)) if nameless or isinstance(value, LASTING) else None
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, value: Any) -> Any:
         """Take a TensorDict apart by its own items; leave the rest to the base class."""
-        if isinstance(thing, TensorDict):
-            return _tensordict, (dict(thing.items()), tuple(thing.batch_size))
+        if isinstance(value, TensorDict):
+            return _tensordict, (dict(value.items()), tuple(value.batch_size))
         inherited = getattr(super(), "reducer_override", None)
-        return NotImplemented if inherited is None else inherited(thing)
+        return NotImplemented if inherited is None else inherited(value)
 
 
 class Packer(Packing, pickle.Pickler):

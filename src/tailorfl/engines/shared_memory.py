@@ -99,11 +99,11 @@ class Block:
         `offset` and `stride` are multiples of `ALIGNMENT`.
         """
         rows, *inner = shape
-        each = int(torch.Size(inner).numel()) * dtype.itemsize
-        if not rows or not each:
+        row_bytes = int(torch.Size(inner).numel()) * dtype.itemsize
+        if not rows or not row_bytes:
             return torch.empty(tuple(shape), dtype=dtype)
         table = self.tensor(torch.uint8, (rows, stride))
-        return table[:, offset : offset + each].view(dtype).view(tuple(shape))
+        return table[:, offset : offset + row_bytes].view(dtype).view(tuple(shape))
 
     def release(self) -> None:
         """Take a file's bytes out of this process's memory; they are read again where they are looked at."""

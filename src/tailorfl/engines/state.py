@@ -73,7 +73,7 @@ class StateStore:
 
     @property
     def on_disk(self) -> bool:
-        """Whether states are memory-mapped."""
+        """States are memory-mapped."""
         return self._folder is not None
 
     # -- reading --------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class StateStore:
         if self._own_start is None or not ids:
             return {p: t.expand(len(ids), *t.shape) for p, t in self._start.items()}
         drawn = [dict(tree.leaves(self._own_start(i))) for i in ids]
-        return {p: torch.stack([one[p] for one in drawn]) for p in self._start}
+        return {p: torch.stack([start[p] for start in drawn]) for p in self._start}
 
     def fresh(self, ids: Sequence[int]) -> TensorDict:
         """Return what `ids` have before they ever train, [len(ids), ...]."""
@@ -144,9 +144,9 @@ class StateStore:
                 f"local() returned a private state with other entries than client_state(): {', '.join(differing[:5])}; "
                 "return the same names"
             )
-        where = torch.tensor(rows, dtype=torch.int64)
+        targets = torch.tensor(rows, dtype=torch.int64)
         for path, value in new.items():
-            self._arrays[path][where] = value
+            self._arrays[path][targets] = value
         self._saw(len(rows))
 
     def commit(self, ids: Sequence[int]) -> None:
@@ -219,10 +219,10 @@ class StateStore:
         """Keep the states from now on where processes see them that are started later."""
         if self._block is not None:
             return
-        held, capacity = self._arrays, self.capacity
+        arrays, capacity = self._arrays, self.capacity
         self._block, self._arrays, self.capacity = Block(), {}, 0
         self._grow(capacity)
-        for path, array in held.items():
+        for path, array in arrays.items():
             self._arrays[path].copy_(array)
 
     def see(self, capacity: int) -> None:
@@ -237,8 +237,8 @@ class StateStore:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a process that is being started gets: where states lie, and none of them."""
-        nothing = {"_arrays": {}, "_row": {}, "_staged": {}, "_free": [], "capacity": 0}
-        return {**self.__dict__, **nothing}
+        emptied = {"_arrays": {}, "_row": {}, "_staged": {}, "_free": [], "capacity": 0}
+        return {**self.__dict__, **emptied}
 
     def _saw(self, rows: int) -> None:
         """Note that so many rows were read or written: of states on disk not all need be in memory at once."""

@@ -59,51 +59,51 @@ class Vectorized(InProcessEngine):
 
     def chunk_of(self, cohort: Cohort) -> int:
         """Return how many clients train together."""
-        wanted = self.chunk if self.chunk is not None else self._fitting(cohort)
-        return wanted if self.most is None else min(wanted, self.most)
+        size = self.chunk if self.chunk is not None else self._fitting(cohort)
+        return size if self.most is None else min(size, self.most)
 
     def _fitting(self, cohort: Cohort) -> int:
         model, device = cohort.model, self.place.device
         if device.type == "cuda":
-            each = self.place.bytes_each.get(model)
-            return PROBE if each is None else min(MOST, fitting(device, each))
+            client_bytes = self.place.bytes_each.get(model)
+            return PROBE if client_bytes is None else min(MOST, fitting(device, client_bytes))
         # A frozen backbone is not copied for each client, but what it computes in between is.
         scalars = model.scalars + model.held_scalars
-        wanted = int(np.clip(CHUNK_BYTES // (4 * scalars), FEWEST, MOST))
+        size = int(np.clip(CHUNK_BYTES // (4 * scalars), FEWEST, MOST))
         clients = len(cohort.ids)
-        if clients > wanted:
-            chunks = -(-clients // wanted // SHARED) * SHARED
-            wanted = max(-(-clients // chunks), FEWEST)
-        return min(wanted, fitting(device, COPIES * 4 * model.scalars))
+        if clients > size:
+            chunks = -(-clients // size // SHARED) * SHARED
+            size = max(-(-clients // chunks), FEWEST)
+        return min(size, fitting(device, COPIES * 4 * model.scalars))
 
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
         """Return what the function makes of every client, stacked."""
         cohort, move = task.cohort, self.place.tensors
         state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(task.received))
-        left, out = largest_first(cohort), Stacked(len(cohort.ids), self.room, task.unlike)
+        remaining, out = largest_first(cohort), Stacked(len(cohort.ids), self.room, task.unlike)
         home = replace(task, cohort=self.place.cohort(cohort))
         everyone = move(received_leaves) if task.index is None else {}
 
         def apply(part: CohortTask, chosen: Tensor) -> Found:
-            mine = move({p: t.index_select(0, chosen) for p, t in state_leaves.items()})
+            chosen_states = move({p: t.index_select(0, chosen) for p, t in state_leaves.items()})
             if part.index is None:
-                return _apply(part, mine, everyone)
-            return _apply(part, mine, move({p: t[part.index] for p, t in received_leaves.items()}))
+                return _apply(part, chosen_states, everyone)
+            return _apply(part, chosen_states, move({p: t[part.index] for p, t in received_leaves.items()}))
 
-        while len(left):
-            chosen = self.next_chunk(cohort, left)
+        while len(remaining):
+            chosen = self.next_chunk(cohort, remaining)
             # A chunk that does not fit is run again, so what it notes counts once it has run to its end.
             part = home.part(chosen)
             record = None if cohort.record is None else PrivacyRecord()
             part = replace(part, cohort=replace(part.cohort, record=record))
-            found = self._attempt(cohort.model, part.cohort, partial(apply, part, chosen))
-            if found is None:
+            results = self._attempt(cohort.model, part.cohort, partial(apply, part, chosen))
+            if results is None:
                 release(self.place.device)
                 continue
-            out.put(chosen, found)
+            out.put(chosen, results)
             if cohort.record is not None and record is not None:
                 cohort.record.merge(record)
-            left = left[len(chosen) :]
+            remaining = remaining[len(chosen) :]
         return out.parts()
 
     def _attempt(self, model: Model, part: Cohort, run: Callable[[], Found]) -> Found | None:
@@ -116,37 +116,47 @@ class Vectorized(InProcessEngine):
         peak = Peak(device) if device.type == "cuda" else None
         try:
             with self.place.calculating():
-                found = run()
+                results = run()
         except Exception as error:
             if not out_of_memory(error):
                 raise
             self.most = halved(part, device, error)
             return None
         if peak is not None:
-            each = peak.bytes() / len(part.ids)
-            self.place.bytes_each[model] = max(each, self.place.bytes_each.get(model, 0.0))
-        return found
+            client_bytes = peak.bytes() / len(part.ids)
+            self.place.bytes_each[model] = max(client_bytes, self.place.bytes_each.get(model, 0.0))
+        return results
 
-    def outputs(self, asked: Inference) -> list[Tensor]:
+    def outputs(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model on its rows."""
-        rows, states, common = asked.rows, tree.tensors(asked.states), isinstance(asked.rows, Tensor)
+        rows, states, common = task.rows, tree.tensors(task.states), isinstance(task.rows, Tensor)
         table = rows if isinstance(rows, Tensor) else padded([r.numpy() for r in rows])[0]
-        device = asked.source.x.device
-        if common and asked.model.channels_last(device):
+        device = task.source.x.device
+        if common and task.model.channels_last(device):
             # One network after another on a few images: nothing is common to them but these.
-            alone = one_by_one(asked.model, states, asked.models, device)
+            models_alone = one_by_one(task.model, states, task.models, device)
             return list(
                 in_passes(
-                    lambda x: torch.stack([m(x) for m in alone]), asked.source, table, asked.models, dim=1
+                    lambda x: torch.stack([m(x) for m in models_alone]),
+                    task.source,
+                    table,
+                    task.models,
+                    dim=1,
                 )
             )
-        models = vmap(asked.model, in_dims=(0, None if common else 0))
-        every = in_passes(lambda x: models(states, x).to(HOST), asked.source, table, asked.models, dim=1)
-        return list(every) if common else [own[: len(r)] for own, r in zip(every, rows, strict=True)]
+        models = vmap(task.model, in_dims=(0, None if common else 0))
+        table_outputs = in_passes(
+            lambda x: models(states, x).to(HOST), task.source, table, task.models, dim=1
+        )
+        return (
+            list(table_outputs)
+            if common
+            else [of_model[: len(r)] for of_model, r in zip(table_outputs, rows, strict=True)]
+        )
 
-    def shares(self, asked: Inference) -> list[Inference]:
+    def shares(self, task: Inference) -> list[Inference]:
         """Return all models on some samples each, as they go through them in one process."""
-        return asked.of_rows(rows_at_once(asked.source, asked.models))
+        return task.of_rows(rows_at_once(task.source, task.models))
 
 
 def _apply(task: CohortTask, states: dict[str, Tensor], received: dict[str, Tensor]) -> Found:
@@ -155,19 +165,19 @@ def _apply(task: CohortTask, states: dict[str, Tensor], received: dict[str, Tens
 
     def one(position: Tensor, state: dict[str, Tensor], message: dict[str, Tensor]) -> dict[str, Tensor]:
         nonlocal parts
-        found = task.function(
+        results = task.function(
             Client(task.cohort, position), tree.nest(state.items()), tree.nest(message.items())
         )
-        parts = len(found)
+        parts = len(results)
         # The position is returned too, so that a function with nothing to return is still mapped.
         return {
             "position": position,
-            **{f"{i}:{p}": t for i, part in enumerate(found) for p, t in tree.leaves(part)},
+            **{f"{i}:{p}": t for i, part in enumerate(results) for p, t in tree.leaves(part)},
         }
 
     positions = torch.arange(len(task.cohort.ids), device=HOST)  # looked at, not calculated with
-    each = None if task.index is None else 0
-    flat = vmap(one, in_dims=(0, 0 if states else None, each))(positions, states, received)
+    message_axis = None if task.index is None else 0
+    flat = vmap(one, in_dims=(0, 0 if states else None, message_axis))(positions, states, received)
     out: list[dict[str, Tensor]] = [{} for _ in range(parts)]
     for key, tensor in flat.items():
         part, colon, path = key.partition(":")

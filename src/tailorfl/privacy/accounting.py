@@ -1,4 +1,4 @@
-"""What noisy releases of private data cost together: ε at a given δ, and the noise that a wanted ε needs.
+"""The cost of noisy releases of private data together: ε at a given δ, and the noise that a wanted ε needs.
 
 A release is one step of the subsampled Gaussian mechanism: every sample takes part with probability q, what it may
 change has norm 1, and the noise has standard deviation σ. A sequence of entries (q, σ, steps) composes.
@@ -77,7 +77,7 @@ def noise_for(
         return 0.0
 
     def gap(power: float) -> float:
-        """How far ε is above the target, on the scale of logarithms, where σ grows by 2^power."""
+        """Return how far ε is above the target, on the scale of logarithms, where σ grows by 2^power."""
         try:
             reached = epsilon([(q, 2.0**power * s, steps) for q, s, steps in history], delta, accountant)
         except _TooLargeError:
@@ -98,7 +98,7 @@ def noise_for(
 
 
 def _crossing(gap: Callable[[float], float]) -> float | None:
-    """Where a falling function crosses 0, to 1e-4; None where it does not within 2^±20."""
+    """Return where a falling function crosses 0, to 1e-4; None where it does not within 2^±20."""
     from scipy.optimize import brentq
 
     low = high = 0.0

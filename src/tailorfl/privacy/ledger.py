@@ -1,7 +1,7 @@
 """The ledger: what every client's private samples were used for, as sample-level privacy has to account for it.
 
 A use is a batch from which noisy gradients were released (DP-SGD, Abadi et al., CCS 2016). It is written down where the
-training takes its batches, `tailorfl.training.counting`, so no method can forget one. Several gradients of the same
+training takes its batches, `tailorfl.training.fit`, so no method can forget one. Several gradients of the same
 batch (the two of SAM, the K inner steps of pFedMe) are one release with less noise: r Gaussian releases of deviation σ
 of the same samples tell as much as a single one of deviation σ/√r.
 
@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from tailorfl.errors import ConfigError
 
 RULES = 2
-"""Which rules a ledger's uses were written by; 1 counted everything as Poisson samples."""
+"""The version of the rules by which uses are written; 1 counted everything as Poisson samples."""
 
 EVERYONE = -1
 """The client of a use that concerns all clients alike, whether they took part or not."""
 
 Purpose = Literal["training", "deployment", "newcomer", "updates"]
-"""What for: rounds of training; the model that a client deploys after the last one; that of a client that joins late;
-updates that left a client, under client-level privacy."""
+"""The purpose of a use: rounds of training; the model that a client deploys after the last one; that of a client that
+joins late; updates that left a client, under client-level privacy."""
 
 
 Entry = tuple[float, float, int]
@@ -41,7 +41,7 @@ Entry = tuple[float, float, int]
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """How one batch was used, or one pass of shuffled batches."""
+    """One way of using a batch, or a pass of shuffled batches."""
 
     rate: float
     """q: with what probability a sample is in the batch; 1 for a pass, in which every sample is."""
@@ -56,7 +56,7 @@ class Use:
 
 
 Uses = Counter[Use]
-"""How many batches, or passes, were used in which way."""
+"""Number of batches, or passes, by the way in which they were used."""
 
 
 class PrivacyRecord:

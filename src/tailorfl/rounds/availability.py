@@ -1,7 +1,8 @@
-"""When the clients of a simulated system can be reached."""
+"""Availability of the clients of a simulated system."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from bisect import bisect_right
@@ -32,18 +33,6 @@ class Availability(Protocol):
         """Return the earliest time from `time` on at which a client can be reached, infinite if never."""
 
 
-class Always:
-    """Everybody is there."""
-
-    def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Return infinity."""
-        return math.inf
-
-    def next(self, client: int, time: float) -> float:
-        """Return the time itself."""
-        return time
-
-
 class ByChance:
     """Each client is there with probability `share` each time that it is asked, whatever the time."""
 
@@ -52,7 +41,8 @@ class ByChance:
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
         """Return infinity, or None where the client is not there on this occasion."""
-        return math.inf if uniform(self._seed, "available", client, occasion) < self._share else None
+        is_there = self._share == 1 or uniform(self._seed, "available", client, occasion) < self._share
+        return math.inf if is_there else None
 
     def next(self, client: int, time: float) -> float:
         """Return the time itself: another occasion may come at once."""
@@ -93,7 +83,7 @@ class Listed:
         self, intervals: Mapping[int, Iterable[tuple[float, float]]], repeat: float | None = None
     ) -> None:
         self._repeat = repeat
-        self._found: dict[int, list[tuple[float, float]]] = {}
+        self._intervals: dict[int, list[tuple[float, float]]] = {}
         for client, pairs in intervals.items():
             joined: list[tuple[float, float]] = []
             for start, end in sorted(pairs):
@@ -101,7 +91,7 @@ class Listed:
                     joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
                 else:
                     joined.append((start, end))
-            self._found[client] = joined
+            self._intervals[client] = joined
 
     @classmethod
     def read(cls, path: Path, names: Sequence[str], repeat: float | None) -> Listed:
@@ -113,12 +103,9 @@ class Listed:
         intervals: dict[int, list[tuple[float, float]]] = {}
         for client, (start, end) in rows_of(path, ("start", "end"), names):
             if not 0 <= start < end <= (math.inf if repeat is None else repeat):
-                most = (
-                    "" if repeat is None else f", and ends at most at {repeat:g}, where it all begins again"
-                )
+                latest = "" if repeat is None else f", at {repeat:g} at the latest"
                 raise DataError(
-                    f"'{path}' has the interval {start:g} to {end:g}; one starts at 0 or later and ends after it "
-                    f"starts{most}"
+                    f"'{path}' has the interval {start:g} to {end:g}; start at 0 or later, and end after that{latest}"
                 )
             intervals.setdefault(client, []).append((start, end))
         if not intervals:
@@ -128,20 +115,18 @@ class Listed:
     def until(self, client: int, time: float, occasion: int) -> float | None:
         """Return the end of the interval, or None outside of all."""
         base, elapsed = self._within(time)
-        intervals = self._found.get(client, [])
+        intervals = self._intervals.get(client, [])
         at = bisect_right(intervals, (elapsed, math.inf)) - 1
         if at < 0 or elapsed >= intervals[at][1]:
             return None
         end = intervals[at][1]
-        if self._repeat is not None and end == self._repeat and intervals[0][0] == 0:
-            return (
-                math.inf if intervals[0] == (0.0, end) else base + end + intervals[0][1]
-            )  # it goes on into the next one
+        if end == self._repeat and intervals[0][0] == 0:  # it goes on into the next one
+            return math.inf if intervals[0] == (0.0, end) else base + end + intervals[0][1]
         return base + end
 
     def next(self, client: int, time: float) -> float:
         """Return the time itself, or the start of the next interval."""
-        intervals = self._found.get(client, [])
+        intervals = self._intervals.get(client, [])
         if not intervals or self.until(client, time, 0) is not None:
             return time if intervals else math.inf
         base, elapsed = self._within(time)
@@ -165,15 +150,13 @@ def make_availability(config: AvailabilityConfig, seed: int, names: Sequence[str
         DataError: a file cannot be used.
         ConfigError: the kind is of a file, and none is given.
     """
-    if config.kind == "share":
-        return ByChance(seed, config.share)
     if config.kind == "wave":
         return Wave(seed, config.share, config.period, config.spread)
     if config.kind == "file":
         if config.file is None:
             raise ConfigError("system.availability is of kind file; give system.availability.file")
         return Listed.read(Path(config.file), names, config.repeat)
-    return Always()
+    return ByChance(seed, config.share if config.kind == "share" else 1.0)
 
 
 def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterator[tuple[int, list[float]]]:
@@ -182,7 +165,7 @@ def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterato
     Raises:
         DataError: it cannot be read, lacks a column, or a line names no client or holds no number; says which.
     """
-    numbers = {name: number for number, name in enumerate(names)}
+    clients = {name: number for number, name in enumerate(names)}
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -192,31 +175,20 @@ def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterato
                     f"'{path}' has no column {lacking[0]}; its first line is: client,{','.join(columns)}"
                 )
             for line, row in enumerate(reader, start=2):
-                yield (
-                    _client(path, line, row["client"], numbers),
-                    [_number(path, line, row[c], c) for c in columns],
-                )
+                label = (row["client"] or "").strip()
+                client = clients.get(label, int(label) if label.isdecimal() else len(names))
+                if client >= len(names):
+                    raise DataError(
+                        f"line {line} of '{path}' is of client '{label}'; clients are 0 to {len(names) - 1}, or have "
+                        f"names such as '{names[0]}'"
+                    )
+                yield client, [_number(path, line, row[c], c) for c in columns]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read '{path}': {error}; give a CSV file") from error
 
 
-def _client(path: Path, line: int, label: str | None, numbers: dict[str, int]) -> int:
-    label = (label or "").strip()
-    if label in numbers:
-        return numbers[label]
-    if label.isdecimal() and int(label) < len(numbers):
-        return int(label)
-    raise DataError(
-        f"line {line} of '{path}' is of client '{label}', but clients are 0 to {len(numbers) - 1} or have names such "
-        f"as '{next(iter(numbers))}'"
-    )
-
-
 def _number(path: Path, line: int, text: str | None, column: str) -> float:
-    try:
-        number = float(text or "")
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise DataError(f"line {line} of '{path}' has {column} = '{text}', which is no number")
-    return number
+    with contextlib.suppress(ValueError):
+        if not math.isnan(number := float(text or "")):
+            return number
+    raise DataError(f"line {line} of '{path}' has {column} = '{text}', which is no number")

@@ -178,9 +178,11 @@ class Buffered(Simulation):
             clients.sort()
             server = self._state_of(version)
             sent = self.method.broadcast(server, tuple(clients))
-            for group, where in by_group(self.groups, clients):
-                ids = tuple(clients[k] for k in where)
-                part = self._train(group, ids, message_for(sent, group, where), (version, server))
+            for group, positions_of_group in by_group(self.groups, clients):
+                ids = tuple(clients[k] for k in positions_of_group)
+                part = self._train(
+                    group, ids, message_for(sent, group, positions_of_group), (version, server)
+                )
                 present = message_for(current.message, group, [positions[i] for i in ids])
                 parts.setdefault(group.name, []).append(self._as_of_now(part, present, version))
         joined = [_joined(versions) for versions in parts.values()]

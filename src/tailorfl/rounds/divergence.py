@@ -61,7 +61,7 @@ def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, .
 
 
 def _blamed_term(run: FederatedRun, done: Sequence[Trained]) -> str:
-    """Which term of the method made the update of the first client that diverged not finite; "" if none did."""
+    """Return the term that made the first diverged client's update not finite; "" if none did."""
     if run.client_dp is not None:
         return ""
     bad = ((t, k) for t in done for k, ok in enumerate(t.finite.tolist()) if not ok)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailorfl.errors import RunError
 from tailorfl.rounds.availability import uniform
@@ -18,21 +18,20 @@ from tailorfl.rounds.participation import ClientOutcome, RoundTrace
 from tailorfl.rounds.system import ClientWork, System
 
 WorkOf = Callable[[Sequence[int]], Mapping[int, ClientWork]]
-"""What clients would have to do that start now."""
+"""The work of clients that start now."""
 VAIN = 50
 """Trainings for each client and place of the buffer that may come to nothing before that counts as always."""
 PATIENCE = 100_000
 """Occasions on which chance may let nobody be there before that counts as never."""
 
 
-@dataclass(frozen=True)
-class Flight:
-    """A client that trains."""
+class Flight(NamedTuple):
+    """A client that trains; sorted by when it ends, then by client."""
 
     end: float
     client: int
     answer: ClientOutcome
-    """What becomes of it at its end, with the version that it started from."""
+    """Its outcome, with the version that it started from."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Timeline:
 
     now: float = 0.0
     occasion: int = 0
-    """How often somebody was asked for."""
+    """Draws of a starting client so far."""
     flights: tuple[Flight, ...] = ()
 
     @property
@@ -65,7 +64,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Buffer:
-    """How replies are gathered: `replies` make an aggregation, `concurrency` of `clients` train at once."""
+    """A buffer of replies: `replies` make an aggregation, `concurrency` of `clients` train at once."""
 
     system: System
     seed: int
@@ -79,7 +78,7 @@ class Buffer:
         Raises:
             RunError: nobody trains, and nobody can ever be reached again.
         """
-        time, occasion, flights = start.now, start.occasion, sorted(start.flights, key=_order)
+        time, occasion, flights = start.now, start.occasion, sorted(start.flights)
         ended: list[ClientOutcome] = []
         buffered: set[int] = set()
         while len(buffered) < self.replies:
@@ -88,10 +87,9 @@ class Buffer:
                 ended.append(answer)
                 if len(ended) - len(buffered) > VAIN * (self.replies + self.clients):
                     raise RunError(
-                        f"after {time:.4g} simulated seconds {len(ended) - len(buffered)} trainings came to nothing, "
-                        f"so the buffer of {self.replies} replies stays at {len(buffered)}; clients are lost, or "
-                        "slower than the deadline or the time that they can be reached: see system.deadline, speed, "
-                        "availability"
+                        f"the buffer of {self.replies} replies stays at {len(buffered)} after {time:.4g} simulated "
+                        f"seconds and {len(ended)} trainings: clients are lost or too slow; see system.deadline, "
+                        "system.speed and system.availability"
                     )
                 buffered |= {answer.client} if answer.answered else set()
                 continue
@@ -100,21 +98,20 @@ class Buffer:
             if starting:
                 work = work_of(sorted(client for client, _ in starting))
                 flights += [self._flight(c, at, time, version, work[c]) for c, at in starting]
-                flights.sort(key=_order)
+                flights.sort()
             if not flights:
                 later = min((self.system.availability.next(i, time) for i in idle), default=math.inf)
                 if math.isinf(later) or occasion - start.occasion > PATIENCE:
                     raise RunError(
-                        f"after {time:.4g} simulated seconds nobody trains and no client can be reached any more, so "
-                        f"the buffer of {self.replies} replies stays at {len(buffered)}; set fewer rounds, or see "
-                        "system.availability"
+                        f"the buffer of {self.replies} replies stays at {len(buffered)}: after {time:.4g} simulated "
+                        "seconds no client can be reached any more; set fewer rounds, or see system.availability"
                     )
                 time = later
             else:
                 time = max(time, flights[0].end)
         answers = tuple(sorted(ended, key=lambda a: (a.client, a.version or 0)))
-        done = RoundTrace(version + 1, tuple(sorted(buffered)), answers, time - start.now)
-        return done, Timeline(time, occasion, tuple(flights))
+        trace = RoundTrace(version + 1, tuple(sorted(buffered)), answers, time - start.now)
+        return trace, Timeline(time, occasion, tuple(flights))
 
     def _drawn(
         self, occasion: int, time: float, idle: set[int], free_places: int
@@ -141,7 +138,3 @@ class Buffer:
         if deadline is not None and seconds > deadline:
             answer, seconds = answer._replace(fate="late"), deadline
         return Flight(time + seconds, client, answer)
-
-
-def _order(flight: Flight) -> tuple[float, int]:
-    return flight.end, flight.client

@@ -21,8 +21,8 @@ from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.engines.results import Parts
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
-from tailorfl.privacy.client_privacy import ClientDP, PrivateUpdates
 from tailorfl.privacy.ledger import PrivacyLedger, PrivacyRecord, Purpose
+from tailorfl.rounds.client_privacy import ClientDP, PrivateUpdates
 from tailorfl.rounds.frozen_front import FEATURES, FeatureSettings, frozen_front
 from tailorfl.rounds.groups import Group, by_group, in_parts, make_groups, message_for, trained_models
 from tailorfl.rounds.malicious import drawn
@@ -152,12 +152,12 @@ class FederatedRun:
 
     @property
     def is_traced(self) -> bool:
-        """Whether it is recorded what became of every client that was asked; not where all answer in any case."""
+        """The outcome of every sampled client is recorded; not where all answer in any case."""
         return self.trace is not None or self.system is not None
 
     @property
     def level(self) -> PrivacyLevel | None:
-        """What privacy hides: a sample, a client, or None without."""
+        """The level of privacy: sample, client, or None without."""
         return "sample" if self.train.dp is not None else "client" if self.client_dp is not None else None
 
     @property
@@ -167,12 +167,12 @@ class FederatedRun:
 
     @property
     def participants(self) -> int:
-        """How many clients may be sampled: those of the federation, or one that holds all data where it is pooled."""
+        """Number of clients that may be sampled: those of the federation, or one that holds all data (pooled)."""
         return len(self.population)
 
     @property
     def cohort_is_secret(self) -> bool:
-        """Whether privacy counts on nobody seeing who takes part in a round."""
+        """Privacy counts on nobody seeing who takes part in a round."""
         return self.updates is not None and self.updates.secret
 
     @property
@@ -339,5 +339,5 @@ def _as_it_is(source: Source) -> Source:
 
 
 def _place(group: Group) -> str:
-    """Where a checkpoint holds the private states of a group's clients."""
+    """Return the prefix of the private states of a group's clients in a checkpoint."""
     return f"clients/{group.name}/" if group.name else "clients/"

@@ -145,7 +145,10 @@ def extended(method: Method, group: Group, federation: Federation) -> Group:
     sizes = federation.sizes()
     number, mean = federation.num_clients, float(sizes.mean())
     context = replace(group.context, num_clients=number, sizes=tuple(sizes.tolist()), samples=mean)
-    before, after = (tree.shapes(tree.leaves(method.server_state(one))) for one in (group.context, context))
+    before, after = (
+        tree.shapes(tree.leaves(method.server_state(member_context)))
+        for member_context in (group.context, context)
+    )
     if before != after:
         raise ConfigError(f"no client can join {method.title}: its server keeps something of each client")
     return replace(group, context=context, clients=range(len(federation)))
@@ -221,9 +224,9 @@ def in_parts(
     groups: Sequence[Group], ids: Sequence[int], at_once: int
 ) -> Iterator[tuple[Group, tuple[int, ...]]]:
     """Yield (group, some of its clients), `at_once` of them at most."""
-    for group, where in by_group(groups, ids):
-        for start in range(0, len(where), at_once):
-            yield group, tuple(ids[k] for k in where[start : start + at_once])
+    for group, positions in by_group(groups, ids):
+        for start in range(0, len(positions), at_once):
+            yield group, tuple(ids[k] for k in positions[start : start + at_once])
 
 
 def message_for(message: Broadcast, group: Group, positions: Sequence[int]) -> TensorDict | PerClient:

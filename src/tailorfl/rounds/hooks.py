@@ -59,7 +59,7 @@ class RoundHook:
 
 
 class SimulatedSystem(RoundHook):
-    """Which clients answer where devices and availability are simulated."""
+    """Simulated devices and availability: decides which clients answer."""
 
     def after_broadcast(self, run: FederatedRun, current: RoundState) -> None:
         """Set the round's trace, unless its clients are named or recorded."""
@@ -74,7 +74,7 @@ class SimulatedSystem(RoundHook):
 
 
 class Attacks(RoundHook):
-    """What malicious clients send."""
+    """Attacks: changes the replies of malicious clients."""
 
     def after_training(self, run: FederatedRun, part: Trained, number: int) -> Trained:
         """Return a part with the replies of malicious clients changed."""
@@ -105,10 +105,8 @@ class PrivateReplies(RoundHook):
         """Return private replies, and nothing that clients report beside them."""
         if run.updates is None:
             return part
-        group, members = part.group, len(run.population.members(part.group))
-        replies = run.updates.hidden(
-            part.replies, part.anchor, group.model.buffers, part.ids, (current.number, group.name), members
-        )
+        members = len(run.population.members(part.group))
+        replies = run.updates.visible_replies(part, current.number, members)
         ids = (EVERYONE,) if run.updates.secret else part.ids
         return replace(part, ids=ids, replies=replies, metrics=TensorDict({}, batch_size=replies.batch_size))
 
@@ -128,7 +126,7 @@ class RobustRule(RoundHook):
 
 
 class TrafficCount(RoundHook):
-    """What was sent: who was asked has received the message, and the sampled that answer send."""
+    """Traffic: every client that was asked received the message, and sampled clients that answered sent a reply."""
 
     def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """Count the messages and replies of a round."""
@@ -146,8 +144,8 @@ class TrafficCount(RoundHook):
             reached = range(run.participants)
         buffers = {b for g in groups for b in g.model.buffers}
         if isinstance(message, PerArchitecture):
-            for group, where in by_group(groups, reached):
-                traffic.add(count_down(message[group.name], len(where), buffers))
+            for group, positions_of_group in by_group(groups, reached):
+                traffic.add(count_down(message[group.name], len(positions_of_group), buffers))
         else:
             traffic.add(count_down(message, len(reached), buffers))
         sampled = set(current.sampled)
@@ -159,7 +157,7 @@ class TrafficCount(RoundHook):
 
 
 class WorkCount(RoundHook):
-    """What the clients have done."""
+    """The clients' work."""
 
     def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """Count gradients, answers of sampled clients, and the seconds of a round in a simulated system."""
@@ -170,7 +168,7 @@ class WorkCount(RoundHook):
 
 
 class PrivacyAccount(RoundHook):
-    """What private data were used for."""
+    """The ledger of privacy."""
 
     def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """Book all that trained, the updates that left a client, and what clients may have sent in vain."""

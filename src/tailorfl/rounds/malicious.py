@@ -25,11 +25,11 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.requirements import check_federated
 from tailorfl.rounds.sampling import sampled_clients
-from tailorfl.rounds.updates import Trained
+from tailorfl.rounds.updates import Trained, noise_like
 from tailorfl.settings.malicious import MaliciousConfig
 from tailorfl.training import tree
 from tailorfl.training.keys import derive, generator
-from tailorfl.training.sample_privacy import normal
+from tailorfl.training.update import along
 
 STRENGTH = {"sign_flip": 1.0, "scale": 10.0, "noise": 1.0}
 """Of the kinds that have one, where nobody says."""
@@ -46,7 +46,7 @@ class Malicious:
     seed: int
 
     def attack(self, round: int) -> bool:
-        """Whether they attack in a round, counted from 0."""
+        """Return whether they attack in a round, counted from 0."""
         return bool(self.clients) and round + 1 >= self.settings.from_round
 
     def sent(self, part: Trained, round: int) -> Trained:
@@ -65,8 +65,9 @@ class Malicious:
                 changed = self._noise(part.ids, round, number, change) * strength
             else:
                 changed = change * (-strength if kind == "sign_flip" else strength)
-            theirs = is_hostile.reshape(-1, *(1,) * (change.ndim - 1))
-            replies[path] = torch.where(theirs, updates.origins[path] + changed, replies[path])
+            replies[path] = torch.where(
+                along(is_hostile, change), updates.origins[path] + changed, replies[path]
+            )
         finite = part.finite & ~is_hostile if kind == "nan" else part.finite
         return replace(part, replies=tree.nest(replies.items(), part.replies.batch_size), finite=finite)
 
@@ -75,12 +76,13 @@ class Malicious:
 
         0 for benign ones.
         """
-        drawn = torch.zeros_like(like)
-        for row, client in zip(drawn, ids, strict=True):
+        noise = torch.zeros_like(like)
+        for row, client in zip(noise, ids, strict=True):
             if client in self.clients:
-                key = derive(self.seed, "noise of a malicious client", round, client).astype(np.int64)
-                row += normal(torch.tensor(int(key)), number, row.shape)
-        return drawn
+                row += noise_like(
+                    derive(self.seed, "noise of a malicious client", round, client), number, row
+                )
+        return noise
 
     def poisoned(self, federation: Federation) -> Source | None:
         """Return the samples as those see them who train on flipped labels; None where nobody does.

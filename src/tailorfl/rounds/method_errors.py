@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
-from tailorfl.engines.failures import unsupported
+from tailorfl.engines.base import unsupported
 from tailorfl.errors import ClientError, TailorflError, first_few
 from tailorfl.models.mapping import physical
 from tailorfl.training import operations, tree
@@ -30,7 +30,7 @@ MENDS = {
     "does not require grad": "a gradient of something that `client.fit` returned: what leaves a fit has no gradient; "
     "give `fit` a direction or a term",
 }
-"""What torch says inside client code, and what that means there."""
+"""Messages of torch inside client code, and their meaning there."""
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def _names(part: TensorDict) -> str:
 
 
 def _versions(part: TensorDict) -> Mapping[str, tuple[int, int]]:
-    """Which tensors there are, and how often each was written to."""
+    """Return the identity of each tensor, and how often it was written to."""
     return {path: (id(tensor), _version(tensor)) for path, tensor in tree.leaves(part)}
 
 

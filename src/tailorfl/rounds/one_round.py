@@ -26,7 +26,7 @@ from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 
 WORK = "gradients of samples"
-"""Where the function of a round returns how many gradients a client computed."""
+"""The entry in which the function of a round returns the number of gradients that a client computed."""
 
 
 @dataclass
@@ -40,11 +40,11 @@ class RoundState:
     training: tuple[int, ...]
     """The clients that are asked to train, in rising order."""
     trace: RoundTrace | None = None
-    """What becomes of each client that was asked; None where all of them answer, as in a plain simulation."""
+    """The outcome of each client that was asked; None where all of them answer, as in a plain simulation."""
     drawn: bool = False
-    """Whether the run itself drew the clients; if not, somebody named them, or they are those of a recorded round."""
+    """True if the run drew the clients; false if they were named, or are those of a recorded round."""
     message: Broadcast = field(default_factory=tree.empty)
-    """What goes down to the clients `training`."""
+    """The message to the clients `training`."""
     parts: list[Trained] = field(default_factory=list)
     """Of each architecture the clients that answered; one of which nobody did has no part."""
     rejected: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one round did."""
+    """The result of a round."""
 
     round: int
     clients: tuple[int, ...]
@@ -86,7 +86,7 @@ class RoundResult:
     server_seconds: float = 0.0
     """Part of `seconds` that the server's aggregation took."""
     trace: RoundTrace | None = None
-    """What became of each client that was asked; None where all of them answer, as in a plain simulation."""
+    """The outcome of each client that was asked; None where all of them answer, as in a plain simulation."""
 
     @property
     def absent(self) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ file each is a line of JSON; played back, it gives the same states to the bit, s
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -19,15 +19,15 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from tailorfl.errors import RunError
 
 Fate = Literal["accepted", "refused", "late", "lost", "unavailable"]
-"""What became of a client: its reply counted; was there and not taken; came too late; never came; it was not asked."""
+"""The fate of a client: its reply counted; was there and not taken; came too late; never came; it was not asked."""
 NOT_FINITE = "not finite"
-"""Why a reply is refused that holds NaN or infinity; in a replay such a client trains again, and again in vain."""
+"""The reason of refusing a reply that holds NaN or infinity; in a replay such a client trains again, in vain."""
 TOO_FEW = "too few replies"
-"""Why replies are refused of a round that has fewer than it needs; in a replay such clients train again, too."""
+"""The reason of refusing the replies of a round with fewer than it needs; in a replay such clients train again, too."""
 
 
 class ClientOutcome(NamedTuple):
-    """What became of one client."""
+    """The outcome of one client."""
 
     client: Annotated[int, Field(ge=0, strict=True)]
     fate: Fate = "accepted"
@@ -36,17 +36,17 @@ class ClientOutcome(NamedTuple):
     reason: str = ""
     """Of a refusal."""
     version: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """How many aggregations the server had done when the client started; None: all before this round."""
+    """Aggregations that the server had done when the client started; None: all before this round."""
 
     @property
     def answered(self) -> bool:
-        """Whether a reply arrived in time: it counts, or what is in it or beside it is to blame."""
+        """A reply arrived in time; it counts, unless its contents or the other replies are to blame."""
         return self.fate == "accepted" or (self.fate == "refused" and self.reason in (NOT_FINITE, TOO_FEW))
 
 
 @dataclass(frozen=True)
 class RoundTrace:
-    """What became of the clients that were asked in one round."""
+    """The outcomes of the clients that were asked in one round."""
 
     round: Annotated[int, Field(ge=1, strict=True)]
     """Its number, the first is 1."""
@@ -55,9 +55,9 @@ class RoundTrace:
     answers: tuple[ClientOutcome, ...]
     """One of every client that was asked, in rising order; of buffered rounds one of every training that ended."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """How long the round lasted."""
+    """Duration of the round."""
     simulated: bool = True
-    """Whether seconds are simulated; if not, they were measured."""
+    """Seconds are simulated; if not, they were measured."""
     joined: tuple[tuple[str, ...], ...] = ()
     """Names of the clients of a deployment that take part from this round on, in groups that joined at once; in the
     first line all that are there. They are numbered in this order."""
@@ -82,7 +82,7 @@ class RoundTrace:
 
     @property
     def too_few(self) -> bool:
-        """Whether there were fewer replies than the round needed, so that it had no effect."""
+        """There were fewer replies than the round needed, so it had no effect."""
         return any(a.reason == TOO_FEW for a in self.answers)
 
     @property
@@ -94,27 +94,22 @@ class RoundTrace:
         """Return it with the replies of `clients` refused for a reason."""
         if not clients:
             return self
-        hit = set(clients)
-        answers = (
-            a._replace(fate="refused", reason=reason) if a.answered and a.client in hit else a
+        answers = [
+            a._replace(fate="refused", reason=reason) if a.answered and a.client in clients else a
             for a in self.answers
-        )
+        ]
         return replace(self, answers=tuple(answers))
 
     def line(self) -> dict[str, Any]:
         """Return it as plain values, as JSON can hold them; an answer without what nothing is known of."""
-        plain = [
-            {k: v for k, v in a._asdict().items() if v not in (None, "") or k == "client"}
-            for a in self.answers
-        ]
+        answers = [{k: v for k, v in a._asdict().items() if v not in (None, "")} for a in self.answers]
         facts = asdict(replace(self, answers=()))
         if not self.joined:
             del facts["joined"]
-        return {**facts, "answers": plain}
+        return {**facts, "answers": answers}
 
 
 _READER: TypeAdapter[RoundTrace] = TypeAdapter(RoundTrace)
-_ANSWER = ClientOutcome._fields
 
 
 class Trace:
@@ -125,7 +120,7 @@ class Trace:
         self._rounds = {round_trace.round: round_trace for round_trace in rounds}
 
     def __len__(self) -> int:
-        """How many rounds there are."""
+        """Return the number of rounds."""
         return len(self._rounds)
 
     def __iter__(self) -> Iterator[RoundTrace]:
@@ -135,11 +130,11 @@ class Trace:
     @property
     def joined(self) -> tuple[tuple[str, ...], ...]:
         """The clients of a deployment by name, in the order of their numbers and in groups that joined at once."""
-        return tuple(group for one in self for group in one.joined)
+        return tuple(group for round_trace in self for group in round_trace.joined)
 
     @property
     def is_deployed(self) -> bool:
-        """Whether real clients recorded it, each of which trained by itself in a process of its own."""
+        """Real clients recorded it, each of which trained by itself in a process of its own."""
         return any(not round_trace.simulated for round_trace in self)
 
     def of(self, round: int) -> RoundTrace:
@@ -168,46 +163,30 @@ class Trace:
             raise RunError(
                 f"cannot read the trace '{path}': {reason}; give the trace.jsonl of a job's folder"
             ) from error
-        return cls(list(_checked(path, lines)), str(path))
+        rounds = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rounds.append(_parsed(line, number))
+            except (ValueError, RecursionError) as error:
+                raise RunError(
+                    f"line {number} of '{path}' is no line of a trace ({error}); restore the file from a copy, "
+                    "or give the trace.jsonl of another job"
+                ) from error
+        return cls(rounds, str(path))
 
 
-def _checked(path: Path, lines: Sequence[str]) -> Iterator[RoundTrace]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            trace = _parsed(line)
-            if trace.round != number:
-                raise ValueError(f"it is of round {trace.round}, and round {number} belongs here")
-        except (ValueError, RecursionError) as error:
-            raise RunError(
-                f"line {number} of '{path}' is no line of a trace ({error}); restore the file from a copy, "
-                "or give the trace.jsonl of another job"
-            ) from error
-        yield trace
-
-
-def _parsed(line: str) -> RoundTrace:
-    """Return what a line says; raises ValueError with one sentence about what is wrong with it."""
-    plain = json.loads(line)
-    if not isinstance(plain, dict) or not isinstance(plain.get("answers"), list):
-        raise ValueError(f"it has no answers of clients; the keys are {', '.join(_keys())}")
-    for answer in plain["answers"]:
-        extra = (
-            sorted(set(answer) - set(_ANSWER)) if isinstance(answer, dict) else ["an answer without names"]
-        )
-        if extra:
-            raise ValueError(f"it has {extra[0]}, but what is said of a client is {', '.join(_ANSWER)}")
+def _parsed(line: str, number: int) -> RoundTrace:
+    """Return what the line of a round says; raises ValueError with one sentence about what is wrong with it."""
     try:
-        trace = _READER.validate_python(plain)
+        trace = _READER.validate_python(json.loads(line))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"{key or 'it'}: {first['msg']}, got {str(first['input'])[:40]}") from error
+    if trace.round != number:
+        raise ValueError(f"it is of round {trace.round}, and round {number} belongs here")
     if len(set(trace.answered)) < len(trace.answered) or list(trace.sampled) != sorted(set(trace.sampled)):
         raise ValueError("it has a client twice, or sampled clients out of order")
     if not set(trace.sampled) <= set(trace.asked):
         raise ValueError("it samples clients that were not asked")
     return trace
-
-
-def _keys() -> list[str]:
-    return [field.name for field in fields(RoundTrace)]

@@ -1,4 +1,4 @@
-"""What clients would do in rounds, found out without doing it: gradients, bytes, and uses of private data.
+"""Work and privacy cost of rounds, found without training: gradients, bytes, and uses of private data.
 
 Client code runs as in a round, but on cohorts that count: no sample is looked at, no model moves, and the server
 keeps its state. That gives the true numbers for every method whose fits depend on the round and on hyper-parameters
@@ -31,9 +31,9 @@ def work_of(
     """
     work: dict[int, ClientWork] = {}
     uses: dict[int, Uses] = {}
-    for group, where in by_group(run.groups, clients):
-        ids = tuple(clients[k] for k in where)
-        received = message_for(message, group, where)
+    for group, positions in by_group(run.groups, clients):
+        ids = tuple(clients[k] for k in positions)
+        received = message_for(message, group, positions)
         cohort = run.population.cohort(ids, round, run.train)
         record, (_, replies, metrics) = counted(group, cohort, received, run.local)
         buffers = set(group.model.buffers)
@@ -82,10 +82,12 @@ def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = Non
         if updates is not None and updates.secret:  # everybody pays alike, whoever takes part
             for group in run.groups:
                 ledger.book("updates", updates.used((), nobody(run, group, number).replies))
-        for group, where in by_group(run.groups, training):
-            ids = tuple(training[k] for k in where)
+        for group, positions_of_group in by_group(run.groups, training):
+            ids = tuple(training[k] for k in positions_of_group)
             cohort = run.population.cohort(ids, number, run.train)
-            record, (_, replies, _) = counted(group, cohort, message_for(message, group, where), run.local)
+            record, (_, replies, _) = counted(
+                group, cohort, message_for(message, group, positions_of_group), run.local
+            )
             ledger.book("training", record.uses)
             if updates is not None and not updates.secret:
                 positions = [k for k, i in enumerate(ids) if i in set(sampled)]

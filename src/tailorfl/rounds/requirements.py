@@ -1,4 +1,4 @@
-"""What a method and the data have to be for the settings of a run: for privacy, attacks and rules of the server."""
+"""Requirements of a run's settings on method and data: for privacy, attacks and rules of the server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.settings.experiment import CYCLIC, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
-from tailorfl.training.class_weights import check_balanced_softmax, check_class_weights
 from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.objective import check_balanced_softmax, check_class_weights
 
 
 def check_federated(method: Method, lacking: str) -> None:

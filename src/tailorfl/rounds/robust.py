@@ -29,8 +29,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -38,12 +38,12 @@ from torch import Tensor
 from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.rounds.requirements import check_federated, check_mean_only
-from tailorfl.rounds.updates import ClientUpdates, Trained
+from tailorfl.rounds.updates import ClientUpdates, Trained, noise_like
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
-from tailorfl.training.sample_privacy import normal
+from tailorfl.training.update import along
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ Changes = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class RuleInput:
-    """What a rule sees of a round, of the clients of one architecture."""
+    """A rule's view of a round, of the clients of one architecture."""
 
     updates: ClientUpdates
     settings: RobustConfig
@@ -76,15 +76,15 @@ class AggregationRule:
     name: str
     function: RuleFunction
     meaning: str
-    """What takes the place of the mean."""
+    """The replacement of the mean."""
     withstands: str
-    """How many hostile clients of m."""
+    """Number of hostile clients of m."""
     cost: str
     """Of a round, to the server."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Option of `server.robust` -> its default, in words."""
     keeps_weights: bool = False
-    """Whether clients keep the weights that they have in the mean; if not, they count alike."""
+    """Clients keep the weights that they have in the mean; if not, they count alike."""
     check: Callable[[RobustConfig, int], None] = lambda settings, clients: None
     """Raises ConfigError where so many clients a round are too few."""
 
@@ -93,23 +93,11 @@ RULES: dict[str, AggregationRule] = {}
 """All rules by name."""
 
 
-def aggregation_rule(
-    name: str,
-    *,
-    meaning: str,
-    withstands: str,
-    cost: str,
-    options: Mapping[str, str] | None = None,
-    keeps_weights: bool = False,
-    check: Callable[[RobustConfig, int], None] | None = None,
-) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a rule under its name; a decorator, whose arguments are fields of `AggregationRule`."""
+def aggregation_rule(name: str, **facts: Any) -> Callable[[RuleFunction], RuleFunction]:
+    """Register a rule under its name; a decorator, whose further arguments are fields of `AggregationRule`."""
 
     def register(function: RuleFunction) -> RuleFunction:
-        checks = {} if check is None else {"check": check}
-        RULES[name] = AggregationRule(
-            name, function, meaning, withstands, cost, options or {}, keeps_weights, **checks
-        )
+        RULES[name] = AggregationRule(name, function, **facts)
         return function
 
     return register
@@ -148,9 +136,8 @@ def check_robust(method: Method, settings: RobustConfig, level: PrivacyLevel | N
     check_mean_only(method, f"server.robust={settings.rule} cannot take its place")
     if level == "client":
         raise ConfigError(
-            f"client-level privacy shortens every update to train.dp.clip and then needs the mean, so there is no room "
-            f"for server.robust={settings.rule}: train.dp.clip is norm_bound already (with noise: 0 nothing else); "
-            "leave out one of the two"
+            f"server.robust={settings.rule} cannot replace the mean that client-level privacy needs, whose "
+            "train.dp.clip bounds norms already; leave out one of the two"
         )
 
 
@@ -173,16 +160,12 @@ class Robust:
 
         `refused` clients sent beside these what is no finite number.
         """
-        replies = self.replies(part.updates, round, part.group.name, refused)
-        return None if replies is None else replace(part, replies=replies)
-
-    def replies(
-        self, updates: ClientUpdates, round: int, architecture: str, refused: int
-    ) -> TensorDict | None:
-        """Return the replies that the server of a method may average; the rest is as `shown` has it."""
+        updates = part.updates
         if not updates.changes:
-            return updates.replies
-        return self.rule.function(RuleInput(updates, self.settings, refused, self.seed, round, architecture))
+            return part
+        view = RuleInput(updates, self.settings, refused, self.seed, round, part.group.name)
+        replies = self.rule.function(view)
+        return None if replies is None else replace(part, replies=replies)
 
 
 @aggregation_rule(
@@ -219,7 +202,7 @@ def _check_krum(settings: RobustConfig, clients: int) -> None:
     if settings.rule == "multi_krum" and settings.k is not None and settings.k > clients:
         raise ConfigError(
             f"multi_krum averages k={settings.k} updates, but there are {clients} clients a round (of an "
-            "architecture); lower server.robust.k, or leave it out"
+            "architecture); lower server.robust.k"
         )
 
 
@@ -269,18 +252,18 @@ def nearest_updates(view: RuleInput) -> TensorDict | None:
 def bounded_updates(view: RuleInput) -> TensorDict:
     """Return replies whose updates are shortened to a norm, with one noise added to all."""
     updates, settings = view.updates, view.settings
-    size = norms(updates.changes)
-    limit = float(median(size)) if settings.bound == "median" else settings.bound
-    short = size <= limit
-    scale = torch.where(short, 1.0, limit / size.clamp(min=1e-300))
-    key = torch.tensor(int(derive(view.seed, "weak privacy", view.round, view.architecture).astype(np.int64)))
+    norms = updates.norms()
+    limit = float(median(norms)) if settings.bound == "median" else settings.bound
+    short = norms <= limit
+    scale = torch.where(short, 1.0, limit / norms.clamp(min=1e-300))
+    key = derive(view.seed, "weak privacy", view.round, view.architecture)
     replies = dict(tree.leaves(updates.replies))
     for position, (path, u) in enumerate(updates.changes.items()):
-        cut = updates.origins[path] + u * _column(scale, u)
+        cut = updates.origins[path] + u * along(scale.to(u.dtype), u)
         # What need not be shortened stays as it was sent, to the bit.
-        replies[path] = torch.where(_column(short, u), replies[path], cut)
+        replies[path] = torch.where(along(short, u), replies[path], cut)
         if settings.noise > 0:
-            replies[path] += normal(key, position, u.shape[1:]).to(u.dtype) * settings.noise
+            replies[path] += noise_like(key, position, u[0]) * settings.noise
     return tree.nest(replies.items(), updates.replies.batch_size)
 
 
@@ -323,17 +306,5 @@ def squared_distances(changes: Changes) -> Tensor:
     return total.clamp(min=0.0)
 
 
-def norms(changes: Changes) -> Tensor:
-    """Return ‖Δ_i‖ over all entries together, [clients] float64."""
-    squares = [u.double().square().reshape(len(u), -1).sum(1) for u in changes.values()]
-    return torch.stack(squares).sum(0).sqrt()
-
-
 def _mean(values: Tensor) -> Tensor:
     return values.double().mean(0).to(values.dtype)
-
-
-def _column(numbers: Tensor, like: Tensor) -> Tensor:
-    """One number a client, in the shape of updates [clients, ...]; floating ones in their precision."""
-    numbers = numbers.to(like.dtype) if numbers.is_floating_point() else numbers
-    return numbers.reshape(-1, *(1,) * (like.ndim - 1))

@@ -14,10 +14,9 @@ from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.rounds.groups import Group, by_group
 from tailorfl.settings.experiment import CYCLIC, Sampling
-from tailorfl.training.class_weights import balanced, class_counts
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.keys import generator
-from tailorfl.training.objective import LOSSES
+from tailorfl.training.objective import LOSSES, balanced, class_counts
 
 REDRAWS = 10_000
 """Empty cohorts after which one client is drawn at random: so many happen only where fraction · N is below 0.002, and
@@ -94,7 +93,7 @@ class Population:
         """int64 [clients]: the training samples of each."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of clients."""
         return len(self._train)
 
     def members(self, group: Group) -> Sequence[int]:

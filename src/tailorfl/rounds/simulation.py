@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.data.federation import Federation
 from tailorfl.engines.base import CohortTask
-from tailorfl.engines.precision import at_server
+from tailorfl.engines.devices import at_server
 from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import ConfigError
 from tailorfl.privacy.ledger import PrivacyRecord
@@ -140,11 +140,11 @@ class Simulation(FederatedRun):
         """
         answering = set(current.training if current.trace is None else current.trace.answered)
         parts = []
-        for group, where in by_group(self.groups, current.training):
-            where = tuple(k for k in where if current.training[k] in answering)
-            if where:
-                ids = tuple(current.training[k] for k in where)
-                parts.append(self._train(group, ids, message_for(current.message, group, where)))
+        for group, positions in by_group(self.groups, current.training):
+            positions = tuple(k for k in positions if current.training[k] in answering)
+            if positions:
+                ids = tuple(current.training[k] for k in positions)
+                parts.append(self._train(group, ids, message_for(current.message, group, positions)))
         return parts
 
     def _accept(self, current: RoundState) -> None:

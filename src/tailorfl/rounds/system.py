@@ -34,7 +34,7 @@ QUARTILE = NORMAL.inv_cdf(0.75)
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What a client is asked to do in a round."""
+    """The work of a client in a round."""
 
     gradients: float
     """Of single samples."""
@@ -87,7 +87,7 @@ class Devices:
 
     @property
     def takes_time(self) -> bool:
-        """Whether anything takes time."""
+        """Anything takes time."""
         return any(rate.kind != "instant" for rate in (self._config.speed, self._config.bandwidth))
 
     def straggles(self, client: int, occasion: int) -> bool:

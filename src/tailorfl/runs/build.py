@@ -26,8 +26,8 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build, options_of
 from tailorfl.models.weights import load_weights
 from tailorfl.modules import find
-from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.rounds.buffered import Buffered
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.frozen_front import FeatureSettings
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.participation import Trace

@@ -21,8 +21,7 @@ from tensordict import TensorDict
 from tailorfl.core.messages import Traffic, count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import CohortTask
-from tailorfl.engines.failures import unsupported
+from tailorfl.engines.base import CohortTask, unsupported
 from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.results import CohortUpdates, Parts
 from tailorfl.engines.sequential import Sequential

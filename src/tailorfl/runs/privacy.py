@@ -13,8 +13,8 @@ import numpy as np
 
 from tailorfl.errors import TailorflError
 from tailorfl.privacy.accounting import epsilon, noise_for
-from tailorfl.privacy.client_privacy import ClientDP
 from tailorfl.privacy.ledger import EVERYONE, Entry, PrivacyLedger
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.job import Job

@@ -25,7 +25,7 @@ from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.errors import TailorflError
-from tailorfl.privacy.client_privacy import ClientDP
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints

@@ -60,7 +60,7 @@ class TrainConfig:
     class_weights: ClassWeights = DEFAULT.train.class_weights
     round_schedule: RoundSchedule = CONSTANT
     decay: float = 1.0
-    """What `lr` was multiplied by in this round, and rates of a method's own have to be."""
+    """The factor of `lr` in this round, and of rates of a method's own."""
 
     def __post_init__(self) -> None:
         _ = self.rule
@@ -71,12 +71,12 @@ class TrainConfig:
 
     @property
     def balanced(self) -> bool:
-        """Whether clients descend the balanced softmax."""
+        """Clients descend the balanced softmax."""
         return self.objective == "balanced_softmax"
 
     @cached_property
     def rule(self) -> UpdateRule:
-        """How a gradient moves the parameters."""
+        """The rule by which a gradient moves the parameters."""
         return UpdateRule(self.lr, self.optimizer, self.schedule, self.momentum, self.weight_decay)
 
 
@@ -102,9 +102,9 @@ class Cohort:
     limit: int | None = None
     """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
     record: PrivacyRecord | None = field(default=None, compare=False)
-    """Where private training notes what it used; None where nobody asks."""
+    """The record of private training; None where nobody asks."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009
-    """Where the clients' tensors are; rows of `source` lie where its samples do."""
+    """The device of the clients' tensors; rows of `source` lie where its samples do."""
     counting: bool = False
     """Nothing is trained and no sample is looked at: a fit notes what it would use and returns its start."""
     plans: dict[Any, Any] = field(default_factory=dict, compare=False)
@@ -128,7 +128,7 @@ class Cohort:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """What numbers beside the model are calculated in."""
+        """The dtype of numbers beside the model."""
         return tree.precision(self.model.module.parameters())
 
     @cached_property
@@ -199,8 +199,8 @@ class Cohort:
             if noise is not None:
                 plan = replace(plan, keys=self.keys(together, noise).astype(np.int64))
             self.plans[request] = plan
-        found: BatchPlan = self.plans[request]
-        return found if together == positions else found.of(positions[0] - together[0])
+        block_plan: BatchPlan = self.plans[request]
+        return block_plan if together == positions else block_plan.of(positions[0] - together[0])
 
 
 def rows_at_once(source: Source, clients: int = 1) -> int:

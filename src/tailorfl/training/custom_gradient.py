@@ -1,4 +1,4 @@
-"""What to descend along where that is not simply the gradient: a method's own direction, or private gradients.
+"""Descent along a method's own direction, or along private gradients.
 
 A direction is the mathematics of one client and is mapped over the cohort; each gradient that it asks for is taken
 outside the map, of all clients at once. Only private gradients are taken inside it, sample by sample, with
@@ -19,7 +19,7 @@ from tailorfl.errors import TailorflError
 from tailorfl.models.dropout import fold_key
 from tailorfl.models.mapping import Level, outside, over_clients
 from tailorfl.training import tree
-from tailorfl.training.active import ActiveClients
+from tailorfl.training.batches import ActiveClients
 from tailorfl.training.gradients import (
     Batch,
     Component,
@@ -46,19 +46,19 @@ def gradients_asked(
 
     `state` and `given` are those of one client. A direction has no conditions on values, so any will do.
     """
-    asked = [0] * batches
+    counts = [0] * batches
 
     def grad(parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
-        asked[batch] += 1
+        counts[batch] += 1
         return parameters * 0.0
 
-    for one in direction.values() if isinstance(direction, Mapping) else (direction or plain,):
-        one(state, grad, *given)
-    return asked
+    for part in direction.values() if isinstance(direction, Mapping) else (direction or plain,):
+        part(state, grad, *given)
+    return counts
 
 
 class CustomGradient:
-    """What one step descends along, for one client or, inside a map, for all of them.
+    """The direction of one step, for one client or, inside a map, for all of them.
 
     A direction is the mathematics of one client, but its gradients are taken of all clients at once: what it asks for
     is evaluated outside the map. The first pass of a component updates its batch statistics.
@@ -80,7 +80,7 @@ class CustomGradient:
         self.moved: dict[str, dict[str, Tensor]] = {}
         """New buffers, by component."""
         self.taken = [0] * len(batches)
-        """How many gradients of each batch were taken."""
+        """Gradients that were taken of each batch."""
         self.loss: Tensor | None = None
         """Of the first pass, [clients] (0-d of one client)."""
 
@@ -93,8 +93,8 @@ class CustomGradient:
         if not isinstance(direction, Mapping):
             yield self.names, self._along(self.names, direction or plain)
             return
-        for name, own in direction.items():
-            yield (name,), self._along((name,), own)
+        for name, part in direction.items():
+            yield (name,), self._along((name,), part)
 
     def _along(self, turn: tuple[str, ...], direction: Any) -> list[Tensor]:
         clients = self.clients
@@ -104,15 +104,15 @@ class CustomGradient:
             parts = [
                 TensorDict({n: next(params) for n in c.trained}, batch_size=[]) for c in clients.components
             ]
-            alone = self.names == ("",)
-            state = parts[0] if alone else TensorDict(dict(zip(self.names, parts, strict=True)))
-            found = direction(state, self.gradient, *clients.given.map(self.seen).unpack())
-            single = alone or isinstance(self.request.direction, Mapping)
-            back = [found] if single else [found.get(name) for name in turn]
+            is_single = self.names == ("",)
+            state = parts[0] if is_single else TensorDict(dict(zip(self.names, parts, strict=True)))
+            along = direction(state, self.gradient, *clients.given.map(self.seen).unpack())
+            single = is_single or isinstance(self.request.direction, Mapping)
+            back = [along] if single else [along.get(name) for name in turn]
             flat = [
                 part.get(n)
-                for part, own in zip(back, turn, strict=True)
-                for n in self._component(own).trained
+                for part, name in zip(back, turn, strict=True)
+                for n in self._component(name).trained
             ]
             return [g.clone() if level is None else level.all(g).clone() for g in flat]
 
@@ -145,11 +145,11 @@ class CustomGradient:
         self.moved.setdefault(of, moved)
         if self.loss is None:
             self.loss = value
-        found = TensorDict(gradient, batch_size=[])
+        slopes = TensorDict(gradient, batch_size=[])
         clip = self.request.cohort.config.clip
         if clip is None or not self.request.optimizer.clip_each:
-            return found
-        return found * (clip / (tree.norm(found) + CLIP_EPS)).clamp(max=1.0)
+            return slopes
+        return slopes * (clip / (tree.norm(slopes) + CLIP_EPS)).clamp(max=1.0)
 
     def _plain(
         self, component: Component, at: dict[str, Tensor], batch: Batch

@@ -3,12 +3,21 @@
     plan       which samples each client takes at each step, fixed by keys before the first        `plan.py`
     batch      those samples                                                                       `batches.py`
     gradient   of the loss there, or the method's own direction (SAM, APFL, ...), or a private one `gradients.py`
-    step       by the rule of an optimizer, with proximal pull and terms on public samples         `step.py`
+    step       by the rule of an optimizer, with proximal pull and terms on public samples         `GradientStep`
     result     the mean loss, the gradients that were computed, and the trained models
+
+    g = ∇F(p; batch)                 or the method's own direction, or a private gradient
+    g = g + ∇T(p; public batch)      terms on public samples
+    g = g + λ(p − centre)            proximal pull, penalty (λ/2)‖p − centre‖²
+    p moves along g by the rule of an optimizer, see `tailorfl.training.update`
 
 A cohort's tensors are physical (no vmap wrapper) and have a leading axis of clients, which are ordered by falling
 number of steps: those still active at a step are the first ones, and an idle client is never touched. Tensors of one
 client have no such axis. Updates are in place on tensors that this loop owns.
+
+A private fit writes into the ledger what it uses. The noise that a wanted ε needs must be known before the first round,
+so a cohort may be told to count only: its fits note what they would use and hand back their start. How many gradients
+of a batch a direction asks for is found by running it on gradients of zero.
 """
 
 from __future__ import annotations
@@ -17,14 +26,283 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.training.active import Which, active_clients, ordered_plan, public_terms
-from tailorfl.training.batches import steps_of
-from tailorfl.training.counting import account, counted
-from tailorfl.training.operations import apply, where
+from tailorfl.models.cohort_layers import WeightStep
+from tailorfl.training.batches import (
+    ActiveClients,
+    Step,
+    Which,
+    active_clients,
+    ordered_plan,
+    public_terms,
+    steps_of,
+    steps_of_clients,
+)
+from tailorfl.training.custom_gradient import CustomGradient, gradients_asked
+from tailorfl.training.gradients import (
+    LocalObjective,
+    PublicTerm,
+    client_gradient,
+    cohort_gradient,
+    single_users,
+)
+from tailorfl.training.operations import CohortLayout, Layout, Packed, apply, where
+from tailorfl.training.plan import BatchPlan, batch_sizes, batches_of, batches_per_pass
 from tailorfl.training.request import FitRequest, FitResult
-from tailorfl.training.step import GradientStep
+from tailorfl.training.update import along, clip_norm
+
+
+def account(
+    request: FitRequest,
+    positions: Sequence[int],
+    gradients: NDArray[np.int64],
+    samples: NDArray[np.int64],
+) -> Tensor:
+    """Return how many gradients of single samples a fit computed, float [clients], and record what it released.
+
+    `gradients` [clients, batches] were taken of each batch, which has so many `samples`; those of public samples count.
+    """
+    _note(request, positions, gradients)
+    cohort, length = request.cohort, request.length
+    total: NDArray[np.int64] = (gradients * samples).sum(1)
+    if request.public and cohort.public is not None:
+        steps = length.repeat * ((samples > 0).sum(1) // length.batches)
+        for term in request.public:
+            total = total + min(term.public or 0, len(cohort.public)) * steps
+    return torch.from_numpy(total.astype(np.float32)).to(cohort.device)
+
+
+def _note(request: FitRequest, positions: Sequence[int], gradients: NDArray[np.int64]) -> None:
+    """Record what a private fit released, from the gradients of each batch [clients, batches].
+
+    Of shuffled batches a sample is in one a pass, so what counts is how many passes there were, and how many gradients
+    the batch with most of them had.
+    """
+    cohort, dp, batch = request.cohort, request.dp, request.batch
+    if dp is None or cohort.record is None:
+        return
+    for position, of_batches in zip(positions, gradients, strict=True):
+        samples, client = max(len(cohort.members[position]), 1), cohort.ids[position]
+        rate = 1.0 if batch <= 0 or dp.sampling == "shuffle" else min(1.0, batch / samples)
+        used = _of_passes(request, samples, of_batches) if dp.sampling == "shuffle" else of_batches
+        cohort.record.add(client, rate, dp.noise_of(client), used)
+
+
+def _of_passes(request: FitRequest, samples: int, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the most gradients that a batch of each pass has, from those of all batches."""
+    (length,) = batches_per_pass(np.array([samples]), request.batch, request.cohort.min_batch)
+    which = (request.length.first + np.arange(len(gradients))) // max(length, 1)
+    return np.array([gradients[which == n].max() for n in np.unique(which)], dtype=np.int64)
+
+
+def counted(
+    request: FitRequest,
+    positions: Sequence[int],
+    inputs: dict[str, Any],
+    stacked: bool,
+) -> FitResult:
+    """Record what a fit would use and return its start, as trained with a loss of 0.
+
+    A direction has no conditions on values, so that of the first client tells how many gradients each asks for.
+    """
+    cohort, length, dp = request.cohort, request.length, request.dp
+    batch, epochs = request.batch, request.epochs
+    steps, layout = steps_of_clients(request, inputs, len(positions)), Layout()
+    if stacked:
+        layout = CohortLayout(len(positions))
+    start = {
+        name: dict(zip(state, layout.views(list(state.values())), strict=True))
+        for name, state in inputs["start"].items()
+    }
+
+    def of_one(tensor: Tensor) -> Tensor:
+        return tensor[0] if stacked else tensor
+
+    states = {
+        name: TensorDict({n: of_one(start[name][n]) for n in names}, batch_size=[])
+        for name, names in request.trained.items()
+    }
+    direction_inputs = Packed(list(map(of_one, layout.views(inputs["given"]))), request.given.form).unpack()
+    state = states[""] if tuple(states) == ("",) else TensorDict(dict(states), batch_size=[])
+    per_step = (
+        np.array(gradients_asked(request.direction, state, direction_inputs, length.batches)) * length.repeat
+    )
+    sizes, first = cohort.sizes[list(positions)], length.first
+    taken = batches_of(sizes, batch, epochs, steps, cohort.min_batch, cohort.left(first), length.batches)
+    per_batch = np.tile(per_step, int(taken.max(initial=0)) // length.batches)
+    gradients = per_batch * (np.arange(len(per_batch)) < taken[:, None])
+    if dp is not None and dp.sampling == "poisson":
+        expected = np.minimum(sizes, batch) if batch > 0 else sizes
+        samples = np.broadcast_to(expected[:, None], gradients.shape)
+    else:
+        samples = batch_sizes(sizes, batch, taken, first, cohort.min_batch)
+    work = account(request, positions, gradients, samples)
+    loss = torch.zeros(len(positions)) if stacked else torch.zeros(())
+    return FitResult(loss, work if stacked else work[0], start)
+
+
+class GradientStep:
+    """Takes the steps of one fit.
+
+    Args:
+        request: what is asked of it.
+        plan: the batches of its clients.
+        public: its terms on public samples.
+        stacked: whether tensors have an axis of clients.
+    """
+
+    def __init__(
+        self, request: FitRequest, plan: BatchPlan, public: Sequence[PublicTerm], stacked: bool
+    ) -> None:
+        cohort, rule = request.cohort, request.rule
+        self.request, self.public, self.stacked = request, public, stacked
+        self.objective = LocalObjective(cohort.model, cohort.loss, request.private)
+        self.custom = request.direction is not None or request.dp is not None
+        self.steps = plan.steps // request.length.batches
+        """Of every client on new batches, int64 [clients]."""
+        self.gradients = (plan.count > 0) * (0 if self.custom else request.length.repeat)
+        """Gradients that were taken of each batch, int64 [clients, batches]."""
+        pulled = bool(public) or request.centre is not None
+        self.bare = not (stacked or self.custom or pulled or request.clip is not None or rule.own != 1)
+        """It is of one client along its gradient alone."""
+        self.places: dict[str, range] = {}
+        """The positions of the trained tensors of each component among those of all."""
+        for name, names in request.trained.items():
+            first = sum(map(len, self.places.values()))
+            self.places[name] = range(first, first + len(names))
+        self._single_users: dict[frozenset[str], tuple[bool, ...]] = {}
+
+    def take(self, clients: ActiveClients, step: Step) -> Tensor:
+        """Take a step in place and return the loss of each client before it."""
+        if self.custom:
+            gradient = CustomGradient(self.request, self.objective, clients, step.batches, self.stacked)
+            for turn, slopes in gradient.turns():
+                self._move(clients, step, turn, slopes)
+            first = step.at * len(step.batches)
+            self.gradients[step.who, first : first + len(step.batches)] += gradient.taken
+            return gradient.close()
+        (batch,), component = step.batches, clients.components[0]
+        if not self.stacked:
+            value, slopes = client_gradient(self.objective, component, clients.params, batch)
+            self._move(clients, step, tuple(self.places), slopes)
+            return value
+        # A public term is taken at the parameters before the step, so they must all wait for it.
+        shares = {} if self.public else self._shares(clients, step)
+        leaves = _leaves(clients.params)
+        value, remaining = cohort_gradient(self.objective, component, leaves, batch, shares)
+        self._move(clients, step, tuple(self.places), remaining)
+        return value
+
+    def mean(self, losses: Sequence[tuple[Which, Tensor]]) -> Tensor:
+        """Return the mean over steps of each client's losses, [clients] (0-d of one client)."""
+        device = self.request.cohort.device
+        if not self.stacked and not self.custom:
+            values = [loss for _, loss in losses]
+            return torch.stack(values).mean().float() if values else torch.zeros((), device=device)
+        total = torch.zeros(len(self.steps), device=device)
+        for which, loss in losses:
+            total[which] += loss
+        steps = torch.from_numpy(self.steps).to(device).clamp(min=1)
+        mean = total / steps / self.request.length.repeat
+        return mean if self.stacked else mean[0]
+
+    def _pace(self, clients: ActiveClients, step: Step) -> float | Tensor:
+        """Return η of a step: a number where all its clients have the same, else [clients]."""
+        rule = self.request.rule
+        rate = rule.lr if clients.rate is None else clients.rate
+        if rule.schedule == "constant":
+            return rate
+        last = self.steps * self.request.length.repeat
+        if not self.stacked:
+            return rate * (1.0 - step.number / int(last[0]))
+        return rate * (1.0 - step.number / torch.from_numpy(last)[step.who].to(clients.keys.device))
+
+    def _move(
+        self, clients: ActiveClients, step: Step, turn: Sequence[str], gradient: Sequence[Tensor | None]
+    ) -> None:
+        """Move the components of `turn` along their gradient, which is None where a tensor has moved already."""
+        rule, params, memory = self.request.rule, clients.params, clients.memory
+        pace = self._pace(clients, step)
+        if self.bare:
+            rule.apply(step.number, pace, params, memory, list(gradient))  # type: ignore[arg-type]
+            return
+        positions = [k for name in turn for k in self.places[name]]
+        slopes = {k: g for k, g in zip(positions, gradient, strict=True) if g is not None}
+        for term in self.public:
+            pushed = term.gradient(clients.components[0], params, step.at, step.who)
+            torch._foreach_add_(list(slopes.values()), pushed)
+        if not slopes:
+            return
+        if clients.centre is not None:
+            self._pull(clients, slopes, clients.centre)
+        if self.request.clip is not None:
+            for owned in (part for name in turn for part in self._by_owner(self.places[name]) if part):
+                clip_norm([slopes[k] for k in owned], self.request.clip, self.stacked)
+        of_model, of_own = (list(slopes), []) if rule.own == 1 else self._by_owner(list(slopes))
+        for chosen, share in ((of_model, 1.0), (of_own, rule.own)):
+            if chosen:
+                copies = range(0, len(memory), len(params))
+                remembered = [memory[first + k] for first in copies for k in chosen]
+                moved, along_them = [params[k] for k in chosen], [slopes[k] for k in chosen]
+                rule.apply(step.number, pace * share, moved, remembered, along_them)
+
+    def _by_owner(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Places of tensors of the model, and of those that only terms use: clipped and paced apart."""
+        names = [n for names in self.request.trained.values() for n in names]
+        model_names = self.objective.model.sizes
+        return [k for k in positions if names[k] in model_names], [
+            k for k in positions if names[k] not in model_names
+        ]
+
+    def _pull(self, clients: ActiveClients, slopes: dict[int, Tensor], centre: list[Tensor]) -> None:
+        """Add the gradient of the proximal penalty."""
+        pull = torch._foreach_sub([clients.params[k] for k in slopes], [centre[k] for k in slopes])
+        gradient, strength = list(slopes.values()), self.request.strength
+        if clients.strength is None:
+            assert isinstance(strength, float | int)
+            torch._foreach_add_(gradient, pull, alpha=strength)
+        else:
+            torch._foreach_add_(gradient, [along(clients.strength, d) * d for d in pull])
+
+    def _shares(self, clients: ActiveClients, step: Step) -> dict[int, WeightStep]:
+        """Return what happens to each parameter that may step inside the backward pass, by its place in memory.
+
+        That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
+        """
+        rule, model = self.request.rule, self.objective.model
+        if self.request.clip is not None or rule.memories or rule.own != 1:
+            return {}
+        component, centre = clients.components[0], clients.centre
+        # A term may use a weight once more, so what is known of one fit says nothing of another.
+        single_use = self._single_users if self.objective.terms else model.single_users
+        if component.names not in single_use:
+            leaves = _leaves(clients.params)
+            single_use[component.names] = single_users(self.objective, component, leaves, step.batches[0])
+        pace = self._pace(clients, step)
+        pull: float | Tensor = 0.0
+        if centre is not None:
+            strength = self.request.strength if clients.strength is None else clients.strength
+            pull = pace * (0.0 if strength is None else strength)
+        keep = 1.0 - pace * rule.weight_decay - pull
+        return {
+            p.data_ptr(): WeightStep(pace, keep, pull, None if centre is None else centre[k])
+            for k, (p, single) in enumerate(zip(clients.params, single_use[component.names], strict=True))
+            if single
+        }
+
+
+def _leaves(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors that gradients are taken of.
+
+    A slice of a leaf calls itself a leaf too, but autograd does not see it
+    used.
+    """
+    return [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
 
 
 def fit(position: Tensor, request: FitRequest) -> FitResult | None:

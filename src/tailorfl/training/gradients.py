@@ -1,4 +1,4 @@
-"""Gradients of one batch of every client at once.
+"""Gradients of one batch of every client at once, and of a term on public samples.
 
 What is differentiated is the SUM of the clients' losses with respect to stacked parameters: clients share no variable,
 so each client's slice is its own gradient, and autograd runs once for the cohort.
@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.func import vmap
 
+from tailorfl.data.source import Source
 from tailorfl.models.cohort_layers import WeightStep, descending, used_once
 from tailorfl.models.dropout import dropout_key
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import over_clients
+from tailorfl.training.keys import Keys
 from tailorfl.training.objective import Loss
-from tailorfl.training.packing import NOTHING, Packed
+from tailorfl.training.operations import NOTHING, Packed
+from tailorfl.training.plan import make_plan
 from tailorfl.training.terms import Seen, Term
 
 Gradient = Callable[..., TensorDict]
@@ -65,7 +70,7 @@ class Component:
     common: dict[str, Tensor]
     """The same without an axis of clients: all clients share them."""
     given: Packed = NOTHING
-    """What each term of the loss is given."""
+    """The inputs of each term of the loss."""
 
     def __post_init__(self) -> None:
         self.names = frozenset(self.trained)
@@ -80,8 +85,8 @@ class Component:
 
     def of(self, which: slice | Tensor) -> Component:
         """Return the part of some clients; the trained tensors only lend their names."""
-        moving, own = ({n: t[which] for n, t in tensors.items()} for tensors in (self.moving, self.own))
-        return Component(self.trained, moving, own, self.common, self.given.map(lambda t: t[which]))
+        moving, others = ({n: t[which] for n, t in tensors.items()} for tensors in (self.moving, self.own))
+        return Component(self.trained, moving, others, self.common, self.given.map(lambda t: t[which]))
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class LocalObjective:
     model: Model
     loss: Loss
     terms: tuple[Term, ...] = ()
-    """What a method adds to the loss, or puts in its place."""
+    """Terms that a method adds to the loss, or puts in its place."""
 
     def value(
         self,
@@ -125,9 +130,9 @@ class LocalObjective:
         seen = Seen(self.model, loss, batch[:3], outputs, features, state)
         parts = [] if any(term.replaces for term in self.terms) else [seen.loss]
         for term, inputs in zip(self.terms, given, strict=True):
-            value, kept = term.value(seen, inputs)
+            value, new_buffers = term.value(seen, inputs)
             parts.append(value)
-            buffers |= kept
+            buffers |= new_buffers
         return reduce(torch.add, parts), buffers
 
 
@@ -137,11 +142,11 @@ def client_gradient(
     """Return the loss of one client, 0-d, and its gradient at `leaves`, its trained tensors; updates its buffers."""
     with torch.enable_grad():
         # The running statistics are the training's own: the pass updates them where they are.
-        given = component.given.unpack() if objective.terms else ()
-        value, kept = objective.value(component.state, (), component.names, batch, given)
+        term_inputs = component.given.unpack() if objective.terms else ()
+        value, new_buffers = objective.value(component.state, (), component.names, batch, term_inputs)
         slopes = torch.autograd.grad(value, leaves, allow_unused=True)
-    if kept:
-        component.keep(kept)
+    if new_buffers:
+        component.keep(new_buffers)
     return value.detach(), filled(slopes, leaves)
 
 
@@ -168,9 +173,11 @@ def cohort_gradient(
         component.keep(buffers)
     if not taken:
         return values, list(filled(slopes, leaves))
-    rest = [k for k, leaf in enumerate(leaves) if leaf.data_ptr() not in taken]
-    left = dict(zip(rest, filled([slopes[k] for k in rest], [leaves[k] for k in rest]), strict=True))
-    return values, [left.get(k) for k in range(len(leaves))]
+    waiting = [k for k, leaf in enumerate(leaves) if leaf.data_ptr() not in taken]
+    filled_in = dict(
+        zip(waiting, filled([slopes[k] for k in waiting], [leaves[k] for k in waiting]), strict=True)
+    )
+    return values, [filled_in.get(k) for k in range(len(leaves))]
 
 
 def gradients_of(
@@ -212,8 +219,74 @@ def _losses(
             **component.common,
             **clients.each({**component.own, **component.moving, **at}),
         }
-        given = component.given.map(clients.one).unpack()
+        term_inputs = component.given.map(clients.one).unpack()
         value, moved = objective.value(
-            state, component.moving, component.names, batch.map(clients.one), given
+            state, component.moving, component.names, batch.map(clients.one), term_inputs
         )
         return clients.all(value), {name: clients.all(t) for name, t in moved.items()}
+
+
+@dataclass(frozen=True)
+class PublicTerm:
+    """One term for the clients of a cohort at once, or for one client."""
+
+    term: Term
+    model: Model
+    loss: Loss
+    source: Source
+    given: Packed
+    """The inputs of the term, [clients, ...] (or without the client axis for one client)."""
+    rows: Tensor
+    """[clients, steps, batch] int64 rows of the public set."""
+    stacked: bool
+
+    def gradient(
+        self, component: Component, params: Sequence[Tensor], step: int, which: slice | Tensor
+    ) -> list[Tensor]:
+        """Return the term's gradient at `params` for the clients `which`, whose tensors `component` holds.
+
+        Clients share no variable, so the gradient of the sum of their terms is each client's own.
+        """
+        leaves = [p.detach().requires_grad_() for p in params]
+        at = dict(zip(component.trained, leaves, strict=True))
+        rows = self.rows[which, step] if self.stacked else self.rows[0, step]
+        x = self.source.take(rows)
+        with torch.enable_grad():
+            if self.stacked:
+                term_inputs = [t[which] for t in self.given.leaves]
+                mapped = vmap(self._value, in_dims=(0, 0, None, 0, 0, 0))
+                value = mapped(
+                    at, {**component.own, **component.moving}, component.common, x, rows, term_inputs
+                ).sum()
+            else:
+                state = {**component.own, **component.moving}
+                value = self._value(at, state, component.common, x, rows, self.given.leaves)
+            slopes = torch.autograd.grad(value, leaves, allow_unused=True)
+        return filled(slopes, leaves)
+
+    def _value(
+        self,
+        at: Mapping[str, Tensor],
+        unshared: Mapping[str, Tensor],
+        common: Mapping[str, Tensor],
+        x: Tensor,
+        rows: Tensor,
+        term_inputs: Sequence[Tensor],
+    ) -> Tensor:
+        """Return the term of one client, with its model in evaluation mode."""
+        state = {**common, **unshared, **at}
+        seen = Seen.evaluated(self.model, self.loss, (x, torch.empty(0), None), state, rows)
+        value: Tensor = self.term.function(seen, *Packed(list(term_inputs), self.given.form).unpack())
+        return value
+
+
+def public_rows(keys: Keys, samples: int, batch: int, steps: int, first: int = 0) -> Tensor:
+    """Return the public samples of every client and step, int64 [clients, steps, batch].
+
+    `keys` [clients] uint64; a batch of all `samples` where `batch` is larger; `first` skips steps.
+    """
+    if batch >= samples:
+        return torch.arange(samples).expand(len(keys), steps, samples)
+    members = [np.arange(samples, dtype=np.int64)] * len(keys)
+    plan = make_plan(members, keys, batch, steps=steps, first=first, min_batch=batch)
+    return torch.from_numpy(plan.rows)

@@ -28,8 +28,7 @@ from tailorfl.models.layouts import laid_out
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.keys import generator
-from tailorfl.training.operations import where
-from tailorfl.training.packing import Packed
+from tailorfl.training.operations import Packed, where
 from tailorfl.training.plan import Rows
 from tailorfl.training.terms import Seen
 
@@ -127,16 +126,16 @@ def sample_sum(
     ) -> Tensor:
         state, given = Packed(tensors, form).unpack()
         loss = cohort.loss.weighed(weights_of_classes)
-        each = of(Seen.evaluated(cohort.model, loss, (x, y, weight), tree.tensors(state)), *given)
-        if each.shape[:1] != weight.shape:
+        entries = of(Seen.evaluated(cohort.model, loss, (x, y, weight), tree.tensors(state)), *given)
+        if entries.shape[:1] != weight.shape:
             raise TailorflError(
                 f"what is summed over samples has one entry a sample, [{len(weight)}, ...], but is of shape "
-                f"{list(each.shape)}"
+                f"{list(entries.shape)}"
             )
-        member = weight.to(each.dtype)
+        member = weight.to(entries.dtype)
         if classes is not None:
-            member = (F.one_hot(y, classes).to(each.dtype) * weight[:, None]).T
-        total: Tensor = torch.tensordot(member, each, dims=1)
+            member = (F.one_hot(y, classes).to(entries.dtype) * weight[:, None]).T
+        total: Tensor = torch.tensordot(member, entries, dims=1)
         return total
 
     def pieces(positions: Sequence[int], stacked: bool) -> Pieces:
@@ -193,12 +192,12 @@ class PublicOutputs:
         if self.cohort.counting and differ:  # one client stands for all of them
             state = {n: t if (axis := axes[n]) is None else t.select(axis, 0) for n, t in state.items()}
             differ = False
-        every = torch.arange(len(source), device=source.x.device)
+        all_rows = torch.arange(len(source), device=source.x.device)
         if not differ:
-            outputs = in_passes(partial(model, state), source, every)
+            outputs = in_passes(partial(model, state), source, all_rows)
             return outputs.expand(len(positions), *outputs.shape).clone() if stacked else outputs
         models = partial(vmap(model, in_dims=(axes, None)), state)
-        return in_passes(models, source, every, len(positions), dim=1)
+        return in_passes(models, source, all_rows, len(positions), dim=1)
 
     def where(self, positions: Sequence[int]) -> str:
         """Name clients, round and stage for error messages."""
@@ -224,11 +223,12 @@ def one_by_one(
     Convolutions run with channels last where that is faster, on so few images that a layer finds in the cache what the
     layer before has made.
     """
-    each = [{name: tensor[i] for name, tensor in states.items()} for i in range(count)]
+    of_models = [{name: tensor[i] for name, tensor in states.items()} for i in range(count)]
     if not model.channels_last(device):
-        return [partial(model, state) for state in each]
+        return [partial(model, state) for state in of_models]
     return [
-        partial(_in_cache, model, {name: laid_out(t, True) for name, t in state.items()}) for state in each
+        partial(_in_cache, model, {name: laid_out(t, True) for name, t in state.items()})
+        for state in of_models
     ]
 
 

@@ -26,7 +26,7 @@ Steps = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Length:
-    """How long one fit is and which batches it has, in place of the run's settings; None takes the run's.
+    """The length of one fit and its batches, in place of the run's settings; None takes the run's.
 
     Attributes:
         epochs: passes over the client's data, or a share of one (0.5), rounded up to a whole step.
@@ -56,15 +56,15 @@ class BatchPlan:
     steps: Rows
     """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
     poisson: bool = False
-    """Whether batches are Poisson samples, of which some may be empty."""
+    """Batches are Poisson samples, of which some may be empty."""
     keys: Rows | None = None
     """[clients] int64: what else is drawn at random in these steps is drawn from; None where nothing is."""
 
     @property
     def active(self) -> Rows:
         """[steps] int64: how many clients have not yet finished."""
-        found: Rows = (np.arange(self.count.shape[1]) < self.steps[:, None]).sum(0)
-        return found
+        counts: Rows = (np.arange(self.count.shape[1]) < self.steps[:, None]).sum(0)
+        return counts
 
     def ordered(self, order: Rows) -> BatchPlan:
         """Return the plan of the clients at `order`, in that order."""
@@ -126,8 +126,8 @@ def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
     """
     if batch <= 0:
         return (sizes >= min_batch).astype(np.int64)
-    full, rest = np.divmod(sizes, batch)
-    count: Rows = full + (rest >= min_batch) * (rest > 0)
+    full, remainder = np.divmod(sizes, batch)
+    count: Rows = full + (remainder >= min_batch) * (remainder > 0)
     return count
 
 
@@ -155,19 +155,19 @@ def batches_of(
     batches: int = 1,
 ) -> Rows:
     """Return the number of batches that each client's plan has, [clients]; arguments as in `make_plan`."""
-    wanted = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
-    return wanted if limit is None else np.minimum(wanted, limit // batches * batches)
+    count = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
+    return count if limit is None else np.minimum(count, limit // batches * batches)
 
 
-def batch_sizes(sizes: Rows, batch: int, wanted: Rows, first: int = 0, min_batch: int = 1) -> Rows:
-    """Return how many samples each of the `wanted` [clients] batches of a plan has, [clients, batches]; nothing drawn.
+def batch_sizes(sizes: Rows, batch: int, taken: Rows, first: int = 0, min_batch: int = 1) -> Rows:
+    """Return how many samples each of the `taken` [clients] batches of a plan has, [clients, batches]; nothing drawn.
 
     Other arguments as in `make_plan`. Of Poisson batches it is what is expected where every batch is said to be whole.
     """
-    numbers = np.arange(int(wanted.max(initial=0)))[None, :]
-    place = (first + numbers) % np.maximum(batches_per_pass(sizes, batch, min_batch), 1)[:, None]
-    found = np.clip(sizes[:, None] - place * batch, 0, batch if batch > 0 else None)
-    return np.asarray(found * (numbers < wanted[:, None]), dtype=np.int64)
+    numbers = np.arange(int(taken.max(initial=0)))[None, :]
+    position = (first + numbers) % np.maximum(batches_per_pass(sizes, batch, min_batch), 1)[:, None]
+    samples = np.clip(sizes[:, None] - position * batch, 0, batch if batch > 0 else None)
+    return np.asarray(samples * (numbers < taken[:, None]), dtype=np.int64)
 
 
 def make_plan(
@@ -195,29 +195,29 @@ def make_plan(
     widest = int(sizes.max(initial=1))
     width = widest if batch <= 0 else min(batch, widest)
     per_pass = batches_per_pass(sizes, batch, min_batch)
-    wanted = batches_of(sizes, batch, epochs, steps, min_batch, limit, batches)
+    taken = batches_of(sizes, batch, epochs, steps, min_batch, limit, batches)
     if poisson:
-        return _poisson_plan(members, keys, np.minimum(width, sizes), wanted, first)
-    longest = int(wanted.max(initial=0))
+        return _poisson_plan(members, keys, np.minimum(width, sizes), taken, first)
+    longest = int(taken.max(initial=0))
     if longest == 0:
         empty = np.zeros((len(sizes), 0), dtype=np.int64)
-        return BatchPlan(np.zeros((len(sizes), 0, width), dtype=np.int64), empty, wanted)
+        return BatchPlan(np.zeros((len(sizes), 0, width), dtype=np.int64), empty, taken)
     at = first + np.arange(longest)[None, :]
     divisor = np.maximum(per_pass, 1)[:, None]
     which_pass, which_batch = np.divmod(at, divisor)
-    active = np.arange(longest)[None, :] < wanted[:, None]
+    active = np.arange(longest)[None, :] < taken[:, None]
     position = which_batch[:, :, None] * batch + np.arange(width)
     real = (position < sizes[:, None, None]) & active[:, :, None]
-    low = np.where(wanted > 0, which_pass[:, 0], 0)
-    last = which_pass[np.arange(len(sizes)), np.maximum(wanted, 1) - 1]
-    passes = np.where(wanted > 0, last - low + 1, 0)
+    low = np.where(taken > 0, which_pass[:, 0], 0)
+    last = which_pass[np.arange(len(sizes)), np.maximum(taken, 1) - 1]
+    passes = np.where(taken > 0, last - low + 1, 0)
     order = _orders(sizes, keys, low, passes, widest)
     table = np.zeros((len(sizes), widest), dtype=np.int64)
     for row, member in zip(table, members, strict=True):
         row[: len(member)] = member
-    own = (np.cumsum(passes) - passes)[:, None] + np.clip(which_pass - low[:, None], 0, None)
-    picked = order[np.where(active, own, 0)[:, :, None], np.where(real, position, 0)]
-    return BatchPlan(table[np.arange(len(sizes))[:, None, None], picked], real.sum(2), wanted)
+    pass_row = (np.cumsum(passes) - passes)[:, None] + np.clip(which_pass - low[:, None], 0, None)
+    picked = order[np.where(active, pass_row, 0)[:, :, None], np.where(real, position, 0)]
+    return BatchPlan(table[np.arange(len(sizes))[:, None, None], picked], real.sum(2), taken)
 
 
 def _orders(sizes: Rows, keys: Keys, low: Rows, passes: Rows, widest: int) -> Rows:
@@ -231,12 +231,12 @@ def _orders(sizes: Rows, keys: Keys, low: Rows, passes: Rows, widest: int) -> Ro
     drawn = derive(keys[client], number.astype(np.uint64))
     order = np.zeros((len(client), widest), dtype=np.int64)  # pages that nothing is written to cost nothing
     classes = np.ceil(np.log2(np.maximum(sizes, 1)))[client]
-    for one in np.unique(classes):
-        mine = np.flatnonzero(classes == one)
-        width = int(sizes[client[mine]].max(initial=1))
-        draws = bits(drawn[mine], width)
-        draws[np.arange(width)[None, :] >= sizes[client[mine]][:, None]] = np.iinfo(np.uint64).max
-        order[mine, :width] = np.argsort(draws, axis=1, kind="stable")
+    for size_class in np.unique(classes):
+        chosen = np.flatnonzero(classes == size_class)
+        width = int(sizes[client[chosen]].max(initial=1))
+        draws = bits(drawn[chosen], width)
+        draws[np.arange(width)[None, :] >= sizes[client[chosen]][:, None]] = np.iinfo(np.uint64).max
+        order[chosen, :width] = np.argsort(draws, axis=1, kind="stable")
     return order
 
 
@@ -244,11 +244,11 @@ DRAWS_AT_ONCE = 2**21
 """Random numbers that are drawn for Poisson batches at a time."""
 
 
-def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, wanted: Rows, first: int) -> BatchPlan:
+def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, taken: Rows, first: int) -> BatchPlan:
     """Return the plan whose batches hold each sample by itself; `expected` [clients] is the mean size of a batch."""
     drawn: list[list[Rows]] = []
-    for member, key, size, length in zip(members, keys, expected, wanted, strict=True):
-        mine: list[Rows] = []
+    for member, key, size, length in zip(members, keys, expected, taken, strict=True):
+        batches: list[Rows] = []
         block = max(1, DRAWS_AT_ONCE // max(len(member), 1))
         for start in range(0, int(length), block):
             numbers = first + np.arange(start, min(start + block, int(length)))
@@ -258,15 +258,15 @@ def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, wanted: R
                 chosen = words < np.uint64((int(size) << 64) // len(member))
             else:
                 chosen = np.ones(words.shape, dtype=bool)
-            mine += [member[row] for row in chosen]
-        drawn.append(mine)
+            batches += [member[row] for row in chosen]
+        drawn.append(batches)
     longest = max(map(len, drawn), default=0)
     count = np.zeros((len(members), longest), dtype=np.int64)
-    for i, mine in enumerate(drawn):
-        count[i, : len(mine)] = [len(batch) for batch in mine]
+    for i, batches in enumerate(drawn):
+        count[i, : len(batches)] = [len(batch) for batch in batches]
     rows = np.zeros((len(members), longest, max(int(count.max(initial=0)), 1)), dtype=np.int64)
-    for i, (member, mine) in enumerate(zip(members, drawn, strict=True)):
+    for i, (member, batches) in enumerate(zip(members, drawn, strict=True)):
         rows[i] = member[0] if len(member) else 0
-        for step, batch in enumerate(mine):
+        for step, batch in enumerate(batches):
             rows[i, step, : len(batch)] = batch
-    return BatchPlan(rows, count, wanted, poisson=True)
+    return BatchPlan(rows, count, taken, poisson=True)

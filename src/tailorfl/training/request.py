@@ -1,4 +1,4 @@
-"""What client code asks of a fit, checked, and what it gets back."""
+"""The request of a fit by client code, checked, and its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.gradients import Directions
-from tailorfl.training.packing import NOTHING, Packed
+from tailorfl.training.operations import NOTHING, Packed
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import check_separable
 from tailorfl.training.terms import Term
@@ -23,7 +23,7 @@ States = Mapping[str, Mapping[str, Any]]
 
 
 class FitResult(NamedTuple):
-    """What a fit returns, of one client or of a cohort, [clients, ...]."""
+    """The result of a fit, of one client or of a cohort, [clients, ...]."""
 
     loss: Tensor
     """Mean training loss, 0-d."""
@@ -50,7 +50,7 @@ class FitRequest:
     strength: float | Tensor | None = None
     """λ of the proximal pull; None: there is none."""
     centre: States | None = None
-    """Where that pull goes."""
+    """The centre of that pull."""
     direction: Directions | None = None
     given: Packed = NOTHING
     """Inputs of the direction."""
@@ -59,7 +59,7 @@ class FitRequest:
     optimizer: Optimizer = OF_RUN
     purpose: str = "train"
     number: int = 0
-    """Which fit of its client this is: fits may share batches and dropout masks, never privacy noise."""
+    """The number of the fit among its client's: fits may share batches and dropout masks, never privacy noise."""
 
     def __post_init__(self) -> None:
         cohort, config, length, optimizer = self.cohort, self.cohort.config, self.length, self.optimizer
@@ -74,9 +74,9 @@ class FitRequest:
         self.given_terms = (
             Packed.of(tuple([term.given for term in self.private])) if self.private else NOTHING
         )
-        """What each term on private batches is given."""
+        """The inputs of each term on private batches."""
         self.given_public = [Packed.of(term.given) for term in self.public]
-        """What each term on public samples is given."""
+        """The inputs of each term on public samples."""
         self.trained = {name: self._trained(name, state) for name, state in self.start.items()}
         """Names of the tensors of each component that move along gradients."""
         learned = [n for names in self.trained.values() for n in names]
@@ -85,7 +85,7 @@ class FitRequest:
         self.moving = self.buffers + tuple([name for term in self.private for name in term.keeps])
         """Names of the tensors of a model that a fit changes otherwise: running statistics, and what terms keep."""
         self.rule = config.rule if optimizer is OF_RUN else optimizer.rule(config.rule)
-        """How a gradient moves the parameters."""
+        """The rule by which a gradient moves the parameters."""
         self.clip = None if optimizer.clip_each else config.clip
         """The largest norm of what a step descends along; None: any."""
         self.batch, self.epochs, self.steps = resolved(config, length)
@@ -93,14 +93,14 @@ class FitRequest:
         taken = self.epochs if self.steps is None else self.steps
         long = isinstance(taken, Tensor) or taken != 0
         self.takes_a_step = long and bool(learned) and cohort.limit != 0
-        """Whether anything is trained, and not for no time."""
+        """Something is trained, for at least one step."""
         self.poisson = config.dp is not None and config.dp.sampling == "poisson"
-        """Whether batches are Poisson samples."""
+        """Batches are Poisson samples."""
         # With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy
         # than those of two batches. Without noise the fits of a purpose share theirs.
-        apart = config.dp is not None and config.dp.noise != 0 and self.number
-        self.sequence = f"{self.purpose}/fit {self.number}" if apart else self.purpose
-        """Which random sequence of batches the fit has."""
+        is_private = config.dp is not None and config.dp.noise != 0 and self.number
+        self.sequence = f"{self.purpose}/fit {self.number}" if is_private else self.purpose
+        """The name of the fit's random sequence of batches."""
         self._check()
 
     def _trained(self, component: str, state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -108,13 +108,13 @@ class FitRequest:
         train, model = self.train, self.cohort.model
         if component in self.beside:
             return tuple([n for n in state if train is None or n in train])
-        wanted = set(self.cohort.split.trainable if train is None else train)
-        names = tuple([n for n in model.parameters if n in wanted])
+        chosen = set(self.cohort.split.trainable if train is None else train)
+        names = tuple([n for n in model.parameters if n in chosen])
         if not self.terms:
             return names
-        kept = {n for term in self.terms for n in term.keeps}
-        of_terms = [n for n in state if n not in model.sizes and n not in kept]
-        return names + tuple([n for n in of_terms if train is None or n in wanted])
+        moved = {n for term in self.terms for n in term.keeps}
+        of_terms = [n for n in state if n not in model.sizes and n not in moved]
+        return names + tuple([n for n in of_terms if train is None or n in chosen])
 
     def inputs(self) -> dict[str, Any]:
         """Return everything in which clients may differ: a tree of tensors.
@@ -190,8 +190,10 @@ class FitRequest:
                 "puts a loss of its own in its place; leave class_weights out of its line (train: {class_weights: "
                 "none})"
             )
-        kept = [name for term in self.terms for name in term.keeps]
-        strange = [n for n in kept if n in cohort.model.sizes or any(n not in s for s in self.start.values())]
+        moved = [name for term in self.terms for name in term.keeps]
+        strange = [
+            n for n in moved if n in cohort.model.sizes or any(n not in s for s in self.start.values())
+        ]
         if strange:
             raise TailorflError(
                 f"a term keeps {', '.join(strange[:5])}, which should be tensors of the start that the model does not "
@@ -219,7 +221,7 @@ def is_beside(cohort: Cohort, state: Mapping[str, Any]) -> bool:
     return bool(state) and cohort.model.sizes.keys().isdisjoint(state)
 
 
-def _check_closure(what: str, function: Any) -> None:
+def _check_closure(kind: str, function: Any) -> None:
     """Raise TailorflError where a function has tensors from around it: those of one client would serve for all."""
     inside = getattr(function, "__wrapped__", function)
     for name, cell in zip(
@@ -229,7 +231,7 @@ def _check_closure(what: str, function: Any) -> None:
     ):
         if isinstance(cell.cell_contents, Tensor | TensorDict):
             raise TailorflError(
-                f"the {what} '{inside.__name__}' takes the tensor '{name}' from the code around it, where clients that "
+                f"the {kind} '{inside.__name__}' takes the tensor '{name}' from the code around it, where clients that "
                 "train together cannot be told apart; hand it over: fit(..., given=(...)) of a direction, "
                 "Term(..., given=(...)) of a term, as a further argument of the function"
             )

@@ -1,4 +1,4 @@
-"""How the learning rate of local training falls from round to round.
+"""The fall of local training's learning rate from round to round.
 
     η_t = lr · s(t),   t the rounds before this one, T the rounds of the run
 
@@ -40,7 +40,7 @@ class RoundSchedule:
 
     kind: Fall = _SET.kind
     rounds: int | None = None
-    """How many the run has."""
+    """Rounds of the run."""
     milestones: tuple[float, ...] = _SET.milestones
     factor: float = _SET.factor
     floor: float = _SET.floor

@@ -70,7 +70,7 @@ class SampleDP(ClippedNoise):
 
 
 class Release(NamedTuple):
-    """How the sum over a private batch becomes a gradient: (Σ + σC·Z)/B."""
+    """The release of the sum over a private batch as a gradient: (Σ + σC·Z)/B."""
 
     noise: Tensor
     """σ, [clients] or of one client 0-d."""

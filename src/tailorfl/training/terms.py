@@ -37,11 +37,11 @@ from tailorfl.models.half import widened
 from tailorfl.training.objective import Loss, mean_of
 
 Given = Tensor | TensorDict | tuple["Given", ...]
-"""What a term or a direction is given of each client."""
+"""The inputs of a term or a direction, of each client."""
 
 
 class Seen:
-    """What a term sees of a batch of one client."""
+    """A term's view of a batch of one client."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Seen:
 
     @property
     def features(self) -> Tensor:
-        """What goes into the head of the model in training, [batch, width].
+        """The input of the head of the model in training, [batch, width].
 
         Raises:
             ModelError: the model has no layer whose input that could be.
@@ -108,7 +108,7 @@ class Seen:
 
     @property
     def rows(self) -> Tensor:
-        """Which samples of the public set the batch has, [batch] int64; of a term on public samples alone."""
+        """The rows of the public set in the batch, [batch] int64; of a term on public samples alone."""
         if self._rows is None:
             raise TailorflError("seen.rows is of public samples; say how many with Term(..., public=...)")
         return self._rows
@@ -166,10 +166,10 @@ class Term:
         Raises:
             TailorflError: the function does not return just those.
         """
-        found = self.function(seen, *given)
+        returned = self.function(seen, *given)
         if not self.keeps:
-            return found, {}
-        value, new = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+            return returned, {}
+        value, new = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
         if not isinstance(new, Mapping) or set(new) != set(self.keeps):
             raise TailorflError(
                 f"a term that keeps {', '.join(self.keeps)} returns (value, {{name: new tensor}}) with just these names"

@@ -59,15 +59,15 @@ def shapes(flat: Iterable[tuple[str, Tensor]], axes: int = 0) -> Shapes:
 
 def unlike(found: Shapes, wanted: Shapes) -> str:
     """Return in what `found` differs, such as "lacks a, has b of shape [3] and not [4]"; "" where in nothing."""
-    said = [f"lacks {path}" for path in wanted if path not in found]
-    said += [f"has {path} beside" for path in found if path not in wanted]
+    differences = [f"lacks {path}" for path in wanted if path not in found]
+    differences += [f"has {path} beside" for path in found if path not in wanted]
     for path, (shape, dtype) in found.items():
-        own, kind = wanted.get(path, (shape, dtype))
-        if shape != own:
-            said.append(f"has {path} of shape {list(shape)} and not {list(own)}")
+        expected, kind = wanted.get(path, (shape, dtype))
+        if shape != expected:
+            differences.append(f"has {path} of shape {list(shape)} and not {list(expected)}")
         elif dtype != kind:
-            said.append(f"has {path} of {dtype} and not {kind}")
-    return first_few(said, 5)
+            differences.append(f"has {path} of {dtype} and not {kind}")
+    return first_few(differences, 5)
 
 
 def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> TensorDict:
@@ -75,9 +75,9 @@ def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> 
     groups: dict[str, list[tuple[str, Tensor]]] = {}
     out: dict[str, Tensor | TensorDict] = {}
     for path, tensor in flat:
-        head, _, rest = path.partition("/")
-        if rest:
-            groups.setdefault(head, []).append((rest, tensor))
+        head, _, inner = path.partition("/")
+        if inner:
+            groups.setdefault(head, []).append((inner, tensor))
         else:
             out[head] = tensor
     size = list(batch_size)

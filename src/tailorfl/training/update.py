@@ -43,7 +43,7 @@ PLAIN = Plain(optimizer="sgd", schedule="constant", momentum=0.0, weight_decay=0
 """Training settings under which a step is p − η g and nothing else."""
 BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
 CLIP_EPS = 1e-6
-"""What torch's clip_grad_norm_ adds to a norm."""
+"""The number that torch's clip_grad_norm_ adds to a norm."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class UpdateRule:
 
     @cached_property
     def memories(self) -> int:
-        """How many tensors of the size of a parameter the optimizer remembers; 0: p = (1 − η δ) p − η g."""
+        """Number of tensors of the size of a parameter that the optimizer remembers; 0: p = (1 − η δ) p − η g."""
         return 2 if self.optimizer == "adamw" else 1 if self.momentum else 0
 
     def apply(
@@ -120,12 +120,12 @@ class UpdateRule:
             torch._foreach_addcdiv_(params, mean, scale, -share)
 
     def __post_init__(self) -> None:
-        for kind, given, valid in (
+        for kind, value, valid in (
             ("optimizer", self.optimizer, get_args(OptimizerName)),
             ("schedule", self.schedule, get_args(Schedule)),
         ):
-            if given not in valid:
-                raise unknown(kind, given, valid)
+            if value not in valid:
+                raise unknown(kind, value, valid)
         try:
             check_momentum(self.optimizer, self.momentum)
         except ValueError as error:
@@ -134,7 +134,7 @@ class UpdateRule:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How one fit descends in place of the run's settings; None takes the run's.
+    """The optimizer of one fit, in place of the run's settings; None takes the run's.
 
     Attributes:
         lr: η; a 0-d tensor may differ by client and round.
@@ -159,12 +159,15 @@ class Optimizer:
     @classmethod
     def plain(cls, lr: float | Tensor | None = None, clip_each: bool = False) -> Optimizer:
         """Return one whose steps are p − η g and nothing else, whatever the run's settings are."""
-        kind, rest = PLAIN["optimizer"], {name: value for name, value in PLAIN.items() if name != "optimizer"}
-        return cls(lr, kind, **rest, clip_each=clip_each)  # type: ignore[arg-type]
+        kind, settings = (
+            PLAIN["optimizer"],
+            {name: value for name, value in PLAIN.items() if name != "optimizer"},
+        )
+        return cls(lr, kind, **settings, clip_each=clip_each)  # type: ignore[arg-type]
 
     def rule(self, run: UpdateRule) -> UpdateRule:
         """Return the rule of a fit in a run of rule `run`; a rate that is a tensor is not in it."""
-        own: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "lr": None if isinstance(self.lr, Tensor) else self.lr,
             "optimizer": self.kind,
             "schedule": self.schedule,
@@ -172,8 +175,8 @@ class Optimizer:
             "weight_decay": self.weight_decay,
             "own": self.own,
         }
-        own = {name: value for name, value in own.items() if value is not None}
-        return replace(run, **own) if own else run
+        overrides = {name: value for name, value in overrides.items() if value is not None}
+        return replace(run, **overrides) if overrides else run
 
 
 OF_RUN = Optimizer()
