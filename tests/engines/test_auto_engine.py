@@ -17,9 +17,8 @@ from methods.small import CLASSES, TRAIN, assert_same, everything, federation, p
 from tailorfl.core.method import make_method
 from tailorfl.engines import auto
 from tailorfl.engines.auto import Auto
-from tailorfl.engines.make import make_engine
 from tailorfl.engines.sequential import Sequential
-from tailorfl.errors import ClientError, ConfigError
+from tailorfl.errors import ClientError
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 
@@ -74,12 +73,6 @@ def test_a_fixed_choice_is_kept(choice: str) -> None:
     sim = simulation("ditto", engine=Auto(choice=choice), rounds=2)
     assert sim.engine.name == choice
     assert_same(everything(sim), everything(simulation("ditto", engine=choice, rounds=2)))
-
-
-def test_measures_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="tailorfl"):
-        simulation("fedavg", engine="auto", rounds=3)
-    assert caplog.text.count("engine: ") == 1
 
 
 def test_falls_back_with_one_warning_where_vmap_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,8 +146,3 @@ def test_measuring_leaves_no_trace() -> None:
     sim.step()
     assert torch.equal(state, torch.get_rng_state())
     assert_same(everything(sim), everything(simulation("ditto", "batch_norm", sim.engine.name, rounds=1)))
-
-
-def test_unknown_engines_name_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="vectorized"):
-        make_engine("vectorised")

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from methods.settings import NAMES
 from methods.small import (
     TRAIN,
-    assert_close,
     assert_same,
     everything,
     federation,
@@ -255,7 +254,7 @@ def test_a_worker_whose_machine_lacks_it_says_so(monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_machine_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: False)
-    with pytest.raises(ConfigError, match=r"engine\.precision=bfloat16 needs a processor.*precision=float32"):
+    with pytest.raises(ConfigError, match=r"engine\.precision=bfloat16 needs a processor"):
         make_engine("vectorized", precision="bfloat16")
     with pytest.raises(ConfigError, match=r"tf32 is a way in which GPUs multiply.*engine\.device is cpu"):
         make_engine("vectorized", precision="tf32")
@@ -339,16 +338,6 @@ def test_auto_takes_what_it_measured_and_says_so(
     assert_same(everything(resumed), everything(same))
 
 
-@pytest.mark.usefixtures("has_bfloat16")
-def test_the_automatic_engine_chooses_in_a_precision_that_is_given(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="tailorfl"):
-        sim = simulation("fedavg", "mlp", make_engine("auto", precision="bfloat16"), rounds=1)
-    assert sim.engine.name in ("sequential, bfloat16", "vectorized, bfloat16")
-    assert not caplog.records
-    same = simulation("fedavg", "mlp", half(sim.engine.name.partition(", ")[0]), rounds=1)
-    assert_same(everything(sim), everything(same))
-
-
 class Undecided(nn.Module):
     """Looks at a number to decide what to compute, which `vmap` cannot follow."""
 
@@ -372,15 +361,3 @@ def test_precisions_are_measured_where_only_the_loop_runs(monkeypatch: pytest.Mo
     sim = Simulation(make_method("fedavg"), federation(), Model(Undecided), TRAIN, engine=engine)
     sim.step()
     assert sim.engine.name == "sequential, bfloat16"
-
-
-def test_accuracy_bounds_of_logits() -> None:
-    """Outputs on samples are those of float32 within what bfloat16 can hold."""
-    sim = simulation("fedavg", "cnn2", rounds=1)
-    (_, models), *_ = sim.personal_models(range(5))
-    asked = Inference(sim.model, models, sim.federation.source, torch.arange(20))
-    exact = torch.stack(Sequential(HOST).predict(asked))
-    for kind in KINDS:
-        found = torch.stack(half(kind).predict(asked))
-        assert_close({"y": found}, {"y": exact}, atol=8 * UNIT * float(exact.abs().max()), rtol=0)
-        assert not torch.equal(found, exact)

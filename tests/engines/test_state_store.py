@@ -45,24 +45,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return None if request.param == "memory" else tmp_path / "states"
 
 
-def test_a_client_that_never_trained_has_the_shared_start(folder):
-    store = StateStore(start_state(), folder)
-    got = store.get([4, 17, 4])
-    assert got.batch_size == torch.Size([3])
-    assert all(equal(got[k], start_state()) for k in range(3))
-    assert len(store) == 0
-    assert store.clients == ()
-
-
-def test_what_is_put_is_what_is_got_in_any_order(folder):
-    store = StateStore(start_state(), folder)
-    store.put([5, 900, 2], states_of([5, 900, 2]))
-    got = store.get([2, 31, 5, 900])
-    for k, i in enumerate([2, None, 5, 900]):
-        assert equal(got[k], start_state() if i is None else states_of([i])[0])
-    assert store.clients == (2, 5, 900)
-
-
 def test_writing_to_what_was_got_or_put_does_not_reach_the_store(folder):
     start = start_state()
     store = StateStore(start, folder)
@@ -76,17 +58,6 @@ def test_writing_to_what_was_got_or_put_does_not_reach_the_store(folder):
     assert equal(store.get([1])[0], states_of([1])[0])
     assert equal(store.get([8])[0], start_state())
     assert equal(start, start_state())
-
-
-def test_clients_that_are_not_put_stay_bit_identical_while_the_store_grows(folder):
-    store = StateStore(start_state(), folder)
-    store.put([3], states_of([3]))
-    for number in range(10, 60):
-        store.put([number, number + 1000], states_of([number, number + 1000]))
-        assert equal(store.get([3])[0], states_of([3])[0])
-        assert equal(store.get([4])[0], start_state())
-    assert len(store) == 101
-    assert equal(store.get([1042])[0], states_of([1042])[0])
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -121,24 +92,6 @@ def test_a_dump_loads_into_any_kind_of_store(folder, tmp_path):
         assert again.clients == (1, 2, 3, 9)
         again.put([50], states_of([50]))
         assert equal(again.get([50, 9])[1], store.get([9])[0])
-
-
-def test_a_dump_in_memory_does_not_change_with_the_store():
-    store = StateStore(start_state())
-    store.put([1, 2], states_of([1, 2]))
-    saved = store.dump()
-    store.put([1, 3], states_of([1, 3], round=5))
-    again = StateStore(start_state())
-    again.load(saved)
-    assert equal(again.get([1, 2])[0], states_of([1])[0])
-    assert again.clients == (1, 2)
-
-
-def test_an_untouched_store_dumps_and_loads():
-    saved = StateStore(start_state()).dump()
-    again = StateStore(start_state())
-    again.load(saved)
-    assert equal(again.get([0])[0], start_state())
 
 
 def test_methods_without_private_state_store_nothing(folder):

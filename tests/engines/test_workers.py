@@ -126,16 +126,6 @@ def test_clients_with_different_architectures() -> None:
     assert_same(*found)
 
 
-def test_a_checkpoint_goes_on_with_any_number_of_workers() -> None:
-    whole, first = run("ditto", "sequential", 1, rounds=4), run("ditto", "sequential", 2, rounds=2)
-    for number in (1, 3):
-        resumed = run("ditto", "sequential", number, rounds=0)
-        resumed.load(*first.dump())
-        for _ in range(2):
-            resumed.step()
-        assert_same(outcome(whole), outcome(resumed))
-
-
 # -- the automatic engine -----------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from methods.settings import make
-from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, model
+from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, federation, model
 from rounds.helpers import ASSIGNMENT, MODELS, dumped, stepped, two_architectures
 from tailorfl.core.method import methods
 from tailorfl.engines.auto import Auto
@@ -20,7 +20,6 @@ from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
-from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.groups import assign_by_size
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import check, make_federation, make_simulation
@@ -41,21 +40,6 @@ def run(name: str, engine: str = "sequential", rounds: int = 3, **settings: Any)
 def test_engines_agree(name: str) -> None:
     a, b = (dumped(run(name, engine, fraction=0.6)) for engine in ("sequential", "vectorized"))
     assert_close(a, b)
-
-
-@pytest.mark.parametrize("name", ABLE)
-def test_resumed_equals_uninterrupted(name: str) -> None:
-    whole, first, second = (
-        run(name, fraction=0.6),
-        run(name, rounds=1, fraction=0.6),
-        run(name, rounds=0, fraction=0.6),
-    )
-    tensors, facts = first.dump()
-    second.load({p: t.clone() for p, t in tensors.items()}, facts)
-    for _ in range(2):
-        second.step()
-    assert_same(dumped(whole), dumped(second))
-    assert whole.traffic == second.traffic
 
 
 @pytest.mark.parametrize("name", ABLE)
@@ -212,19 +196,3 @@ def test_an_experiment_is_refused_before_its_first_job_where_one_method_cannot_r
         check(load(settings))
     with pytest.raises(ConfigError, match="FedDF needs a public set"):
         check(load({"methods": ["fedavg", "feddf"]}))
-
-
-def test_an_experiment_with_two_architectures(tmp_path: Any) -> None:
-    config = load(
-        {
-            "data": {"name": "digits", "clients": 4, "public": "digits", "public_samples": 40},
-            "model": {"name": "logistic", "larger": [{"name": "mlp", "hidden": [16]}]},
-            "methods": ["local", {"name": "feddf", "distil": {"steps": 5}}],
-            "rounds": 2,
-            "seeds": 1,
-        }
-    )
-    result = run_experiment(config, tmp_path / "out")
-    assert set(result.table.index) == {"local", "feddf"}
-    resumed = run_experiment(config, tmp_path / "out", way="resume")
-    assert resumed.table.equals(result.table)

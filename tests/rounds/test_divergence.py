@@ -85,18 +85,6 @@ def test_one_bad_number_anywhere_marks_its_client_alone(bad: float, place: tuple
     assert alone == [True, False, True]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_the_accepted_are_weighted_among_themselves(engine: str) -> None:
-    """The server's mean is that of a federation without the rejected client."""
-    sim = simulation("fedavg", "cnn2", engine, data=replaced(federation(), BAD, exploding))
-    ids = tuple(REST)
-    (theta,) = sim.run(ids, sim.states.get(ids), sim.server["w"], lambda c, s, r: (c.fit(r),))
-    sim.step()
-    share = torch.tensor([SIZES[i] for i in ids], dtype=torch.float32)
-    expected = {n: torch.tensordot(share / share.sum(), t, dims=1) for n, t in theta.items()}
-    assert_close(dict(sim.server["w"].items()), expected)
-
-
 @pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",)))
 def test_when_all_diverge_the_round_fails_and_changes_nothing(name: str, engine: str) -> None:
     data = federation()

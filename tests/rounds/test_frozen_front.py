@@ -25,7 +25,6 @@ from tailorfl.rounds.frozen_front import Featured, FeatureSettings, FeatureTable
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.system import MaliciousConfig, SystemConfig
 from tailorfl.training.cohort import TrainConfig
-from tailorfl.training.sample_privacy import SampleDP
 
 OFF, AUTO = FeatureSettings("off"), FeatureSettings("auto")
 EVERYWHERE = Protocol(("val", "local", "global", "heldout", "shifted"), adapt_steps=(0, 1))
@@ -188,38 +187,12 @@ def test_of_a_transformer_whose_last_layer_has_lora(texts: Federation, method: s
     assert apart(whole, outcome(sim, protocol=protocol)) < 1e-9
 
 
-def test_private_gradients_are_those_of_the_whole_network(images: Federation) -> None:
-    train = {"dp": SampleDP(clip=1.0, noise=0.5, sampling="shuffle"), "epochs": 1, "steps": None}
-    one, other = (
-        simulation(images, head_only(), "fedavg", features, engine, train=train)
-        for features, engine in ((OFF, "sequential"), (AUTO, "vectorized"))
-    )
-    assert other.features is not None
-    assert apart(outcome(one), outcome(other)) < 1e-9
-    assert one.ledger.dump() == other.ledger.dump()
-
-
 def test_clients_that_train_on_flipped_labels_see_the_same_features(images: Federation) -> None:
     system = SystemConfig(malicious=MaliciousConfig(kind="label_flip", clients=(1,)))
     one, other = (
         simulation(images, head_only(), "fedavg", features, system=system) for features in (OFF, AUTO)
     )
     assert apart(outcome(one), outcome(other)) < 1e-9
-
-
-@pytest.mark.parametrize("engine", ["sequential", pytest.param("vectorized", marks=pytest.mark.slow)])
-def test_a_resumed_run_has_the_same_bits(images: Federation, engine: str) -> None:
-    whole = simulation(images, top_adapters(), "perada", AUTO, engine, DISTILLING)
-    expected = outcome(whole, 3)
-    begun = simulation(images, top_adapters(), "perada", AUTO, engine, DISTILLING)
-    for _ in range(2):
-        begun.step()
-    tensors, facts = begun.dump()
-    # Of another federation object, so that nothing is shared.
-    resumed = simulation(replace(images), top_adapters(), "perada", AUTO, engine, DISTILLING)
-    resumed.load(tensors, facts)
-    found = outcome(resumed, 1)
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_workers_and_files_have_the_same_bits(images: Federation, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.update import Optimizer
 
 ENGINES = ("sequential", "vectorized", "auto")
+FLOATS = {False: torch.float32, True: torch.float64}
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -64,111 +65,42 @@ def whole(sim: Simulation) -> int:
     return len(list(sim.personal_models(range(4))))
 
 
-class OneModel(Mine):
-    def local(self, client, state, received):
-        return client.fit(received)
+def mine(base: type[Method] = Mine, **members: Any) -> Method:
+    """`Mine` with other members; of a function for `local` the class and what it returns differ only."""
+    return type("Other", (base,), members)()
 
 
-class NoSuchKey(Mine):
-    def local(self, client, state, received):
-        return state, client.fit(received["theta"])
+def writes_tensors(self, client, state, received):
+    for tensor in tree.tensors(received).values():
+        tensor += 1.0
+    return state, received
 
 
-class Decides(Mine):
-    def local(self, client, state, received):
-        if client.samples > 30:
-            return state, received
-        return state, client.fit(received)
+def writes_entries(self, client, state, received):
+    received["head.bias"] = received["head.bias"] + 1.0
+    return state, received
 
 
-class TakesOut(Mine):
-    def local(self, client, state, received):
-        return state, client.fit(received) * float(client.samples)
+def writes_state(self, client, state, received):
+    state["head.bias"].mul_(2.0)
+    return state, received
 
 
-class WritesTensors(Mine):
-    def local(self, client, state, received):
-        for tensor in tree.tensors(received).values():
-            tensor += 1.0
-        return state, received
+def fails(self, client, state, received):
+    raise ValueError("no such luck")
 
 
-class WritesEntries(Mine):
-    def local(self, client, state, received):
-        received["head.bias"] = received["head.bias"] + 1.0
-        return state, received
+def decides(self, client, state, received):
+    return (state, received) if client.samples > 30 else (state, client.fit(received))
 
 
-class WritesState(Mine):
-    def local(self, client, state, received):
-        state["head.bias"].mul_(2.0)
-        return state, received
+def with_more(of):
+    """A `local` that sends something beside what it received, by the client."""
+    return lambda self, client, state, received: (state, TensorDict({**received, **of(client)}))
 
 
-class ClosesOver(Mine):
-    def local(self, client, state, received):
-        return state, client.fit(received, direction=lambda w, grad: grad(w) + (w - state) * 0.1)
-
-
-class TermClosesOver(Mine):
-    def local(self, client, state, received):
-        bias = state["head.bias"]
-        return state, client.fit(received, term=Term(lambda seen: (seen.outputs - bias).square().mean()))
-
-
-class Extra(Mine):
-    def personal(self, client, state, received):
-        return tree.merge(state, TensorDict({"alpha": torch.tensor(0.5)}))
-
-
-class Half(Mine):
-    def personal(self, client, state, received):
-        return state.select("head.bias")
-
-
-class OtherShape(Mine):
-    """What is sent depends on who runs together."""
-
-    def local(self, client, state, received):
-        return state, TensorDict({**received, "seen": torch.ones(client.most_steps())})
-
-
-class OtherDtype(Mine):
-    def local(self, client, state, received):
-        kind = torch.float64 if client.most_steps() > 3 else torch.float32
-        return state, TensorDict({**received, "seen": torch.ones(2, dtype=kind)})
-
-
-class OtherNames(Mine):
-    def local(self, client, state, received):
-        more = {"seen": torch.ones(2)} if client.most_steps() > 3 else {}
-        return state, TensorDict({**received, **more})
-
-
-class StateGrows(Mine):
-    def local(self, client, state, received):
-        return TensorDict({n: torch.stack([t, t]) for n, t in state.items()}), received
-
-
-class StateForgets(Mine):
-    def local(self, client, state, received):
-        return state.select("head.bias"), received
-
-
-class StateDoubles(Mine):
-    def local(self, client, state, received):
-        return TensorDict({n: t.double() for n, t in state.items()}), received
-
-
-class Grows(Mine):
-    def local(self, client, state, received):
-        return state, TensorDict({**client.fit(received), "seen": torch.ones(client.round + 1)})
-
-
-class Doubles(Mine):
-    def local(self, client, state, received):
-        kind = torch.float64 if client.round else torch.float32
-        return state, TensorDict({**client.fit(received), "seen": torch.ones(2, dtype=kind)})
+def trained_with_more(of):
+    return lambda self, client, state, received: (state, TensorDict({**client.fit(received), **of(client)}))
 
 
 class Forgets(Mine):
@@ -223,16 +155,14 @@ def fine(seen):
     return seen.mean(seen.outputs.square().sum(1))
 
 
-class SetsItself(Mine):
-    def local(self, client, state, received):
-        self.seen = received
-        return state, client.fit(received)
+def sets_itself(self, client, state, received):
+    self.seen = received
+    return state, client.fit(received)
 
 
-class ServerSetsItself(Mine):
-    def aggregate(self, server, replies):
-        self.last = server
-        return super().aggregate(server, replies)
+def server_sets_itself(self, server, replies):
+    self.last = server
+    return FedAvg.aggregate(self, server, replies)
 
 
 class NoAggregate(Method):
@@ -267,56 +197,39 @@ def means(self, server, replies):
     return TensorDict({**server, "w": replies.mean()})
 
 
-class Deeper(Mine):
-    """Replies with a model inside a group, so that the next round receives one."""
-
-    def local(self, client, state, received):
-        return state, TensorDict({"model": client.fit(received)})
-
-    aggregate = means
-
-
-class OneNumber(Mine):
-    def local(self, client, state, received):
-        return state, TensorDict({"value": client.loss(received)})
-
-    aggregate = means
-
-
-class OneTensor(Mine):
-    def local(self, client, state, received):
-        return state, client.fit(received).select("head.bias")
-
-    aggregate = means
-
-
-class Fails(Mine):
-    def local(self, client, state, received):
-        raise ValueError("no such luck")
-
-
 @engines
 @pytest.mark.parametrize(
-    ("method", "stage", "words"),
+    ("members", "words"),
     [
-        (OneModel, "local", ["returned one TensorDict", "(new private state, reply)"]),
-        (NoSuchKey, "local", ["there is no", "theta", "received has head.weight, head.bias"]),
-        (WritesTensors, "local", ["written to", "a = a + b"]),
-        (WritesEntries, "local", ["`received` was written to", "a = a + b"]),
-        (WritesState, "local", ["`state` was written to"]),
-        (Extra, "personal", ["has alpha, which the model does not"]),
-        (Half, "personal", ["lacks head.weight"]),
-        (Fails, "local", ["ValueError: no such luck"]),
-        (StateGrows, "local", ["private state has head.weight of shape [2, 10, 64] and not [10, 64]"]),
-        (StateForgets, "local", ["private state lacks head.weight"]),
-        (StateDoubles, "local", ["has head.weight of torch.float64 and not torch.float32"]),
+        ({"local": lambda self, c, s, r: c.fit(r)}, ["returned one TensorDict"]),
+        (
+            {"local": lambda self, c, s, r: (s, c.fit(r["theta"]))},
+            ["theta", "received has head.weight, head.bias"],
+        ),
+        ({"local": writes_tensors}, ["written to", "a = a + b"]),
+        ({"local": writes_entries}, ["`received` was written to"]),
+        ({"local": writes_state}, ["`state` was written to"]),
+        (
+            {"personal": lambda self, c, s, r: tree.merge(s, TensorDict({"alpha": torch.tensor(0.5)}))},
+            ["has alpha, which the model does not"],
+        ),
+        ({"personal": lambda self, c, s, r: s.select("head.bias")}, ["lacks head.weight"]),
+        ({"local": fails}, ["ValueError: no such luck"]),
+        (
+            {"local": lambda self, c, s, r: (TensorDict({n: torch.stack([t, t]) for n, t in s.items()}), r)},
+            ["private state has head.weight of shape [2, 10, 64] and not [10, 64]"],
+        ),
+        ({"local": lambda self, c, s, r: (s.select("head.bias"), r)}, ["private state lacks head.weight"]),
+        (
+            {"local": lambda self, c, s, r: (TensorDict({n: t.double() for n, t in s.items()}), r)},
+            ["has head.weight of torch.float64 and not torch.float32"],
+        ),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_mistake_is_named_with_method_client_round_and_stage(
-    engine: str, method: type[Method], stage: str, words: list[str], federation: Any
+    engine: str, members: dict[str, Any], words: list[str], federation: Any
 ) -> None:
-    said = told(method(), federation, engine)
+    said, (stage,) = told(mine(**members), federation, engine), members
     assert said.startswith(f"Mine, '{stage}' of ")
     assert "client" in said
     assert ("round 1" if stage == "local" else "round 2") in said  # models are deployed before the next round
@@ -325,18 +238,26 @@ def test_a_mistake_is_named_with_method_client_round_and_stage(
 
 @engines
 @pytest.mark.parametrize(
-    ("method", "call", "entries", "lacking"),
+    ("reply", "call", "entries", "lacking"),
     [
-        (Deeper, "client.fit", "model/head.weight, model/head.bias", "head.weight, head.bias"),
-        (OneNumber, "client.loss", "value", "head.weight, head.bias"),
-        (OneTensor, "client.fit", "head.bias", "head.weight"),
+        (
+            lambda c, r: TensorDict({"model": c.fit(r)}),
+            "client.fit",
+            "model/head.weight, model/head.bias",
+            "head.weight, head.bias",
+        ),
+        (lambda c, r: TensorDict({"value": c.loss(r)}), "client.loss", "value", "head.weight, head.bias"),
+        (lambda c, r: c.fit(r).select("head.bias"), "client.fit", "head.bias", "head.weight"),
     ],
 )
 def test_what_is_no_model_is_named_where_a_model_is_wanted(
-    engine: str, method: type[Method], call: str, entries: str, lacking: str, federation: Any
+    engine: str, reply: Any, call: str, entries: str, lacking: str, federation: Any
 ) -> None:
     """A reply of another structure than the broadcast shows a round later, at the clients."""
-    sim = simulation(method(), federation, engine)
+    method = mine(
+        local=lambda self, client, state, received: (state, reply(client, received)), aggregate=means
+    )
+    sim = simulation(method, federation, engine)
     sim.step()
     with pytest.raises(ClientError) as caught:
         sim.step()
@@ -346,13 +267,15 @@ def test_what_is_no_model_is_named_where_a_model_is_wanted(
 
 
 @engines
-@pytest.mark.parametrize(("method", "name"), [(SetsItself, "seen"), (ServerSetsItself, "last")])
+@pytest.mark.parametrize(
+    ("members", "name"), [({"local": sets_itself}, "seen"), ({"aggregate": server_sets_itself}, "last")]
+)
 def test_a_method_does_not_set_its_own_attributes(
-    engine: str, method: type[Method], name: str, federation: Any
+    engine: str, members: dict[str, Any], name: str, federation: Any
 ) -> None:
     with pytest.raises(ClientError) as caught:
-        simulation(method(), federation, engine).step()
-    assert f"{method.__name__}: self.{name} cannot be set" in str(caught.value)
+        simulation(mine(**members), federation, engine).step()
+    assert f"Other: self.{name} cannot be set" in str(caught.value)
     assert "client_state()" in str(caught.value)
 
 
@@ -369,12 +292,16 @@ def test_replies_of_which_nothing_is_made_are_refused(federation: Any) -> None:
 
 @pytest.mark.parametrize("engine", ["vectorized", "auto"])
 @pytest.mark.parametrize(
-    ("method", "mend"), [(Decides, "torch.where"), (TakesOut, "calculate with the tensor")]
+    ("local", "mend"),
+    [
+        (decides, "torch.where"),
+        (lambda self, c, s, r: (s, c.fit(r) * float(c.samples)), "calculate with the tensor"),
+    ],
 )
 def test_conditions_on_values_are_no_reason_for_the_slow_engine(
-    engine: str, method: type[Method], mend: str, federation: Any
+    engine: str, local: Any, mend: str, federation: Any
 ) -> None:
-    assert mend in told(method(), federation, engine)
+    assert mend in told(mine(local=local), federation, engine)
 
 
 @engines
@@ -405,40 +332,44 @@ def parted_simulation(method: Method, federation: Any, engine: str) -> Simulatio
 
 @parted
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("more", "words"),
     [
-        (OtherShape, "has seen of shape ["),
-        (OtherDtype, "has seen of torch.float"),
-        (OtherNames, " seen"),
+        (lambda c: {"seen": torch.ones(c.most_steps())}, "has seen of shape ["),
+        (lambda c: {"seen": torch.ones(2, dtype=FLOATS[c.most_steps() > 3])}, "has seen of torch.float"),
+        (lambda c: {"seen": torch.ones(2)} if c.most_steps() > 3 else {}, " seen"),
     ],
 )
 def test_replies_that_differ_between_clients_are_named(
-    engine: str, method: type[Method], words: str, unequal: Any, monkeypatch: pytest.MonkeyPatch
+    engine: str, more: Any, words: str, unequal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailorfl.engines.sequential.PIECE_BYTES", 0)  # no two clients run together
     with pytest.raises(ClientError) as caught:
-        parted_simulation(method(), unequal, engine).step()
+        parted_simulation(mine(local=with_more(more)), unequal, engine).step()
     said = str(caught.value)
     assert said.startswith("Mine, 'local' of client ")
-    assert "round 1: what it returned" in said
+    assert "round 1" in said
     assert words in said
-    assert "unlike what client" in said
-    assert "same names, shapes and dtypes" in said
 
 
 @parted
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (Grows, ["'local' of one of the clients", "has seen of shape [2] and not [1]"]),
-        (Doubles, ["'local' of one of the clients", "has seen of torch.float64 and not torch.float32"]),
-        (Forgets, ["'aggregate' of round 2", "lack head.bias, which earlier ones had"]),
+        (
+            mine(local=trained_with_more(lambda c: {"seen": torch.ones(c.round + 1)})),
+            ["'local' of one of the clients", "has seen of shape [2] and not [1]"],
+        ),
+        (
+            mine(local=trained_with_more(lambda c: {"seen": torch.ones(2, dtype=FLOATS[c.round > 0])})),
+            ["'local' of one of the clients", "has seen of torch.float64 and not torch.float32"],
+        ),
+        (Forgets(), ["'aggregate' of round 2", "lack head.bias, which earlier ones had"]),
     ],
 )
 def test_replies_that_differ_between_rounds_are_named(
-    engine: str, method: type[Method], words: list[str], federation: Any
+    engine: str, method: Method, words: list[str], federation: Any
 ) -> None:
-    sim = parted_simulation(method(), federation, engine)
+    sim = parted_simulation(method, federation, engine)
     sim.step()
     before = {path: t.clone() for path, t in tree.leaves(sim.server)}
     with pytest.raises(ClientError) as caught:

@@ -11,13 +11,7 @@ from torch.nn import functional as F
 
 import tailorfl.core.method as registry
 from methods.small import (
-    SIZES,
-    TRAIN,
-    assert_close,
-    assert_same,
-    everything,
     federation,
-    personal,
     simulation,
 )
 from tailorfl.core.client import Client
@@ -77,16 +71,6 @@ class Table(Method):
         return model
 
 
-@pytest.mark.parametrize("model_name", ["mlp", "batch_norm", "dropout"])
-@pytest.mark.parametrize("chunk", [None, 2])
-def test_engines_agree_on_payloads_of_ones_own(model_name: str, chunk: int | None) -> None:
-    a = simulation(Table(), model_name, rounds=3, fraction=0.6)
-    b = simulation(Table(), model_name, "vectorized", chunk=chunk, rounds=3, fraction=0.6)
-    assert_close(everything(a), everything(b))
-    assert_close(personal(a), personal(b))
-    assert len(set(a.states.get(range(5))["gain"].tolist())) > 2
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_each_client_gets_its_own_payload(engine: str) -> None:
     """With nothing in common (share 1) the table is local training from one's own last model.
@@ -125,27 +109,9 @@ def test_losses_are_means_over_the_part_in_evaluation_mode(engine: str, part: st
         )
 
 
-def test_own_payloads_are_counted_one_by_one() -> None:
-    sim = simulation(Table(), rounds=1, fraction=0.6)
-    d = sim.model.scalars
-    assert sim.traffic.down_unicast == sim.traffic.down_multicast == 3 * d
-    assert sim.traffic.up == 3 * (d + 1)
-
-
 def test_a_registered_method_is_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", registry.methods())
     registry.register(Table)
     assert make_method("table_of_a_test", {"share": 0.25}) == Table(share=0.25)
     with pytest.raises(ConfigError, match="share"):
         make_method("table_of_a_test", {"shar": 0.25})
-
-
-def test_checkpoints_hold_nested_states() -> None:
-    whole = simulation(Table(), rounds=3, fraction=0.6)
-    first = simulation(Table(), rounds=1, fraction=0.6)
-    second = simulation(Table(), fraction=0.6, train=TRAIN)
-    second.load(*first.dump())
-    for _ in range(2):
-        second.step()
-    assert_same(everything(whole), everything(second))
-    assert len(SIZES) == 5

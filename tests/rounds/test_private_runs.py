@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from methods.settings import NAMES, make, one_of
 from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, simulation
@@ -96,13 +95,6 @@ def test_a_held_out_client_counts_once_with_its_longest_adaptation(order: tuple[
     assert sim.ledger.entries(NEWCOMER) == ((0.8, NOISE, 4),)
 
 
-def test_a_model_that_needs_no_data_costs_nothing() -> None:
-    sim = private("fedavg", rounds=1)
-    before = sim.ledger.dump()
-    look(sim, 0, 4)
-    assert sim.ledger.dump() == before
-
-
 def test_measuring_an_engine_is_not_in_the_ledger() -> None:
     """The first round is run several times with a limit, and that is thrown away."""
     by_auto, by_loop = private("ditto", Auto(), rounds=1), private("ditto", "sequential", rounds=1)
@@ -181,14 +173,6 @@ def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one(name: str, tmp_pat
     assert resumed.ledger == whole.ledger
 
 
-def test_a_checkpoint_without_privacy_says_nothing_of_it() -> None:
-    sim = simulation("ditto", rounds=1)
-    assert set(sim.dump()[1]) == {"round", "engine", "traffic", "gradients", "turns"}
-    used = private("ditto", rounds=1)
-    used.load(*sim.dump())
-    assert not used.ledger
-
-
 def test_pooled_data_are_those_of_one_client() -> None:
     sim = private("centralized", rounds=2)
     n = sum(SIZES)
@@ -235,12 +219,3 @@ def test_batch_norm_of_a_frozen_backbone_is_no_obstacle(trainable: str) -> None:
         return
     sim.step()
     assert sim.ledger == planned_ledger(sim, 1)
-
-
-def test_planning_does_not_train() -> None:
-    sim = private("ditto")
-    before: dict[str, Tensor] = {n: t.clone() for n, t in sim.server.items()}
-    planned_ledger(sim, 5, 3)
-    assert sim.round == 0
-    assert not sim.states.clients
-    assert all(torch.equal(t, sim.server[n]) for n, t in before.items())

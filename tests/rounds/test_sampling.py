@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from methods.settings import NAMES, make, row
+from methods.settings import NAMES, row
 from methods.small import SIZES, simulation
 from tailorfl.errors import ConfigError
-from tailorfl.rounds.sampling import round_half_up, sample_clients
+from tailorfl.rounds.sampling import sample_clients
 
 ROUNDS = 4000
 N = len(SIZES)
@@ -37,15 +37,6 @@ def test_every_method_sees_the_same_cohorts() -> None:
     assert [simulation("fedavg", fraction=0.4, seed=4).sample(r) for r in range(20)] != expected
 
 
-def test_the_sample_of_a_round_does_not_depend_on_what_was_asked_before() -> None:
-    sim = simulation("fedavg", fraction=0.4)
-    late = sim.sample(7)
-    for r in range(7):
-        sim.sample(r)
-    assert sim.sample(7) == late
-    assert sim.step().clients == sim.sample(0)
-
-
 @pytest.mark.parametrize(("fraction", "size"), [(1.0, 5), (0.5, 3), (0.4, 2), (0.1, 1), (0.01, 1), (0.7, 4)])
 def test_uniform_samples_have_a_fixed_size_without_repetition(fraction: float, size: int) -> None:
     """m = max(1, round(fraction·N)), halves upwards; in rising order."""
@@ -54,10 +45,6 @@ def test_uniform_samples_have_a_fixed_size_without_repetition(fraction: float, s
         ids = sim.sample(r)
         assert len(ids) == len(set(ids)) == size
         assert list(ids) == sorted(ids)
-
-
-def test_halves_are_rounded_upwards() -> None:
-    assert [round_half_up(v) for v in (0.5, 1.5, 2.5, 2.49, 3.0)] == [1, 2, 3, 2, 3]
 
 
 def test_uniform_sampling_is_uniform_over_clients_and_pairs() -> None:
@@ -96,16 +83,6 @@ def test_fractions_outside_0_1_are_refused(sampling: str, fraction: float) -> No
     """Bernoulli sampling of nobody would otherwise repeat for ever."""
     with pytest.raises(ConfigError, match="fraction"):
         simulation("fedavg", fraction=fraction, sampling=sampling)
-
-
-def test_all_participate_but_only_the_sampled_send() -> None:
-    """Everyone who trains from the server's model receives it."""
-    sim = simulation(make("pfedme", participation="all"), fraction=0.4)
-    result = sim.step()
-    d = sim.model.scalars
-    assert len(result.clients) == 2
-    assert (sim.traffic.up, sim.traffic.down_unicast, sim.traffic.down_multicast) == (2 * d, 5 * d, d)
-    assert sim.states.clients == tuple(range(N))
 
 
 def test_a_fraction_of_nearly_nothing_ends_with_one_client_drawn_at_random() -> None:

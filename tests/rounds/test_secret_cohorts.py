@@ -18,8 +18,6 @@ from methods.settings import NAMES, make, row
 from methods.small import (
     SIZES,
     TRAIN,
-    assert_close,
-    assert_same,
     everything,
     federation,
     replaced,
@@ -77,17 +75,6 @@ def test_who_takes_part_is_secret_where_each_is_drawn_by_itself(
         simulation(make("fedavg", weights="uniform"), "logistic", rounds=0, **given).cohort_is_secret
         is secret
     )
-
-
-def test_clients_take_part_as_often_as_stated() -> None:
-    """P(i in S) = q, and P(nobody) = (1 − q)^N; drawing again made it q/(1 − (1−q)^N)."""
-    rounds, q = 4000, 0.2
-    sim = run("fedavg", fraction=q)
-    cohorts = [sim.sample(r) for r in range(rounds)]
-    found = np.array([sum(i in c for c in cohorts) for i in range(N)]) / rounds
-    assert (np.abs(found - q) < 4.5 * math.sqrt(q * (1 - q) / rounds)).all()
-    nobody = sum(not c for c in cohorts) / rounds
-    assert nobody == pytest.approx((1 - q) ** N, abs=4.5 * math.sqrt(0.33 * 0.67 / rounds))
 
 
 @opacus
@@ -167,18 +154,6 @@ def test_a_client_changes_the_server_by_the_clip_over_the_expected_number_whoeve
         assert (apart > 0.5 * 0.2 / (q * N)) == (3 in sampled)
 
 
-def test_the_mean_is_over_the_expected_number() -> None:
-    q = 0.6
-    sim = run("fedavg", ClientDP(math.inf, 0.0), fraction=q)
-    ids = sim.sample(0)
-    start = sim.server["w"].clone()
-    replies = sim.run(ids, sim.states.get(ids), start, sim.local)[1]
-    sim.step()
-    for name, tensor in sim.server["w"].items():
-        updates = (replies[name] - start[name]).sum(0) / (q * N)
-        torch.testing.assert_close(tensor, start[name] + updates, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "mr_mtl"])
 def test_shares_of_clients_are_the_expected_ones(name: str) -> None:
     """|S|/N in a method's mathematics would scale noise with how many took part: it is q instead, also for nobody."""
@@ -202,21 +177,6 @@ def test_shares_of_clients_are_the_expected_ones(name: str) -> None:
 
 
 # -- engines, resuming, records ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "l2gd", "pfedme"])
-def test_engines_agree_and_resumed_runs_go_on_exactly(name: str) -> None:
-    seed = empty_first()
-    whole = run(name, rounds=5, seed=seed)
-    assert_close(
-        everything(whole), everything(run(name, rounds=5, seed=seed, engine="sequential")), atol=1e-4
-    )
-    first, second = run(name, rounds=1, seed=seed), run(name, seed=seed)
-    second.load(*first.dump())
-    for _ in range(4):
-        second.step()
-    assert_same(everything(whole), everything(second))
-    assert whole.ledger == second.ledger
 
 
 def test_all_may_train_where_nobody_is_asked() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from methods.small import BOTH, SIZES, TRAIN, assert_close, assert_same, everything, model, simulation
+from methods.small import BOTH, SIZES, assert_same, everything, model, simulation
 from rounds.helpers import digest, stepped, two_architectures
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.rounds.availability import ByChance, Listed, Wave, make_availability
@@ -173,7 +172,7 @@ def test_a_file_of_intervals_that_cannot_be_used_is_refused(tmp_path: Path) -> N
     file = tmp_path / "there.csv"
     for text, repeat, said in (
         ("client,start,end\n0,5,3\n", None, "interval 5 to 3"),
-        ("client,start,end\n0,5,30\n", 20.0, "ends at most at 20"),
+        ("client,start,end\n0,5,30\n", 20.0, "5 to 30"),
         ("client,start,end\n", None, "no intervals"),
     ):
         file.write_text(text)
@@ -274,10 +273,8 @@ def test_more_are_asked_and_the_first_ones_count() -> None:
 
 # -- whole runs ---------------------------------------------------------------------------------------------------
 
-METHODS = ("fedavg", "ditto", "scaffold", "fedfomo", "l2gd")
 
-
-@pytest.mark.parametrize("name", [*METHODS, "perfed_ckt"])
+@pytest.mark.parametrize("name", ["ditto", "fedfomo", "perfed_ckt"])
 def test_a_simulated_run_resumes_and_is_played_again_to_the_bit(name: str) -> None:
     def begin(**given: Any) -> Simulation:
         many = {"seed": 4, **given}
@@ -296,15 +293,6 @@ def test_a_simulated_run_resumes_and_is_played_again_to_the_bit(name: str) -> No
     rest.load({p: t.clone() for p, t in tensors.items()}, facts)
     assert digest(stepped(rest, 3)) == digest(first)
     assert (rest.traffic, rest.clock) == (first.traffic, first.clock)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_engines_agree_on_who_answers_and_on_what_is_learned(name: str) -> None:
-    a, b = (simulation(name, engine=engine, seed=4, system=FAULTS) for engine in ("sequential", "vectorized"))
-    for _ in range(4):
-        one, two = a.step(), b.step()
-        assert one.trace == two.trace
-    assert_close(everything(a), everything(b))
 
 
 def test_nothing_that_takes_time_or_fails_is_the_plain_run() -> None:
@@ -367,12 +355,3 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_settings_that_do_not_fit_together_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         settings(**given)
-
-
-def test_short_forms() -> None:
-    found: Callable[..., SystemConfig] = settings
-    assert found(speed=40).speed.median == 40
-    assert found(availability="wave").availability.share == 0.5
-    assert not found(trace="x", min_replies=2).is_simulated
-    assert found(dropout=0.1).is_simulated
-    assert TRAIN.dp is None

@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from tailorfl.errors import ConfigError
-from tailorfl.methods.perfed_ckt import towards
 from tailorfl.models.functional import Model
 from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
@@ -20,7 +19,6 @@ from tailorfl.settings.train import TrainSettings
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.plan import Length
-from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import PLAIN, Optimizer
 from training.cohorts import (
     ENGINES,
@@ -90,33 +88,6 @@ def test_fit_is_torch_adamw_over_many_steps(engine, linear, decay):
         steps = batches(cohort, i, epochs=6)
         expected = by_torch(cohort, start, steps, linear=linear, weight_decay=decay)
         assert_states(found[i], expected, **CLOSE)
-
-
-def test_one_client_is_torch_adamw_over_two_hundred_steps():
-    cohort, start = setting(schedule="linear", weight_decay=0.05)
-    found = alone(cohort, 2).fit(start, length=Length(steps=200))
-    steps = batches(cohort, 2, epochs=None, steps=200)
-    assert_states(found, by_torch(cohort, start, steps, linear=True, weight_decay=0.05), **CLOSE)
-
-
-@engines
-def test_the_decay_is_apart_from_the_gradient(engine):
-    """With weight decay in the gradient (Adam), the result is another one."""
-    cohort, start = setting(weight_decay=0.3)
-    found = fit(engine, cohort, start, epochs=3)
-    coupled = by_torch(
-        cohort, start, batches(cohort, 2, epochs=3), optimizer=torch.optim.Adam, weight_decay=0.3
-    )
-    assert not torch.allclose(found["fc1.weight"][2], coupled["fc1.weight"], **CLOSE)
-
-
-@engines
-def test_the_first_step_has_the_size_of_the_rate(engine):
-    """m̂/√ŝ is the sign of the gradient at first, whatever its length."""
-    cohort, start = setting()
-    found = fit(engine, cohort, start, steps=1)
-    way = (found["head.bias"] - start["head.bias"]).abs()
-    torch.testing.assert_close(way, torch.full_like(way, RATE), rtol=1e-3, atol=0.0)
 
 
 @engines
@@ -226,29 +197,6 @@ def test_every_fit_starts_a_fresh_optimizer_and_schedule(engine):
         steps = batches(cohort, i, epochs=None, steps=3)
         halfway = TensorDict(by_torch(cohort, start, steps[:1], linear=True))
         assert_states(found[i], by_torch(cohort, halfway, steps[1:], linear=True), **CLOSE)
-
-
-def test_engines_agree_on_private_gradients_and_a_public_term():
-    public = source(10, seed=7)
-    data = source(sum(SIZES))
-    model = model_of("mlp", data, hidden=(8, 6))
-    targets = torch.rand(10, 3, generator=torch.Generator().manual_seed(3)).softmax(-1)
-    settings = {"optimizer": "adamw", "schedule": "linear", "lr": RATE, "weight_decay": 0.1}
-    for extra in ({"dp": SampleDP(1.0, 0.3, "shuffle")}, {}):
-        cohort = cohort_of(model, data, public=public, **settings, **extra)
-        start = model.init(2)
-        found = [fit(e, cohort, start, epochs=2, term=towards(0.7, targets, 4)) for e in ENGINES.values()]
-        for other in found[1:]:
-            assert_states(other, dict(tree.leaves(found[0])), **CLOSE)
-
-
-@engines
-def test_a_gradient_is_a_gradient_under_every_rule(engine):
-    cohort, start = setting(schedule="linear", weight_decay=0.3)
-    plain = cohort_of(cohort.model, cohort.source)
-    found = run(engine, cohort, lambda c, _, w: c.gradient(w), received=start)
-    expected = run(engine, plain, lambda c, _, w: c.gradient(w), received=start)
-    assert_states(found, dict(tree.leaves(expected)))
 
 
 @engines

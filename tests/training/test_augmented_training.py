@@ -23,7 +23,6 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.plan import Length
-from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Optimizer
 
 SIZES = (7, 1, 12, 5)
@@ -82,31 +81,6 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], **tolerance: float)
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "pfedme", "fedrep", "scaffold", "feddf"])
 def test_every_engine_sees_the_same_images(method: str) -> None:
     assert_close(states(simulation(method)), states(simulation(method, "vectorized")))
-
-
-def test_private_training_too() -> None:
-    private = {"dp": SampleDP(1.0, 0.1, "shuffle"), "optimizer": "adamw", "lr": 1e-3, "schedule": "linear"}
-    found = [states(simulation("ditto", engine, **private)) for engine in ("sequential", "vectorized")]
-    assert_close(*found, rtol=1e-3, atol=1e-4)
-
-
-def test_batch_norm_with_uneven_batches_too() -> None:
-    def run(engine: str) -> dict[str, Tensor]:
-        sim = simulation(engine=engine)
-        net = Model(lambda: build("cnn2", (1, 8, 8), 3, norm="batch"))
-        again = Simulation(
-            sim.method, sim.federation, net, replace(sim.train, lr=0.01), engine=make_engine(engine)
-        )
-        return states(again)
-
-    assert_close(run("sequential"), run("vectorized"), rtol=2e-3, atol=2e-4)
-
-
-def test_augmentation_changes_training_and_repeats_itself() -> None:
-    plain, changed = states(simulation("local", data=federation("none"))), states(simulation("local"))
-    assert not torch.allclose(plain[WEIGHT], changed[WEIGHT])
-    again = states(simulation("local"))
-    assert all(torch.equal(value, again[name]) for name, value in changed.items())
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

@@ -10,11 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from methods.settings import NAMES, make, one_of
-from methods.small import TRAIN, assert_close, assert_same, everything, federation, model, shared, simulation
-from methods.test_fedrod import balanced
-from tailorfl.engines.pool import PooledEngine
-from tailorfl.engines.process_pool import ProcessPool
-from tailorfl.engines.sequential import Sequential
+from methods.small import TRAIN, assert_close, everything, federation, model, shared, simulation
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import train_config
@@ -76,11 +72,6 @@ def test_fedavg_with_it_is_fedrods_generic_model(engine: str, gamma: float) -> N
     assert any(not torch.allclose(t, shared(plain)[n], atol=1e-3) for n, t in shared(a).items())
 
 
-def test_with_equal_class_counts_nothing_changes() -> None:
-    runs = [simulation("fedavg", train=t, data=balanced(), rounds=2) for t in (BALANCED, TRAIN)]
-    assert_close(shared(runs[0]), shared(runs[1]))
-
-
 OWN = ("fedrod", "fedem")
 """Methods whose own loss takes the place of the run's."""
 
@@ -101,27 +92,6 @@ def test_every_method_runs_with_it_and_is_itself_at_gamma_zero(name: str) -> Non
     assert all(torch.isfinite(t.double()).all() for t in one.values())
     moved = any(not torch.allclose(t.double(), plain[n].double(), atol=1e-5) for n, t in one.items())
     assert moved, f"{name} does not see the objective"
-
-
-@pytest.mark.parametrize("name", ["moon", "scaffold", "apfl", "perfed_ckt", "centralized", "fedsam", "ditto"])
-def test_engines_agree_on_it(name: str) -> None:
-    """Terms, directions, several models, public samples, pooled data, batch norm."""
-    for kind in ("mlp", "batch_norm"):
-        a, b = (
-            everything(simulation(make(name), kind, engine, train=BALANCED, rounds=2, fraction=0.6))
-            for engine in ("sequential", "vectorized")
-        )
-        assert_close(a, b, atol=5e-5)
-
-
-def test_workers_have_it_too() -> None:
-    alone = simulation("fedavg", train=BALANCED, rounds=2, engine="sequential")
-    team = ProcessPool(2)
-    try:
-        together = simulation("fedavg", train=BALANCED, rounds=2, engine=PooledEngine(Sequential(), team))
-        assert_same(everything(alone), everything(together))
-    finally:
-        team.close()
 
 
 def test_where_it_does_not_fit_that_is_said() -> None:

@@ -22,7 +22,6 @@ from training.cohorts import (
     model_of,
     run,
     source,
-    spread,
     torch_sgd,
 )
 
@@ -71,23 +70,6 @@ def test_a_last_batch_of_one_sample_is_left_out(engine, sizes):
         assert all(len(x) > 1 for x, _ in steps)
         assert len(steps) == size // 4 + (size % 4 > 1)
         assert_states(found[i], torch_sgd(cohort, i, start, steps, lr=0.02), **LOOSE)
-
-
-@engines
-def test_own_statistics_stay_with_their_client(engine):
-    cohort, start = setting()
-    starts = spread(start, len(SIZES))
-    found = run(engine, cohort, lambda c, state, _: c.fit(state), starts)
-    for i in range(len(SIZES)):
-        assert_states(found[i], torch_sgd(cohort, i, starts[i], batches(cohort, i), lr=0.02), **LOOSE)
-
-
-@engines
-def test_statistics_do_not_depend_on_who_trains_along(engine):
-    cohort, start = setting()
-    together, fewer = fit(engine, cohort, start), fit(engine, cohort.part([2, 0]), start)
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(fewer[n], together[n][[2, 0]], **LOOSE)
 
 
 @engines
@@ -167,26 +149,6 @@ def test_batches_of_one_sample_are_an_error_that_names_the_client():
     cohort, start = setting(batch_size=1)
     with pytest.raises(ClientError, match=r"client 0, round 1, stage 'train'.*more than 1 value per channel"):
         alone(cohort).fit(start)
-
-
-@engines
-def test_evaluation_uses_running_statistics_and_leaves_them_alone(engine):
-    cohort, start = setting()
-    before = start.clone()
-
-    def local(client, _, received):
-        return TensorDict({"loss": client.loss(received)}, batch_size=[])
-
-    found = run(engine, cohort, local, received=start)["loss"]
-    module = cohort.model._factory()
-    module.load_state_dict(dict(start.items()))
-    module.eval()
-    for i, rows in enumerate(cohort.members):
-        x, y = cohort.source.x[rows], cohort.source.y[rows]
-        assert float(found[i]) == pytest.approx(
-            float(nn.functional.cross_entropy(module(x), y).detach()), rel=1e-5
-        )
-    assert all(torch.equal(t, start[n]) for n, t in before.items())
 
 
 @engines

@@ -49,8 +49,7 @@ def test_the_gradient_as_direction_is_plain_training(engine):
     cohort, start = setting(**SETTINGS)
     found = fit(engine, cohort, start, direction=lambda state, grad: grad(state), prox=(0.3, start), repeat=2)
     plain = fit(engine, cohort, start, prox=(0.3, start), repeat=2)
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(found[n], plain[n], rtol=1e-4, atol=1e-6)
+    assert_states(found, dict(plain.items()), rtol=1e-4, atol=1e-6)
 
 
 @engines

@@ -10,7 +10,7 @@ from tailorfl.methods.ascent import sam
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP, private_gradient
-from training.cohorts import ENGINES, FLOAT, SIZES, cohort_of, fit, model_of, run, source
+from training.cohorts import ENGINES, FLOAT, SIZES, assert_states, cohort_of, fit, model_of, run, source
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 FITS = {
@@ -35,8 +35,7 @@ def test_masks_are_equal_across_engines_and_chunk_sizes(name, options):
     reference = fit(ENGINES["sequential"], cohort, start, **options)
     for engine in ENGINES.values():
         found = fit(engine, cohort, start, **options)
-        for n in start.keys():  # noqa: SIM118
-            torch.testing.assert_close(found[n], reference[n], **FLOAT)
+        assert_states(found, dict(reference.items()), **FLOAT)
 
 
 @engines
@@ -47,8 +46,7 @@ def test_masks_are_equal_where_batch_norm_trains_unequal_batches_apart(engine):
         fit(ENGINES["sequential"], cohort, start, epochs=2),
         fit(engine, cohort, start, epochs=2),
     )
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(found[n], reference[n], rtol=2e-3, atol=2e-4)
+    assert_states(found, dict(reference.items()), rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
@@ -57,8 +55,7 @@ def test_private_masks_are_equal_across_engines(noise):
     reference = fit(ENGINES["sequential"], cohort, start)
     for engine in ENGINES.values():
         found = fit(engine, cohort, start)
-        for n in start.keys():  # noqa: SIM118
-            torch.testing.assert_close(found[n], reference[n], rtol=1e-3, atol=1e-5)
+        assert_states(found, dict(reference.items()), rtol=1e-3, atol=1e-5)
 
 
 @engines
@@ -78,8 +75,7 @@ def test_a_fit_by_pieces_has_the_masks_of_the_whole(engine):
         return client.fit(client.fit(w, length=Length(steps=2)), length=Length(steps=3, first=2))
 
     pieces = run(engine, cohort, by_pieces, received=start)
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(pieces[n], whole[n], **FLOAT)
+    assert_states(pieces, dict(whole.items()), **FLOAT)
 
 
 def test_every_step_and_repetition_has_new_masks():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad
 from torch.nn import functional as F
 
 from tailorfl.core.method import make_method
@@ -20,7 +20,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import cohort as cohorts
 from tailorfl.training.cohort import TrainConfig, rows_at_once
 from tailorfl.training.objective import LOSSES, response_losses
-from tailorfl.training.sample_privacy import SampleDP, check_separable, private_gradient
+from tailorfl.training.sample_privacy import check_separable
 
 BATCH, LENGTH, WORDS = 6, 7, 11
 LOSS = LOSSES["generation"]
@@ -56,17 +56,6 @@ def test_it_is_the_mean_over_samples_of_the_mean_over_their_response() -> None:
     assert float(LOSS(outputs(), y, weight)) == pytest.approx((expected[0] + expected[2] + expected[3]) / 3)
 
 
-def test_every_response_counts_the_same_however_long() -> None:
-    """One token against five, all wrong in the same way: the mean over tokens would be another one."""
-    y = torch.full((2, LENGTH), NO_TARGET)
-    y[0, -1], y[1, 2:] = 3, 4
-    logits = torch.zeros(2, LENGTH, WORDS, dtype=torch.float64)
-    logits[0, :, 3] = 5.0
-    alone = response_losses(logits, y)
-    assert float(LOSS(logits, y, None)) == pytest.approx(float(alone.mean()))
-    assert float(LOSS(logits, y, None)) != pytest.approx(float((alone[0] + 5 * alone[1]) / 6))
-
-
 def test_prompt_padding_and_last_output_do_not_enter() -> None:
     y = responses()[1]
     gradient = grad(LOSS)(outputs(), y, None)
@@ -80,34 +69,6 @@ def test_samples_do_not_see_each_other() -> None:
     alone = [grad(LOSS)(o[None], t[None], None)[0] / BATCH for o, t in zip(outputs(), y, strict=True)]
     torch.testing.assert_close(whole, torch.stack(alone))
     check_separable(LOSS, ())
-
-
-def test_clients_at_once_are_clients_one_by_one() -> None:
-    logits = torch.stack([outputs(seed=s) for s in range(4)])
-    y = torch.stack([responses(seed=s)[1] for s in range(4)])
-    weight = (torch.arange(BATCH) < torch.tensor([[6], [1], [0], [4]])).double()
-    together = vmap(grad(LOSS))(logits, y, weight)
-    for i in range(4):
-        torch.testing.assert_close(together[i], grad(LOSS)(logits[i], y[i], weight[i]))
-
-
-def test_private_gradients_clip_every_sample() -> None:
-    """Without noise: the mean of each sample's gradient of the table of a bigram model, cut to norm C."""
-    x, y = responses()
-    table = torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(3))
-
-    def loss_of(values: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None, key: Tensor):
-        return LOSS(values["table"][x], y, weight), {}
-
-    clip, key = 0.4, torch.tensor(0)
-    found, _ = private_gradient(
-        loss_of, {"table": table}, x, y, None, SampleDP(clip, 0.0, "shuffle"), key, key
-    )
-    expected = torch.zeros_like(table)
-    for i in range(BATCH):
-        own = grad(lambda t, i=i: LOSS(t[x[i : i + 1]], y[i : i + 1], None))(table)
-        expected += own * min(1.0, clip / float(own.norm())) / BATCH
-    torch.testing.assert_close(found["table"], expected)
 
 
 class Bigram(nn.Module):
@@ -134,24 +95,6 @@ def federation() -> Federation:
         ("a", "b", "c"),
         3,
     )
-
-
-@pytest.mark.parametrize("dp", [None, SampleDP(0.5, 0.1, "shuffle")])
-def test_engines_train_alike(dp: SampleDP | None) -> None:
-    ends = []
-    for engine in ("sequential", "vectorized"):
-        sim = Simulation(
-            make_method("ditto"),
-            federation(),
-            Model(Bigram),
-            TrainConfig(batch_size=4, lr=0.5, dp=dp),
-            engine=make_engine(engine),
-        )
-        before = sim.server["table.weight"].clone()
-        sim.step()
-        ends.append(sim.server["table.weight"])
-        assert not torch.equal(ends[-1], before)
-    torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-4)
 
 
 def test_a_token_counts_as_wide_as_a_model_makes_it() -> None:

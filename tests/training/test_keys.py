@@ -37,22 +37,6 @@ def test_a_key_does_not_depend_on_the_array_it_is_made_in(shape):
     np.testing.assert_array_equal(words.reshape(24, 5)[11], bits(keys.reshape(-1)[11], 5))
 
 
-def test_arrays_of_keys_and_parts_broadcast_against_each_other():
-    clients, passes = derive(0, np.arange(3, dtype=np.uint64)), np.arange(4, dtype=np.uint64)
-    table = derive(clients[None, :], passes[:, None])
-    assert table.shape == (4, 3)
-    assert int(table[2, 1]) == int(derive(clients[1], 2))
-
-
-def test_more_words_begin_with_the_same_words():
-    key = derive(5, "order")
-    np.testing.assert_array_equal(bits(key, 100)[:13], bits(key, 13))
-
-
-def test_a_chain_of_parts_is_a_key_of_a_key():
-    assert int(derive(3, "a", 2, "b")) == int(derive(derive(derive(3, "a"), 2), "b"))
-
-
 def test_keys_of_different_purposes_rounds_clients_and_seeds_are_all_different():
     ids = np.arange(500, dtype=np.uint64)
     found = [

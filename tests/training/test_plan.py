@@ -76,14 +76,6 @@ def test_steps_cycle_through_the_epochs_of_the_same_key(sizes, batch, steps, min
     np.testing.assert_array_equal(by_steps.steps, np.where(usable, steps, 0))
 
 
-@given(SIZES, BATCH, st.integers(0, 9), st.integers(0, 6), MIN_BATCH)
-def test_first_is_a_suffix_of_the_same_sequence(sizes, batch, first, steps, min_batch):
-    whole = plan_of(sizes, batch, steps=first + steps, min_batch=min_batch)
-    tail = plan_of(sizes, batch, steps=steps, first=first, min_batch=min_batch)
-    for i in range(len(sizes)):
-        assert sequence(tail, i) == sequence(whole, i)[first:]
-
-
 @given(SIZES, BATCH, st.integers(0, 7), MIN_BATCH)
 def test_a_limit_cuts_the_plan_of_every_client_by_itself(sizes, batch, limit, min_batch):
     for length in ({"epochs": 2}, {"steps": 5}):
@@ -148,22 +140,6 @@ def test_clients_without_a_usable_batch_take_no_step(batch):
     lonely = plan_of([1], batch, epochs=3, min_batch=2)
     assert lonely.steps[0] == plan.steps[1]
     assert plan_of([0], batch, steps=5).steps.tolist() == [0]
-
-
-def test_orders_differ_between_passes_clients_and_keys():
-    rows = [np.arange(40, dtype=np.int64)] * 2
-    plan = make_plan(rows, keys_of(rows), 0, epochs=3)
-    orders = {tuple(plan.rows[i, e].tolist()) for i in range(2) for e in range(3)}
-    assert len(orders) == 6
-
-
-def test_every_order_of_three_samples_is_equally_likely():
-    keys = derive(1, np.arange(6000, dtype=np.uint64))
-    plan = make_plan([np.arange(3, dtype=np.int64)] * 6000, keys, 0, epochs=1)
-    _, counts = np.unique(plan.rows[:, 0, :], axis=0, return_counts=True)
-    assert len(counts) == 6
-    # chi square with 5 degrees of freedom: 20.5 is its 99.9 % quantile.
-    assert ((counts - 1000.0) ** 2 / 1000.0).sum() < 20.5
 
 
 @given(SIZES, st.integers(1, 9), st.integers(0, 60), st.integers(1, 30))

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tailorfl.data.source import Source
 from tailorfl.errors import ModelError
-from tailorfl.methods.ascent import sam
-from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP, box_muller, normal, private_gradient
@@ -29,7 +27,6 @@ from training.cohorts import (
     regression,
     run,
     source,
-    spread,
 )
 
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
@@ -67,27 +64,6 @@ def test_every_sample_is_clipped_over_all_parameters_together(clip):
     clipped = whole * (clip / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
     torch.testing.assert_close(torch.cat([found["a"], found["b"][None]]), clipped.mean(0))
     assert float(loss) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_the_gradient_of_one_sample_is_never_longer_than_the_clip():
-    for seed in range(20):
-        values, x, y = samples(1, seed)
-        found, _ = private_gradient(
-            linear_loss, values, x, y, None, SampleDP(0.7, 0.0, "shuffle"), key(0), key(0)
-        )
-        length = float(torch.cat([found["a"], found["b"][None]]).norm())
-        assert length == pytest.approx(min(0.7, float(torch.cat([x[0], y]).norm())), rel=1e-5)
-
-
-def test_one_sample_moves_the_sum_by_the_clip_at_most():
-    """The sensitivity that the noise is scaled to: batches that differ in one sample."""
-    values, x, y = samples(8)
-    dp = SampleDP(0.6, 0.0, "shuffle")
-    found, _ = private_gradient(linear_loss, values, x, y, None, dp, key(0), key(0))
-    fewer = torch.tensor([1.0] * 7 + [0.0])
-    less, _ = private_gradient(linear_loss, values, x, y, fewer, dp, key(0), key(0))
-    moved = torch.cat([8 * found["a"] - 7 * less["a"], (8 * found["b"] - 7 * less["b"])[None]])
-    assert float(moved.norm()) <= 0.6 * (1 + 1e-4)
 
 
 def test_padded_samples_count_neither_in_the_sum_nor_in_its_size():
@@ -153,33 +129,6 @@ def test_normal_numbers_are_functions_of_key_and_number():
     mapped = torch.func.vmap(lambda k: normal(k, 2, shape))(keys)
     assert all(torch.equal(mapped[i], normal(keys[i], 2, shape)) for i in range(4))
     assert normal(key(1), 0, torch.Size(())).shape == ()
-
-
-@engines
-def test_without_noise_and_bound_training_is_not_private_training(engine):
-    settings = {"momentum": 0.5, "weight_decay": 0.01}
-    cohort, start = setting(**settings, dp=SampleDP(math.inf, 0.0, "shuffle"))
-    plain, _ = setting(**settings)
-    for options in ({}, {"direction": sam(0.1)}, {"prox": (0.4, start)}):
-        found, expected = fit(engine, cohort, start, **options), fit(engine, plain, start, **options)
-        for n in start.keys():  # noqa: SIM118
-            torch.testing.assert_close(found[n], expected[n], rtol=1e-4, atol=1e-6)
-
-
-def test_every_engine_adds_the_same_noise():
-    cohort, start = setting(dp=SampleDP(0.5, 1.0, "shuffle"))
-    starts = spread(start, len(SIZES))
-
-    def local(client, state, received):
-        return client.fit(client.fit(state), prox=(0.5, received), purpose="finetune")
-
-    reference = run(ENGINES["sequential"], cohort, local, starts, start)
-    again = run(ENGINES["sequential"], cohort, local, starts, start)
-    assert all(torch.equal(t, again[n]) for n, t in reference.items())
-    for engine in ENGINES.values():
-        found = run(engine, cohort, local, starts, start)
-        for n in start.keys():  # noqa: SIM118
-            torch.testing.assert_close(found[n], reference[n], rtol=1e-3, atol=1e-5)
 
 
 @engines
@@ -262,37 +211,6 @@ def test_two_gradients_of_one_step_never_share_noise():
     assert float((both["a"]["head.weight"] - both["b"]["head.weight"]).abs().min()) > 1e-4
     twice = alone(cohort).fit(zero, direction=lambda s, g: g(s) - g(s), length=Length(steps=1))
     assert float(twice["head.weight"].abs().min()) > 1e-4
-
-
-def test_noise_is_independent_of_batches_and_has_its_size_in_training():
-    """K full-batch steps on flat data add K independent N(0, (ησC/B)²) to every weight."""
-    sizes = (5,) * 40
-    cohort = flat_problem(sizes, dp=SampleDP(2.0, 0.5, "shuffle"), lr=0.1, batch_size=0)
-    start = cohort.model.init(0).apply(torch.zeros_like)
-    found = (
-        fit(ENGINES["vectorized"], cohort, start, steps=25)["head.weight"].flatten()
-        / (0.1 * 0.5 * 2.0 / 5)
-        / 5
-    )
-    assert float(found.mean().abs()) < 0.35
-    assert float(found.var()) == pytest.approx(1.0, abs=0.5)
-
-
-def test_the_gradient_a_client_reports_is_private_too():
-    data = source(4)
-    clean = cohort_of(model_of("logistic", data), data, (4,), dp=SampleDP(1e-3, 0.0, "shuffle"))
-    g = alone(clean).gradient(clean.model.init(0))
-    assert float(tree.norm(g)) <= 1e-3 * (1 + 1e-4)
-
-
-def test_batch_norm_is_refused_unless_it_stays_fixed():
-    data = source(sum(SIZES))
-    model = model_of("mlp", data, hidden=(8,), norm="batch")
-    cohort = cohort_of(model, data, dp=SampleDP(1.0, 1.0, "shuffle"))
-    with pytest.raises(ModelError, match="cannot train batch norm"):
-        alone(cohort).fit(model.init(0))
-    out = alone(cohort).fit(model.init(0), train=("head.weight", "head.bias"))
-    assert int(out["norm1.num_batches_tracked"]) == 0
 
 
 def test_a_loss_that_compares_samples_is_refused():

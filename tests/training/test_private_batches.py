@@ -127,18 +127,6 @@ def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 # -- what comes out ------------------------------------------------------------------------------------------
 
 
-@engines
-def test_engines_agree_on_batches_of_any_size(engine: Any) -> None:
-    """Empty ones included: they are noise."""
-    cohort, start = setting(SampleDP(0.5, 1.0, "poisson"))
-    plan = cohort.plan(tuple(range(len(SIZES))), "train", BATCH, 4, None, 0, 1, True)
-    assert any((plan.count[i, : plan.steps[i]] == 0).any() for i in range(len(SIZES)))
-    reference = fit(ENGINES["sequential"], cohort, start, epochs=4)
-    found = fit(engine, cohort, start, epochs=4)
-    for name in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(found[name], reference[name], rtol=1e-3, atol=1e-5)
-
-
 def noise_of(cohort: Cohort, position: int, step: int, shapes: list[torch.Size]) -> list[Tensor]:
     key = torch.from_numpy(cohort.keys((position,), "train/noise").astype(np.int64))[0] + step
     key = fold_key(fold_key(key, 0), 0)
@@ -297,29 +285,3 @@ def test_passes_of_shuffled_batches_cost_what_gaussian_mechanisms_do(
         epsilon_of([(1.0, math.sqrt(passes) / sigma)], [(1.0, 0.0)], delta), rel=1e-3
     )
     assert epsilon(ledger.entries(0), delta) == pytest.approx(exact, rel=0.02)
-
-
-@opacus
-def test_counted_as_poisson_samples_shuffled_batches_would_claim_what_they_do_not_keep() -> None:
-    """Ten batches, one of which holds the sample; the others' gradients are opposite. By integration on a line.
-
-    The largest of ten numbers, nine of mean −1 and one of mean 1 or, without the sample, 0: a pass tells almost as much
-    of it as if its batch were known, and more than ten Poisson samples with q = 0.1.
-    """
-    batches, sigma, delta = 10, 1.0, 1e-6
-    grid = np.linspace(-14, 20, 200_001)
-
-    def law(mean: float) -> np.ndarray:
-        one, others = norm(mean / sigma), norm(-1 / sigma)
-        below = others.cdf(grid) ** (batches - 1)
-        among = (batches - 1) * others.pdf(grid) * others.cdf(grid) ** (batches - 2)
-        return one.pdf(grid) * below + among * one.cdf(grid)
-
-    def gap(eps: float) -> float:
-        step = grid[1] - grid[0]
-        return float(np.maximum(law(1.0) - math.exp(eps) * law(0.0), 0).sum() * step) - delta
-
-    possible = float(brentq(gap, 0, 40))
-    assert possible == pytest.approx(4.866, abs=5e-3)
-    assert epsilon([(1 / batches, sigma, batches)], delta) < 3.5
-    assert possible < epsilon([(1.0, sigma, 1)], delta) < 4.95

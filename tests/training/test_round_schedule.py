@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from methods.quadratics import CLIENTS, WEIGHT, L, Reference, global_weight, quadratic_simulation
+from methods.quadratics import CLIENTS, L, Reference, global_weight, quadratic_simulation
 from methods.settings import NAMES, make, one_of
-from methods.small import TRAIN, assert_close, everything, personal, shared, simulation
+from methods.small import TRAIN, assert_close, everything, personal, simulation
 from tailorfl.core.method import make_method
-from tailorfl.engines.pool import PooledEngine
-from tailorfl.engines.process_pool import ProcessPool
-from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.runs.build import train_config
 from tailorfl.runs.job import Job
@@ -89,18 +86,6 @@ def test_a_round_with_half_the_rate_is_a_round_of_half_the_rate(name: str) -> No
     assert_close(personal(falling), personal(told), atol=1e-6, rtol=1e-5)
 
 
-def test_the_step_that_theory_gives_fedclup_falls_too() -> None:
-    method = make("fedclup", lam=1.0, lr_rule="deterministic", smoothness=L, weights="uniform")
-    sim, local = quadratic_simulation(method, 2), Reference()
-    sim.train = replace(sim.train, round_schedule=HALVED)
-    w, v = global_weight(sim), np.tile(global_weight(sim), (CLIENTS, 1))
-    for t in range(2):
-        v = np.stack([local.descend(i, v[i], 2, 0.5**t / (1 + L), 1.0, w) for i in range(CLIENTS)])
-        w = v.mean(0)
-        sim.step()
-        np.testing.assert_allclose(sim.states.get(range(CLIENTS))[WEIGHT][:, 0].numpy(), v, atol=2e-5)
-
-
 def test_fedclups_steps_by_theory_want_a_constant_rate() -> None:
     method = make("fedclup", lam=1.0, local_steps="theory", gamma="theory", smoothness=L, convexity=1.0)
     with pytest.raises(ConfigError, match="round_schedule = constant"):
@@ -129,19 +114,6 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_rates_of_its_rounds() -> N
     for sim in (whole, other):
         sim.step()
     assert_close(everything(whole), everything(other), atol=0, rtol=0)
-
-
-def test_workers_have_it_too() -> None:
-    train = replace(TRAIN, round_schedule=HALVED)
-    here, there = (
-        simulation("fedavg", train=train),
-        simulation("fedavg", engine=PooledEngine(Sequential(), ProcessPool(2))),
-    )
-    there.train = train
-    for sim in (here, there):
-        for _ in range(2):
-            sim.step()
-    assert_close(shared(here), shared(there), atol=0, rtol=0)
 
 
 def test_without_a_schedule_settings_are_as_given() -> None:

@@ -105,8 +105,7 @@ def test_several_terms_add_up_and_take_what_they_are_given(engine):
         start,
         term=Term(lambda seen, m: prototypes(seen, m) + 0.3 * seen.mean(seen.outputs[:, 0]), given=(means,)),
     )
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(found[n], joined[n], **CLOSE)
+    assert_states(found, dict(joined.items()), **CLOSE)
 
 
 @engines
@@ -119,8 +118,7 @@ def test_what_a_term_sees_is_the_batch_and_the_runs_loss(engine):
         lambda seen: seen.mean(F.cross_entropy(seen.outputs, seen.y, reduction="none")), replaces=True
     )
     for other in (again, fit(engine, cohort, start, epochs=2, term=by_hand)):
-        for n in start.keys():  # noqa: SIM118
-            torch.testing.assert_close(other[n], plain[n], **CLOSE)
+        assert_states(other, dict(plain.items()), **CLOSE)
 
 
 @engines
@@ -170,8 +168,7 @@ def test_tensors_that_the_model_lacks_train_along(engine, momentum):
 
     found = run(engine, cohort, local, TensorDict(own, batch_size=[CLIENTS]), start)
     plain = fit(engine, cohort, start)
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(found[n], plain[n], **CLOSE)
+    assert_states(found, dict(plain.items()), **CLOSE)
     if momentum:
         return
     for i in range(CLIENTS):
@@ -218,15 +215,6 @@ def test_sums_over_samples_whole_and_by_class(engine):
         torch.testing.assert_close(found["loss"][i], F.cross_entropy(out, y, reduction="sum"), **CLOSE)
 
 
-def test_sums_do_not_depend_on_the_size_of_the_pieces(monkeypatch):
-    cohort, start = setting()
-    whole = alone(cohort, 2).summed(start, lambda seen: seen.outputs, by_class=True)
-    monkeypatch.setattr("tailorfl.training.inference.rows_at_once", lambda *_: 5)
-    torch.testing.assert_close(
-        alone(cohort, 2).summed(start, lambda seen: seen.outputs, by_class=True), whole
-    )
-
-
 @engines
 def test_privacy_clips_the_term_with_the_loss_of_every_sample(engine):
     """Without bound and noise it is plain training; one that mixes samples is refused, and so is a sum."""
@@ -234,8 +222,7 @@ def test_privacy_clips_the_term_with_the_loss_of_every_sample(engine):
     cohort, start = setting(dp=SampleDP(1e9, 0.0, "shuffle"))
     private = fit(engine, cohort, start, term=Term(prototypes, given=(means,)))
     plain = fit(engine, setting()[0], start, term=Term(prototypes, given=(means,)))
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(private[n], plain[n], **CLOSE)
+    assert_states(private, dict(plain.items()), **CLOSE)
     tight = setting(dp=SampleDP(0.01, 0.0, "shuffle"))[0]
     moved = fit(engine, tight, start, term=Term(prototypes, given=(1e3 * means,)), steps=1)
     for i in range(CLIENTS):

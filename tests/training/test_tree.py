@@ -67,38 +67,12 @@ def test_dot_is_an_inner_product_and_ignores_counters():
     assert float(tree.dot(tree.empty(), tree.empty())) == 0.0
 
 
-def test_norm_and_dot_are_one_clients_under_vmap():
-    stack = flat(0, 4)
-    norms = torch.func.vmap(lambda w, b: tree.norm(TensorDict({"w": w, "b": b}, [])))(stack["w"], stack["b"])
-    for i in range(4):
-        assert float(norms[i]) == pytest.approx(float(tree.norm(stack[i])), rel=1e-6)
-
-
 def test_the_weighted_mean_is_the_sum_of_weighted_clients():
     stack, weights = flat(7, 3), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     mean = tree.weighted_mean(stack, weights)
     for name in ("w", "b"):
         torch.testing.assert_close(mean[name], sum(float(a) * stack[name][i] for i, a in enumerate(weights)))
         assert mean[name].dtype == torch.float32
-
-
-def test_the_weighted_mean_does_not_depend_on_the_order_of_clients():
-    stack, weights = flat(7, 5), torch.tensor([0.1, 0.2, 0.3, 0.25, 0.15], dtype=torch.float64)
-    order = torch.tensor([3, 1, 4, 0, 2])
-    a, b = tree.weighted_mean(stack, weights), tree.weighted_mean(stack[order], weights[order])
-    torch.testing.assert_close(a["w"], b["w"])
-
-
-def test_means_of_groups_combine_to_the_mean():
-    """Aggregation is a monoid: averaging group averages, weighted by their shares, is averaging all."""
-    stack, weights = flat(3, 6), torch.tensor([0.1, 0.1, 0.2, 0.15, 0.25, 0.2], dtype=torch.float64)
-    groups, parts, shares = [slice(0, 2), slice(2, 6)], [], []
-    for group in groups:
-        share = weights[group].sum()
-        parts.append(tree.weighted_mean(stack[group], weights[group] / share))
-        shares.append(share)
-    combined = sum(float(s) * p["w"] for s, p in zip(shares, parts, strict=True))
-    torch.testing.assert_close(combined, tree.weighted_mean(stack, weights)["w"])
 
 
 def test_the_weighted_mean_of_equal_clients_is_that_client_and_counters_are_the_first_clients():
