@@ -280,11 +280,11 @@ def test_nobody_left_is_told() -> None:
     away = Listed({0: [(0.0, 50.0)], 1: [(0.0, 3.0)]})
     system = System(sim.buffer.system.settings, away, sim.buffer.system.devices)
     sim.buffer = type(sim.buffer)(system, 0, 5, 2, 5)
-    with pytest.raises(RunError, match="stays at 0"):
+    with pytest.raises(RunError, match="stays at"):
         stepped(sim, 40)
 
 
 def test_nobody_quick_enough_is_told() -> None:
     sim = buffered("fedavg", speed=1.0, deadline=0.5, buffer=2)
-    with pytest.raises(RunError, match="stays at 0"):
+    with pytest.raises(RunError, match="stays at"):
         sim.step()

@@ -141,8 +141,8 @@ def test_a_reply_that_is_not_finite_is_refused_and_played_again() -> None:
     ("line", "said"),
     [
         ("{", "Expecting property name"),
-        ('{"round": 1}', "answers"),
-        ('{"round": 1, "loss/train": 0.3, "clients": [0]}', "answers"),
+        ('{"round": 1}', "sampled"),
+        ('{"round": 1, "loss/train": 0.3, "clients": [0]}', "sampled"),
         ('{"round": 1, "sampled": [0], "answers": [{"client": 0, "fate": "asleep"}]}', "fate"),
         ('{"round": 1, "sampled": [0], "answers": [{"client": 0, "mood": 1}]}', "mood"),
         ('{"round": 1, "sampled": [0], "answers": [{"client": -1}]}', "client"),

@@ -85,8 +85,8 @@ class Component:
 
     def of(self, which: slice | Tensor) -> Component:
         """Return the part of some clients; the trained tensors only lend their names."""
-        moving, others = ({n: t[which] for n, t in tensors.items()} for tensors in (self.moving, self.own))
-        return Component(self.trained, moving, others, self.common, self.given.map(lambda t: t[which]))
+        moving, unshared = ({n: t[which] for n, t in tensors.items()} for tensors in (self.moving, self.own))
+        return Component(self.trained, moving, unshared, self.common, self.given.map(lambda t: t[which]))
 
 
 @dataclass(frozen=True)

@@ -107,16 +107,16 @@ def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
 
 def _cut(counts: Rows, spare: float) -> list[tuple[int, int]]:
     """Return the runs of falling `counts` that pad at most `spare` samples, cut where that saves most."""
-    found = [(0, len(counts))]
-    while sum(int(counts[a]) * (b - a) for a, b in found) - int(counts.sum()) > spare:
-        _, where, at = max(
+    bounds = [(0, len(counts))]
+    while sum(int(counts[a]) * (b - a) for a, b in bounds) - int(counts.sum()) > spare:
+        _, widest, at = max(
             (int(counts[a] - counts[k]) * (b - k), which, k)
-            for which, (a, b) in enumerate(found)
+            for which, (a, b) in enumerate(bounds)
             for k in range(a + 1, b)
         )
-        a, b = found[where]
-        found[where : where + 1] = [(a, at), (at, b)]
-    return found
+        a, b = bounds[widest]
+        bounds[widest : widest + 1] = [(a, at), (at, b)]
+    return bounds
 
 
 def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
