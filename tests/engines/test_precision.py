@@ -245,7 +245,7 @@ def test_workers_have_the_bits_of_one_process() -> None:
 def test_a_worker_whose_machine_lacks_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = pickle.dumps(half("vectorized").place)
     monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: False)
-    with pytest.raises(ConfigError, match="needs a processor that multiplies bfloat16"):
+    with pytest.raises(ConfigError, match="needs instructions"):
         pickle.loads(sent)
 
 
@@ -254,7 +254,7 @@ def test_a_worker_whose_machine_lacks_it_says_so(monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_machine_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: False)
-    with pytest.raises(ConfigError, match=r"engine\.precision=bfloat16 needs a processor"):
+    with pytest.raises(ConfigError, match=r"engine\.precision=bfloat16 needs instructions"):
         make_engine("vectorized", precision="bfloat16")
     with pytest.raises(ConfigError, match=r"tf32 is a way in which GPUs multiply.*engine\.device is cpu"):
         make_engine("vectorized", precision="tf32")
@@ -262,7 +262,7 @@ def test_what_the_machine_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) 
         make_engine("vectorized", precision="bfloat")
     assert make_engine("sequential", precision="auto").precision == "float32"
     # A run that chose it on another machine does not go on in another precision here.
-    with pytest.raises(ConfigError, match="needs a processor"):
+    with pytest.raises(ConfigError, match="needs instructions"):
         Auto(choice="vectorized, bfloat16")
 
 

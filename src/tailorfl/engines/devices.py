@@ -47,9 +47,14 @@ def check_precision(precision: str, device: torch.device) -> None:
             "engine.device=cuda, or take bfloat16, float32 or auto"
         )
     if precision in ("bfloat16", "tf32") and precision not in available(device):
+        named = (
+            torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else f"this processor ({torch.backends.cpu.get_cpu_capability()}, without AVX512_BF16 or AMX)"
+        )
         raise ConfigError(
-            f"engine.precision={precision} needs {_needed(precision, device)}, which {_named(device)} does not "
-            "have; set engine.precision=float32, or auto"
+            f"engine.precision={precision} needs instructions that {named} does not have; set "
+            "engine.precision=float32, or auto"
         )
 
 
@@ -116,20 +121,6 @@ def chosen(seconds: Mapping[str, float]) -> tuple[str, str]:
     if best != "float32" and base >= WORTH * seconds[best]:
         return best, ratios
     return "float32", f"{ratios}, and {WORTH} is asked for"
-
-
-def _needed(precision: str, device: torch.device) -> str:
-    if precision == "tf32":
-        return "a GPU of compute capability 8.0 or later"
-    return (
-        "a GPU that multiplies bfloat16" if device.type == "cuda" else "a processor that multiplies bfloat16"
-    )
-
-
-def _named(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"this one ({torch.backends.cpu.get_cpu_capability()}, without AVX512_BF16 or AMX)"
 
 
 HOST = torch.device("cpu")

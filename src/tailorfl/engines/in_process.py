@@ -56,7 +56,7 @@ class InProcessEngine(ABC):
             part = task.part(positions)
             new, replies, metrics = self.map(part, Stored(store))
             store.stage(part.cohort.ids, new)
-            out.put_updates(positions, replies, metrics, finite_clients(new, replies))
+            out.put(positions, [replies, metrics, {"finite": finite_clients(new, replies)}])
         return out.updates()
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:

@@ -134,9 +134,9 @@ def too_large(cohort: Cohort, device: torch.device) -> MemoryLimitError:
     length = f"{config.epochs:,} epochs" if config.steps is None else f"{config.steps:,} steps"
     return MemoryLimitError(
         f"client {cohort.ids[0]} alone does not fit into the memory of {device} in round {cohort.round + 1} (a model "
-        f"of {cohort.model.scalars:,} trained scalars, {length} of batches of {config.batch_size}, which are planned "
-        "before the first); lower train.batch_size, take fewer steps or epochs a round (train.steps, train.epochs), a "
-        "smaller model or fewer trained layers (model.trainable), or set engine.device to another device"
+        f"of {cohort.model.scalars:,} trained scalars, {length} of batches of {config.batch_size}); lower "
+        "train.batch_size, train.steps or train.epochs, take a smaller model or fewer trained layers "
+        "(model.trainable), or another engine.device"
     )
 
 

@@ -26,7 +26,6 @@ from tailorfl.engines.in_process import InProcessEngine
 from tailorfl.engines.results import CohortUpdates, Parts, Stacked, finite_clients
 from tailorfl.engines.state import StateStore
 from tailorfl.privacy.ledger import PrivacyRecord
-from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 
 WORTH = 2e8
@@ -159,9 +158,7 @@ class PooledEngine:
         watched = WatchedFunction(task)
         while parts and not watched.trained:
             local_part = replace(parts.pop(0), function=watched)
-            out.put(
-                positions.pop(0), [dict(tree.leaves(part)) for part in self._kind.map(local_part, states)]
-            )
+            out.put(positions.pop(0), self._kind.map(local_part, states))
             _note(task.cohort, local_part.cohort.record)
         self._collect(out, positions, parts, states, task, training=False)
         return out.parts()
@@ -196,7 +193,7 @@ class PooledEngine:
         is_only_chunk = len(positions[0]) == len(task.cohort.ids)  # `Stacked` keeps these tensors as they are
         for k, (results, record, new) in self.pool.run(tasks):
             copies = [part.clone() if is_only_chunk else part for part in results]
-            out.put(positions[k], [dict(tree.leaves(part)) for part in copies])
+            out.put(positions[k], copies)
             _note(task.cohort, record)
             if new is not None:
                 states.store.stage(parts[k].cohort.ids, new)

@@ -40,8 +40,9 @@ class Stacked:
         self._shapes: list[tree.Shapes] = []
         self._first = 0
 
-    def put(self, rows: int | Tensor, results: Sequence[Mapping[str, Tensor]]) -> None:
-        """Write the tensors of one client (`rows` its position) or of several, [len(where), ...]."""
+    def put(self, rows: int | Tensor, parts: Sequence[TensorDict | dict[str, Tensor]]) -> None:
+        """Write the tensors of one client (`rows` its position) or of several, [len(rows), ...]."""
+        results = [part if isinstance(part, dict) else dict(tree.leaves(part)) for part in parts]
         is_single = isinstance(rows, int)
         at = int(rows if is_single else rows[0])  # type: ignore[index]
         if isinstance(rows, Tensor) and torch.equal(rows, torch.arange(self.clients)):
@@ -64,10 +65,6 @@ class Stacked:
         for stacked, part in zip(self._parts, results, strict=True):
             for path, tensor in part.items():
                 stacked[path][rows] = tensor.cpu()  # values that are put must be where they are put to
-
-    def put_updates(self, rows: Tensor, replies: TensorDict, metrics: TensorDict, finite: Tensor) -> None:
-        """Write what came out of the training of some clients."""
-        self.put(rows, [dict(tree.leaves(replies)), dict(tree.leaves(metrics)), {"finite": finite}])
 
     def updates(self) -> CohortUpdates:
         """Return what came out of the training of all."""

@@ -8,18 +8,31 @@ alone, as those of this library do; cohorts depend on (seed, round) only, so the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
+from tensordict import TensorDict
 
-from tailorfl.core.messages import Broadcast, count_down, count_up
-from tailorfl.privacy.ledger import PrivacyLedger, Uses
+from tailorfl.core.messages import Broadcast, PerClient, count_down, count_up
+from tailorfl.engines.results import Parts
+from tailorfl.privacy.ledger import PrivacyLedger, PrivacyRecord, Uses
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, in_parts, message_for
 from tailorfl.rounds.one_round import WORK, DeploymentFunction, counted
 from tailorfl.rounds.participation import RoundTrace
 from tailorfl.rounds.system import ClientWork
 from tailorfl.rounds.updates import Trained
+
+
+def _counted_groups(
+    run: FederatedRun, message: Broadcast, clients: Sequence[int], round: int
+) -> Iterator[tuple[Group, tuple[int, ...], TensorDict | PerClient, PrivacyRecord, Parts]]:
+    """Yield (group, its clients, what they receive, what they would use, state, reply and metrics) of a round."""
+    for group, positions in by_group(run.groups, clients):
+        ids = tuple(clients[k] for k in positions)
+        received = message_for(message, group, positions)
+        cohort = run.population.cohort(ids, round, run.train)
+        yield group, ids, received, *counted(group, cohort, received, run.local)
 
 
 def work_of(
@@ -31,11 +44,7 @@ def work_of(
     """
     work: dict[int, ClientWork] = {}
     uses: dict[int, Uses] = {}
-    for group, positions in by_group(run.groups, clients):
-        ids = tuple(clients[k] for k in positions)
-        received = message_for(message, group, positions)
-        cohort = run.population.cohort(ids, round, run.train)
-        record, (_, replies, metrics) = counted(group, cohort, received, run.local)
+    for group, ids, received, record, (_, replies, metrics) in _counted_groups(run, message, clients, round):
         buffers = set(group.model.buffers)
         # Messages and replies of one architecture are of equal size.
         down = count_down(received, len(ids), buffers).bytes_down / len(ids)
@@ -49,12 +58,10 @@ def work_of(
 def nobody(run: FederatedRun, group: Group, round: int) -> Trained:
     """Return what a round is of a group of which nobody takes part: no rows, in the shape of a client's reply."""
     client = (run.population.members(group)[0],)
-    message = message_for(run.method.broadcast(run.server, client), group, (0,))
-    _, (_, replies, metrics) = counted(
-        group, run.population.cohort(client, round, run.train), message, run.local
-    )
+    message = run.method.broadcast(run.server, client)
+    ((_, _, received, _, (_, replies, metrics)),) = _counted_groups(run, message, client, round)
     none = torch.ones(0, dtype=torch.bool)
-    return Trained(group, (), replies[:0], metrics[:0], none, message, run.method, run.server, {})
+    return Trained(group, (), replies[:0], metrics[:0], none, received, run.method, run.server, {})
 
 
 def uses_unheard(
@@ -82,12 +89,7 @@ def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = Non
         if updates is not None and updates.secret:  # everybody pays alike, whoever takes part
             for group in run.groups:
                 ledger.book("updates", updates.used((), nobody(run, group, number).replies))
-        for group, positions_of_group in by_group(run.groups, training):
-            ids = tuple(training[k] for k in positions_of_group)
-            cohort = run.population.cohort(ids, number, run.train)
-            record, (_, replies, _) = counted(
-                group, cohort, message_for(message, group, positions_of_group), run.local
-            )
+        for _, ids, _, record, (_, replies, _) in _counted_groups(run, message, training, number):
             ledger.book("training", record.uses)
             if updates is not None and not updates.secret:
                 positions = [k for k, i in enumerate(ids) if i in set(sampled)]
