@@ -40,9 +40,10 @@ class Stacked:
         self._shapes: list[tree.Shapes] = []
         self._first = 0
 
-    def put(self, rows: int | Tensor, parts: Sequence[TensorDict | dict[str, Tensor]]) -> None:
+    def put(self, rows: int | Tensor, parts: Sequence[TensorDict | Mapping[str, Tensor]]) -> None:
         """Write the tensors of one client (`rows` its position) or of several, [len(rows), ...]."""
-        results = [part if isinstance(part, dict) else dict(tree.leaves(part)) for part in parts]
+        results: list[Mapping[str, Tensor]]
+        results = [dict(tree.leaves(part)) if isinstance(part, TensorDict) else part for part in parts]
         is_single = isinstance(rows, int)
         at = int(rows if is_single else rows[0])  # type: ignore[index]
         if isinstance(rows, Tensor) and torch.equal(rows, torch.arange(self.clients)):
