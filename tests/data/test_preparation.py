@@ -24,6 +24,7 @@ from tailorfl.data.summaries import Summary, made_roles, summarise
 from tailorfl.data.table_files import read_table
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.export.written_table import prepare_table
+from tailorfl.settings.data import SplitShares
 
 NUMBERS = ["age", "dose"]
 WORDS = ["pain", "sex"]
@@ -85,7 +86,7 @@ def test_a_client_with_its_own_file_alone_has_the_same_bits(folder: Path, by: st
     # each hospital by itself: it knows its file, the sizes of all, and JSON that comes from others
     roles = made_roles(**options)  # type: ignore[arg-type]
     frames = {name: read_table(folder / f"{name}.csv")[1] for name in names}
-    rule, sizes = read_split({"test": 0.3}, official=False), [len(frames[name]) for name in names]
+    rule, sizes = read_split(SplitShares(test=0.3), official=False), [len(frames[name]) for name in names]
     told, parts = [], {}
     for client, name in enumerate(names):
         parts[name] = own_rows(client, sizes, own_strata(frames[name], roles, name), rule, seed=5)
@@ -132,7 +133,7 @@ def test_a_cut_with_drawn_training_shares_is_every_clients_own(folder: Path) -> 
     with pytest.raises(DataError, match=r"has 40 rows, but labels of 18"):
         own_rows(0, sizes, strata, rule, 1)
     with pytest.raises(DataError, match="official test part"):
-        own_rows(3, sizes, strata, read_split({"test": "official"}, official=True), 1)
+        own_rows(3, sizes, strata, read_split(SplitShares(test="official"), official=True), 1)
 
 
 def expected(train: pd.DataFrame, other: pd.DataFrame, levels: list[list[str]], strategy: str) -> np.ndarray:

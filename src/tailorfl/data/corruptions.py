@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailorfl.arguments import check_kind, check_texts
 from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError, DataError, MissingExtraError, unknown
-from tailorfl.printable import shown
+from tailorfl.errors import DataError, MissingExtraError, unknown
 from tailorfl.settings.data import CorruptionConfig
 
 KINDS = (
@@ -44,18 +41,15 @@ KINDS = (
     "pixelate",
     "jpeg_compression",
 )
-_SET = CorruptionConfig()
-SEVERITIES = _SET.severities
 WORKING_SIDE = 64
 _SMALLEST_SIDE = 32  # of images that the package takes
 _SEEDED = ("glass_blur", "impulse_noise")  # these draw from generators of their own, seeded by an argument
-_OPTIONS = ("kinds", "severities", "samples")
 
 Image = NDArray[np.uint8]
 
 
 def corrupted_sets(
-    source: Source, rows: NDArray[np.int64], options: Mapping[str, Any], seed: int
+    source: Source, rows: NDArray[np.int64], config: CorruptionConfig, seed: int
 ) -> dict[str, Source]:
     """Corrupted copies of test images, one source per corruption and severity, named like "fog-3".
 
@@ -64,27 +58,28 @@ def corrupted_sets(
     Args:
         source: images `[samples, channels, height, width]`, 1 or 3 channels, uint8 or float32 in [0, 1].
         rows: int64 rows of `source` to take images from.
-        options: `kinds`: "all" or names out of `KINDS`; `severities`: numbers out of 1..5, default all;
-            `samples`: at most so many images, drawn from `rows` once and used for every set, default 200.
+        config: which corruptions; at most `samples` images are drawn from `rows` once and used for every set.
         seed: seed of the draw and of the corruptions.
 
     Raises:
-        ConfigError: for unknown options, kinds or severities.
+        ConfigError: for unknown kinds.
         DataError: if the source does not hold images.
         MissingExtraError: if the package imagecorruptions-imaug is not installed.
     """
-    kinds, severities, samples = _read(options)
+    kinds = KINDS if config.kinds == "all" else config.kinds
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown("corruption", kind, KINDS)
     _check_images(source)
     corrupt = _library()
-    if len(rows) > samples:
-        rows = np.sort(
-            np.random.default_rng(_entropy(seed, "rows")).choice(rows, size=samples, replace=False)
-        )
+    if len(rows) > config.samples:
+        rng = np.random.default_rng(_entropy(seed, "rows"))
+        rows = np.sort(rng.choice(rows, size=config.samples, replace=False))
     taken = torch.from_numpy(rows)
     images = _to_uint8(source.x[taken])
     sets: dict[str, Source] = {}
     for kind in kinds:
-        for severity in severities:
+        for severity in config.severities:
             seeds = [_image_seed(seed, kind, severity, int(row)) for row in rows]
             pictures = [_corrupted(corrupt, i, kind, severity, s) for i, s in zip(images, seeds, strict=True)]
             x = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
@@ -99,26 +94,6 @@ def corrupted_sets(
                 credit=None if source.credit is None else source.credit[taken],
             )
     return sets
-
-
-def _read(options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], int]:
-    for option in options:
-        if option not in _OPTIONS:
-            raise unknown("corruption option", str(option), _OPTIONS)
-    kinds = options.get("kinds", _SET.kinds)
-    check_texts("corruption kinds", kinds, str)
-    chosen: Sequence[str] = KINDS if kinds == "all" else [kinds] if isinstance(kinds, str) else list(kinds)
-    for kind in chosen:
-        if kind not in KINDS:
-            raise unknown("corruption", kind, KINDS)
-    check_kind("corruption severities", options.get("severities", SEVERITIES), list, tuple)
-    severities = tuple(options.get("severities", SEVERITIES))
-    if not severities or any(severity not in SEVERITIES for severity in severities):
-        raise ConfigError(f"corruption severities must be numbers from 1 to 5, but are {shown(severities)}")
-    samples = options.get("samples", _SET.samples)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ConfigError(f"corruption samples must be a whole number of at least 1, but is {shown(samples)}")
-    return tuple(chosen), severities, samples
 
 
 def _check_images(source: Source) -> None:

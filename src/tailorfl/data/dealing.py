@@ -149,8 +149,6 @@ def capped(source: Source, samples: int | None, rng: Generator) -> Ints:
     """
     if samples is None or samples >= len(source):
         return np.arange(len(source))
-    if samples < 1:
-        raise ConfigError(f"samples must be at least 1, but is {samples}")
     natural = source.groups.get("client", torch.zeros(len(source))).numpy()
     noise = rng.random(len(source))
     order = np.lexsort((noise, source.strata.numpy(), natural, official_part(source)))
@@ -193,7 +191,7 @@ def deal_rows(
         ConfigError: for unknown settings.
         DataError: if the source lacks the groups, or cannot be dealt as asked.
     """
-    extra = _heldout_count(heldout)
+    extra = heldout if isinstance(heldout, int) else len(set(heldout))
     labels, names, options = _labels(source, recipe, options)
     if names is None and clients is None:
         clients = DEFAULT_CLIENTS
@@ -219,14 +217,6 @@ def deal_rows(
         server=train_rows[deal.server],
     )
     return set_aside(dealt, heldout, clients if draw_later else None, names is not None, streams[1])
-
-
-def _heldout_count(heldout: int | Sequence[str]) -> int:
-    if isinstance(heldout, (bool, str)) or (isinstance(heldout, int) and heldout < 0):
-        raise ConfigError(
-            f"heldout_clients must be a number of at least 0 or a list of client names, but is {shown(heldout)}"
-        )
-    return heldout if isinstance(heldout, int) else len(set(heldout))
 
 
 def _labels(

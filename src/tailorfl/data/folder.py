@@ -6,8 +6,7 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import FITTED_IMAGES, PRIVATE_SCALING, PUBLIC_CHANNEL, Channels
-from tailorfl.data.source import Source
+from tailorfl.data.source import Source, labelled
 from tailorfl.errors import DataError, unknown
 from tailorfl.printable import shown
 
@@ -80,12 +79,9 @@ def from_folder(
         raise DataError(f"image folder '{root}' has a 'test' folder but no images in 'train'")
     owners, owner = np.unique([label[0] for label in labels], return_inverse=True)
     test = torch.tensor([name == "test" for name in part])
-    source = _by_class(root, files, [label[1] for label in labels], size, scaling, ~test)
-    return replace(
-        source,
-        test=test if split else None,
-        groups={group: torch.from_numpy(owner.astype(np.int64))},
-        group_names={group: tuple(str(name) for name in owners)},
+    groups = {group: (owner, owners)}
+    return _by_class(
+        root, files, [label[1] for label in labels], size, scaling, ~test, test if split else None, groups
     )
 
 
@@ -118,6 +114,8 @@ def _by_class(
     size: tuple[int, int] | None,
     scaling: Channels,
     train: Tensor | None = None,
+    test: Tensor | None = None,
+    groups: Mapping[str, tuple[Any, Any]] = {},
 ) -> Source:
     """Return the source of images in files, with a label each.
 
@@ -126,16 +124,7 @@ def _by_class(
     classes, y = np.unique(labels, return_inverse=True)
     x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
     mean, std, scaled = channel_scaling(x if train is None else x[train], scaling)
-    return Source(
-        name=root.name,
-        x=x,
-        y=torch.from_numpy(y.astype(np.int64)),
-        task="classification",
-        outputs=len(classes),
-        mean=mean,
-        std=std,
-        info={"classes": tuple(str(name) for name in classes), **scaled},
-    )
+    return labelled(root.name, x, y, classes, groups=groups, info=scaled, test=test, mean=mean, std=std)
 
 
 def _check_size(size: Any) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from tailorfl.archives import load_arrays
 from tailorfl.data.locations import data_file
 from tailorfl.data.registry import data_source
-from tailorfl.data.source import Source
+from tailorfl.data.source import Source, labelled
 from tailorfl.errors import ConfigError, DataError, unknown
 
 Bytes = NDArray[np.uint8]
@@ -42,8 +42,7 @@ def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source:
     if scaling not in scalings:
         raise unknown("scaling of mnist", str(scaling), scalings)
     mean, std = scalings[scaling]
-    classes = [str(digit) for digit in range(10)]
-    return _two_parts("mnist", _open("mnist.npz"), classes=classes, mean=mean, std=std)
+    return _two_parts("mnist", _open("mnist.npz"), classes=range(10), mean=mean, std=std)
 
 
 @data_source(
@@ -97,17 +96,14 @@ def pacs(samples: int | None = None, side: int = 64) -> Source:
         raise ConfigError(f"pacs: side must divide 64, such as 64 or 32, but is {side}")
     arrays = _open("pacs64_jpeg.npz")
     count = _capped(samples, len(arrays["y"]))
-    return Source(
-        name="pacs",
-        x=_smaller(_decode(arrays["jpeg"], arrays["offsets"], count), 64 // side),
-        y=_ids(arrays["y"][:count]),
-        task="classification",
-        outputs=len(arrays["classes"]),
-        groups={"domain": _ids(arrays["domain"][:count])},
-        group_names={"domain": _names(arrays["domains"])},
+    return labelled(
+        "pacs",
+        _smaller(_decode(arrays["jpeg"], arrays["offsets"], count), 64 // side),
+        arrays["y"][:count],
+        arrays["classes"],
+        groups={"domain": (arrays["domain"][:count], arrays["domains"])},
         mean=(0.7614, 0.7418, 0.7131),
         std=(0.2952, 0.3051, 0.3343),
-        info={"classes": _names(arrays["classes"])},
     )
 
 
@@ -135,19 +131,16 @@ def omniglot() -> Source:
     clients.
     """
     arrays = _open("omniglot28.npz")
-    alphabets = _names(arrays["alphabets"])
-    writers = tuple(f"{alphabets[writer // 20]}/{writer % 20:02d}" for writer in range(20 * len(alphabets)))
-    return Source(
-        name="omniglot",
-        x=torch.from_numpy(arrays["x"]).unsqueeze(1),
-        y=_ids(arrays["y"]),
-        task="classification",
-        outputs=len(arrays["characters"]),
-        groups={"client": _ids(arrays["writer"]), "alphabet": _ids(arrays["alphabet"])},
-        group_names={"client": writers, "alphabet": alphabets},
+    alphabets = arrays["alphabets"]
+    writers = [f"{alphabets[writer // 20]}/{writer % 20:02d}" for writer in range(20 * len(alphabets))]
+    return labelled(
+        "omniglot",
+        torch.from_numpy(arrays["x"]).unsqueeze(1),
+        arrays["y"],
+        arrays["characters"],
+        groups={"client": (arrays["writer"], writers), "alphabet": (arrays["alphabet"], alphabets)},
         mean=(0.0806,),
         std=(0.236,),
-        info={"classes": _names(arrays["characters"])},
     )
 
 
@@ -170,14 +163,8 @@ def digits() -> Source:
         raise DataError(
             f"the digits of scikit-learn cannot be read: '{path}' ({error}); install it again"
         ) from error
-    return Source(
-        name="digits",
-        x=torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8) / np.float32(16.0)),
-        y=_ids(table[:, -1]),
-        task="classification",
-        outputs=10,
-        info={"classes": tuple(str(digit) for digit in range(10))},
-    )
+    x = torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8) / np.float32(16.0))
+    return labelled("digits", x, table[:, -1], range(10))
 
 
 def _open(file: str) -> dict[str, NDArray[Any]]:
@@ -188,14 +175,6 @@ def _open(file: str) -> dict[str, NDArray[Any]]:
         raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error
 
 
-def _ids(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64))
-
-
-def _names(values: Any) -> tuple[str, ...]:
-    return tuple(str(value) for value in values)
-
-
 def _capped(samples: int | None, available: int) -> int:
     if samples is None:
         return available
@@ -204,26 +183,13 @@ def _capped(samples: int | None, available: int) -> int:
     return min(samples, available)
 
 
-def _test_mask(train: int, test: int) -> Tensor:
-    return torch.arange(train + test) >= train
-
-
 def _two_parts(
     name: str, arrays: dict[str, NDArray[Any]], classes: Any, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Source:
     """Return a source from grey image arrays `x_train`, `y_train`, `x_test`, `y_test`."""
-    images = np.concatenate([arrays["x_train"], arrays["x_test"]])
-    return Source(
-        name=name,
-        x=torch.from_numpy(images).unsqueeze(1),
-        y=_ids(np.concatenate([arrays["y_train"], arrays["y_test"]])),
-        task="classification",
-        outputs=len(classes),
-        test=_test_mask(len(arrays["y_train"]), len(arrays["y_test"])),
-        mean=mean,
-        std=std,
-        info={"classes": _names(classes)},
-    )
+    x, y = (np.concatenate([arrays[f"{field}_train"], arrays[f"{field}_test"]]) for field in "xy")
+    test = torch.arange(len(y)) >= len(arrays["y_train"])
+    return labelled(name, torch.from_numpy(x).unsqueeze(1), y, classes, test=test, mean=mean, std=std)
 
 
 def _jpeg_parts(
@@ -232,20 +198,13 @@ def _jpeg_parts(
     """Return a source from JPEG parts `train` and `test`, of which at most `samples` images are decoded."""
     arrays = _open(file)
     total = len(arrays["y_train"]) + len(arrays["y_test"])
-    test = round(_capped(samples, total) * len(arrays["y_test"]) / total)
-    count = {"train": _capped(samples, total) - test, "test": test}
+    used = _capped(samples, total)
+    tested = round(used * len(arrays["y_test"]) / total)
+    count = {"train": used - tested, "test": tested}
     parts = [_decode(arrays[f"jpeg_{part}"], arrays[f"offsets_{part}"], n) for part, n in count.items() if n]
-    return Source(
-        name=name,
-        x=torch.cat(parts),
-        y=_ids(np.concatenate([arrays[f"y_{part}"][:n] for part, n in count.items()])),
-        task="classification",
-        outputs=len(arrays["classes"]),
-        test=_test_mask(count["train"], count["test"]),
-        mean=mean,
-        std=std,
-        info={"classes": _names(arrays["classes"])},
-    )
+    y = np.concatenate([arrays[f"y_{part}"][:n] for part, n in count.items()])
+    test = torch.arange(used) >= count["train"]
+    return labelled(name, torch.cat(parts), y, arrays["classes"], test=test, mean=mean, std=std)
 
 
 def _decode(jpeg: Bytes, offsets: NDArray[np.int64], count: int) -> Tensor:
@@ -291,21 +250,9 @@ def features(path: str) -> Source:
         )
     try:
         arrays = load_arrays(file)
-        groups, names = {}, {}
-        if "domain" in arrays:
-            groups["domain"] = torch.from_numpy(arrays["domain"].astype(np.int64))
-            names["domain"] = tuple(map(str, arrays["domains"]))
-        classes = tuple(map(str, arrays["classes"]))
-        return Source(
-            name="features",
-            x=torch.from_numpy(arrays["x"].astype(np.float32)),
-            y=torch.from_numpy(arrays["y"].astype(np.int64)),
-            task="classification",
-            outputs=len(classes),
-            test=torch.from_numpy(arrays["test"].astype(bool)) if "test" in arrays else None,
-            groups=groups,
-            group_names=names,
-            info={"classes": classes},
-        )
+        groups = {"domain": (arrays["domain"], arrays["domains"])} if "domain" in arrays else {}
+        test = torch.from_numpy(arrays["test"].astype(bool)) if "test" in arrays else None
+        x = torch.from_numpy(arrays["x"].astype(np.float32))
+        return labelled("features", x, arrays["y"], arrays["classes"], groups=groups, test=test)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"features: '{file}' cannot be used: {error}") from error

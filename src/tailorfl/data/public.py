@@ -12,7 +12,8 @@ from tailorfl.data.dealing import official_part
 from tailorfl.data.registry import load_source
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.data.splits import stream
+from tailorfl.errors import DataError
 
 OWN_SHARE = 0.1
 
@@ -54,7 +55,7 @@ def own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Genera
         DataError: if that leaves no training rows.
     """
     training = rows[~official_part(source)[rows]]
-    count = max(1, round(OWN_SHARE * len(training))) if samples is None else _at_least_one(samples)
+    count = max(1, round(OWN_SHARE * len(training))) if samples is None else samples
     if count >= len(training):
         raise DataError(
             f"a public set of {count} samples leaves nothing of the {len(training)} training samples of "
@@ -63,43 +64,35 @@ def own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Genera
     return np.sort(rng.choice(training, size=count, replace=False))
 
 
-def public_source(public: str | Source, samples: int | None, model_of: Source, rng: Generator) -> Source:
-    """Return the public set out of another source, `samples` of it drawn at random, or all.
+def public_set(public: str | Source, samples: int | None, source: Source, seed: int) -> Source:
+    """Return the public set of a federation of `source`, out of another source.
 
     Images keep their own set's channel statistics, as in PerAda's released code.
 
     Args:
         public: a source or its name.
-        samples: how many samples.
-        model_of: the clients' source, whose models must be able to read the public samples.
-        rng: source of randomness.
+        samples: how many samples, drawn at random; None: all.
+        source: the clients', whose models must be able to read the public samples.
+        seed: of the data.
 
     Raises:
         DataError: if shapes or tokenizers differ, or there are fewer samples than asked for.
     """
     pool = load_source(public) if isinstance(public, str) else public
-    if pool.input_shape != model_of.input_shape:
+    if pool.input_shape != source.input_shape:
         raise DataError(
             f"public source '{pool.name}' has samples of shape {list(pool.input_shape)}, but the clients "
-            f"of '{model_of.name}' have {list(model_of.input_shape)}; use a public source of the same shape"
+            f"of '{source.name}' have {list(source.input_shape)}; use a public source of the same shape"
         )
-    if (
-        pool.info.get("tokenizer") != model_of.info.get("tokenizer")
-        or pool.holds_tokens != model_of.holds_tokens
-    ):
+    if pool.holds_tokens != source.holds_tokens or pool.info.get("tokenizer") != source.info.get("tokenizer"):
         raise DataError(
-            f"public source '{pool.name}' and the clients' source '{model_of.name}' are not tokenized alike; give "
+            f"public source '{pool.name}' and the clients' source '{source.name}' are not tokenized alike; give "
             "both the same tokenizer"
         )
-    count = len(pool) if samples is None else _at_least_one(samples)
+    count = len(pool) if samples is None else samples
     if count > len(pool):
         raise DataError(
             f"public source '{pool.name}' has {len(pool)} samples, fewer than public_samples={count}"
         )
-    return public_from_rows(pool, np.sort(rng.choice(len(pool), size=count, replace=False)))
-
-
-def _at_least_one(samples: int) -> int:
-    if samples < 1:
-        raise ConfigError(f"public_samples must be at least 1, but is {samples}")
-    return samples
+    rows = np.sort(stream(seed, "public").choice(len(pool), size=count, replace=False))
+    return replace(public_from_rows(pool, rows), augment=source.augment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
@@ -299,6 +299,39 @@ class Source:
         self._expect("credit", self.credit, (len(self), self.outputs), torch.float32)
         if not bool(((self.credit >= 0) & (self.credit <= 1)).all()):
             raise DataError(f"source '{self.name}': credit must lie in 0..1")
+
+
+def labelled(
+    name: str,
+    x: Tensor,
+    y: Any,
+    classes: Iterable[Any],
+    *,
+    groups: Mapping[str, tuple[Any, Iterable[Any]]] = {},
+    info: Mapping[str, Any] = {},
+    **fields: Any,
+) -> Source:
+    """Return a source of classes that have names.
+
+    Args:
+        name, x, fields: as `Source` has them.
+        y: `[samples]` numbers of the classes, a tensor or an array.
+        classes: the name of each class.
+        groups: by kind of group the number of each sample's, `[samples]`, and the name of each group.
+        info: further facts.
+    """
+    class_names = tuple(map(str, classes))
+    return Source(
+        name=name,
+        x=x,
+        y=torch.as_tensor(y, dtype=torch.int64),
+        task="classification",
+        outputs=len(class_names),
+        groups={kind: torch.as_tensor(ids, dtype=torch.int64) for kind, (ids, _) in groups.items()},
+        group_names={kind: tuple(map(str, names)) for kind, (_, names) in groups.items()},
+        info={"classes": class_names, **info},
+        **fields,
+    )
 
 
 S = TypeVar("S", bound=Source)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tailorfl.data.rows import Ints, Rows
-from tailorfl.errors import ConfigError, DataError, unknown
-from tailorfl.printable import shown
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.settings.data import SplitShares
 
 Floats = NDArray[np.float64]
 
-PARTS = ("train", "val", "test")
 TestSource = Literal["client", "official", "classes", "global"]
-OFFICIAL = ("official", "classes", "global")
-"""What a test part may be beside a share of the client's own samples."""
 PERFED_CKT_TRAIN = (0.1, 0.3, 0.4)
 _TOLERANCE = 1e-9
 _BLOCK = 1 << 17
@@ -54,50 +51,34 @@ class SplitRule:
         return np.stack([train, np.full(clients, self.val), np.full(clients, self.test)])
 
 
-def read_split(split: str | Mapping[str, Any] | None, official: bool) -> SplitRule:
+def read_split(split: SplitShares | Literal["perfed_ckt"] | None, official: bool) -> SplitRule:
     """Return the split that a setting means.
 
     Args:
         split: None: 0.7/0.1/0.2, or 0.9/0.1 and the official test part where there is one. "perfed_ckt":
             train 0.1, 0.3 or 0.4 drawn for every client, validation 0.1, test 0.5, the rest discarded, all
-            from the training part (PerFed-CKT). Or a mapping of train, val and test to shares; val is 0.1
+            from the training part (PerFed-CKT). Or shares of train, val and test; val is 0.1
             where train is left open and else 0, and the other missing share is what is left. test may also be
             "official" (each client's part of the official test part, the default where the source has one) or
             "classes" (all of it that is of the client's classes) or "global" (all of it for every client).
         official: whether the source has an official test part.
 
     Raises:
-        ConfigError: for unknown keys, shares outside 0..1 or adding up to more than 1, or an official test
-            part that does not exist.
+        ConfigError: for shares adding up to more than 1, or an official test part that does not exist.
     """
     if split is None:
         return SplitRule(0.9, 0.1, 0.0, "official") if official else SplitRule(0.7, 0.1, 0.2)
     if isinstance(split, str):
-        if split != "perfed_ckt":
-            raise unknown("split", split, ["perfed_ckt"])
         return SplitRule(max(PERFED_CKT_TRAIN), 0.1, 0.5, train_choices=PERFED_CKT_TRAIN)
-    for key in split:
-        if key not in PARTS:
-            raise unknown("key of split", str(key), PARTS)
-    val = _share("val", split.get("val", 0.0 if "train" in split else 0.1))
-    test = split.get("test", "official" if official else None)
-    if isinstance(test, str):
-        if test not in OFFICIAL:
-            raise ConfigError(
-                f"split test={shown(test)} is unknown; give a share, {', '.join(map(repr, OFFICIAL))}"
-            )
-        if not official:
-            raise ConfigError(
-                f"split test='{test}' needs an official test part, which this source does not have"
-            )
-        train = _share("train", split.get("train", 1.0 - val))
-        rule = SplitRule(train, val, 0.0, cast(TestSource, test))
-    elif test is None:
-        train = _share("train", split.get("train", 0.8 - val))
-        rule = SplitRule(train, val, max(0.0, 1.0 - val - train))
-    else:
-        share = _share("test", test)
-        rule = SplitRule(_share("train", split.get("train", 1.0 - val - share)), val, share)
+    val = split.val if split.val is not None else 0.0 if split.train is not None else 0.1
+    test = "official" if split.test is None and official else split.test
+    if isinstance(test, str) and not official:
+        raise ConfigError(f"split test='{test}' needs an official test part, which this source does not have")
+    share = test if isinstance(test, float) else 0.0 if test is not None else 0.2
+    train = 1.0 - val - share if split.train is None else split.train
+    if test is None:
+        share = max(0.0, 1.0 - val - train)
+    rule = SplitRule(train, val, share, test if isinstance(test, str) else "client")
     if rule.train <= 0.0 or rule.train + rule.val + rule.test > 1.0 + _TOLERANCE:
         raise ConfigError(
             f"split shares train={rule.train:g}, val={rule.val:g}, test={rule.test:g} must leave "
@@ -216,12 +197,6 @@ def _ascending(rows: Ints, client: Ints, samples: int) -> Ints:
     first = client * samples
     ascending: Ints = np.sort(first + rows) - first
     return ascending
-
-
-def _share(part: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_TOLERANCE <= value <= 1.0:
-        raise ConfigError(f"split {part}={shown(value)} must be a share from 0 to 1")
-    return max(0.0, float(value))
 
 
 def stream(seed: int, purpose: str) -> Generator:

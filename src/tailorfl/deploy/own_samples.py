@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from tailorfl.data.build import public_set
 from tailorfl.data.columns import in_order
 from tailorfl.data.folder import channel_counts, from_client_folder, statistics_of
+from tailorfl.data.public import public_set
 from tailorfl.data.remote_federation import FITTED, ClientSamples, source_facts
 from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import PRIVATE_SCALING
@@ -119,7 +119,7 @@ class OwnSamples(ABC):
             raise DataError(
                 f"'{self.path}' has {len(source)} samples, but had {rows[number]} when it was described"
             )
-        rule = read_split(config.data.model_dump()["split"], official=False)
+        rule = read_split(config.data.split, official=False)
         return own_rows(number, rows, source.strata.numpy(), rule, config.data.seed_of(seed))
 
 

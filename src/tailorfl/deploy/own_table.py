@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.data.build import public_set
 from tailorfl.data.columns import need_columns
 from tailorfl.data.constants import MOST_LEVELS, Constants, combine, read_constants
 from tailorfl.data.own import from_table
@@ -27,6 +26,7 @@ from tailorfl.data.preparation import (
     check_medians,
     plain,
 )
+from tailorfl.data.public import public_set
 from tailorfl.data.remote_federation import FITTED, ClientSamples
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
@@ -150,12 +150,11 @@ class OwnTable:
         self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], source: Source
     ) -> tuple[Ints, Ints, Ints]:
         data = config.data
-        given = data.model_dump()["split"]
         if rows[number] != len(source):
             raise DataError(
                 f"'{self.path}' has {len(source)} rows, but had {rows[number]} when it was described"
             )
-        rule = read_split(given, official=source.test is not None)
+        rule = read_split(data.split, official=source.test is not None)
         return own_rows(number, rows, source.strata.numpy(), rule, data.seed_of(seed))
 
     def _prepared(

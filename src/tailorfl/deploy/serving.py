@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.core.method import make_method
-from tailorfl.data.build import public_set
 from tailorfl.data.federation import Federation
 from tailorfl.data.late_clients import client_number
-from tailorfl.data.public import subset
+from tailorfl.data.public import public_set, subset
 from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source, source_facts
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import JsonRecord

@@ -381,9 +381,8 @@ def _check_data(data: DataConfig) -> None:
         valid = partition_options(data.partition)
         _check_options(f"option of partition '{data.partition}'", data.partition_options, valid)
     if data.split is not None:
-        split = data.model_dump()["split"]
-        has_official = isinstance(split, str) or not isinstance(split.get("test"), float)
-        read_split(split, has_official)
+        has_official = isinstance(data.split, str) or not isinstance(data.split.test, float)
+        read_split(data.split, has_official)
 
 
 def _check_options(kind: str, given: Mapping[str, object], valid: Iterable[str]) -> None:

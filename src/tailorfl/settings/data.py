@@ -36,7 +36,7 @@ class CorruptionConfig(Settings):
         default="all", union_mode="left_to_right", description="names of corruptions"
     )
     severities: tuple[Annotated[Whole, Field(ge=1, le=5)], ...] = Field(
-        default=(1, 2, 3, 4, 5), description="how strong, each a set of its own"
+        default=(1, 2, 3, 4, 5), min_length=1, description="how strong, each a set of its own"
     )
     samples: Whole = Field(default=200, ge=1, description="at most so many images in each set")
 
