@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tailorfl.data import cache, streamed
+from tailorfl.data import cache, huggingface
 from tailorfl.data.build import build
 from tailorfl.data.folder import from_folder
 from tailorfl.data.own import from_datasets, from_table
@@ -40,7 +40,7 @@ def frame() -> pd.DataFrame:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Several blocks of rows, and a cache of the test's own."""
-    monkeypatch.setattr(streamed, "ROWS", 7)
+    monkeypatch.setattr(huggingface, "ROWS", 7)
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
 
@@ -119,16 +119,16 @@ def test_a_conversion_is_used_again_and_anew_for_other_data(
     frame.to_csv(file, index=False)
     options = {"path": "csv", "data_files": str(file), **OPTIONS}
     load_source("huggingface", **options)
-    gather = streamed._read
+    gather = huggingface._gather
 
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(streamed, "_read", refuse)
+    monkeypatch.setattr(huggingface, "_gather", refuse)
     is_as_the_table(load_source("huggingface", **options), frame)
     with pytest.raises(AssertionError, match="read again"):
         load_source("huggingface", **{**options, "features": ["age"]})
-    monkeypatch.setattr(streamed, "_read", gather)
+    monkeypatch.setattr(huggingface, "_gather", gather)
     other = frame.assign(age=frame["age"] + 1)
     other.to_csv(file, index=False)
     is_as_the_table(load_source("huggingface", **options), other)

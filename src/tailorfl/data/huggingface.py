@@ -1,22 +1,32 @@
-"""Data sets of the Hugging Face package `datasets`: from memory, from disk, or streamed into mapped files."""
+"""Data sets of the Hugging Face package `datasets`: from memory, from disk, or streamed into mapped files.
+
+Rows come a thousand at a time and become one array: in memory, or in a file that is mapped and never read whole. What
+was converted once is kept (`tailorfl.data.cache`) and used again.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
-from tailorfl.data.cache import cache_folder, key_of
-from tailorfl.data.columns import filled, make_source, need_columns, target_columns
+from tailorfl.data.cache import cache_folder, cached, key_of, mapped
+from tailorfl.data.columns import filled, make_source, need_columns, numeric, target_columns
+from tailorfl.data.folder import stack_images
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
-from tailorfl.data.streamed import ColumnSelection, Gathered, gather, gathered_once
 from tailorfl.errors import DataError, MissingExtraError, unknown
 from tailorfl.hub import unreachable
 
@@ -25,6 +35,9 @@ if TYPE_CHECKING:
 
 FORMAT = "1"
 """Of what is kept; another one is converted anew."""
+ROWS = 1_000
+"""Rows that are looked at together."""
+_FACTS, _SAMPLES, _OTHERS, _TEST = "facts.json", "samples.bin", "columns.parquet", "test.npy"
 
 
 def from_datasets(
@@ -87,7 +100,8 @@ def from_datasets(
     gathered = _gathered(name, parts, columns, cache, fingerprint)
     kind = (first.features or {}).get(labels[0])
     if task == "classification" and isinstance(kind, datasets.ClassLabel):
-        y, outputs, classes = _numbers_of_classes(gathered.frame, labels[0], tuple(kind.names))
+        numbers = filled(name, gathered.frame, labels[0]).to_numpy(dtype=np.int64, copy=True)
+        y, outputs, classes = torch.from_numpy(numbers), len(kind.names), {"classes": tuple(kind.names)}
     else:
         y, outputs, classes = target_columns(name, gathered.frame, labels, task)
     owners = None if client is None else filled(name, gathered.frame, client)
@@ -212,19 +226,200 @@ def _gathered(
         fingerprint = " ".join(map(str, fingerprints))
     if cache is not None and fingerprint is not None:
         key = key_of(FORMAT, fingerprint, list(parts), columns)
-        return gathered_once(Path(cache).expanduser(), key, lambda file: gather(name, parts, columns, file))
+        return _once(Path(cache).expanduser(), key, lambda file: _gather(name, parts, columns, file))
     if cache is None and None not in fingerprints:
-        return gather(name, parts, columns)
+        return _gather(name, parts, columns)
     # streamed, and nothing says which data these are: a file without a name, which is gone with the tensor
     with tempfile.TemporaryDirectory(prefix="tailorfl-") as folder:
-        return gather(name, parts, columns, Path(folder) / "samples.bin")
+        return _gather(name, parts, columns, Path(folder) / "samples.bin")
 
 
-def _numbers_of_classes(
-    frame: pd.DataFrame, label: str, names: tuple[str, ...]
-) -> tuple[torch.Tensor, int, dict[str, Any]]:
-    numbers = filled("datasets", frame, label).to_numpy(dtype=np.int64, copy=True)
-    return torch.from_numpy(numbers), len(names), {"classes": names}
+@dataclass(frozen=True)
+class ColumnSelection:
+    """Which columns are what.
+
+    Attributes:
+        label: target columns.
+        image: the image column, or None where
+        features: are the numeric input columns.
+        client: whose a row is, or None.
+        task: what the label means.
+        size: (height, width) to which images are resized, or None.
+    """
+
+    label: tuple[str, ...]
+    image: str | None
+    features: tuple[str, ...]
+    client: str | None
+    task: Task
+    size: tuple[int, int] | None = None
+
+    @property
+    def beside(self) -> list[str]:
+        """Target and client columns."""
+        return [*self.label, *([] if self.client is None else [self.client])]
+
+    @property
+    def all(self) -> list[str]:
+        """Every column that is read."""
+        return [*self.beside, *self.features, *([] if self.image is None else [self.image])]
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What was read: inputs `[rows, ...]`, the other columns as a frame, and True for test rows or None."""
+
+    x: Tensor
+    frame: pd.DataFrame
+    test: Tensor | None
+
+
+def _once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
+    """Return what is kept under a key in a folder, its inputs mapped; `make` is given the file for the inputs."""
+
+    def written(working: Path) -> None:
+        gathered = make(working / _SAMPLES)
+        gathered.frame.to_parquet(working / _OTHERS)
+        if gathered.test is not None:
+            np.save(working / _TEST, gathered.test.numpy())
+        facts = {
+            "shape": list(gathered.x.shape),
+            "bytes": gathered.x.dtype == torch.uint8,
+            "test": gathered.test is not None,
+        }
+        (working / _FACTS).write_text(json.dumps(facts))
+
+    return cached(folder, key, written, _open)
+
+
+class _ColouredError(Exception):
+    """Grey images were read as such, and now one has colours."""
+
+
+class _Inputs:
+    """Blocks of inputs one after another, in memory or in a file."""
+
+    def __init__(self, file: Path | None, colour: bool) -> None:
+        self.path, self.colour, self.rows = file, colour, 0
+        self.blocks: list[Tensor] = []
+        self.shape: tuple[int, ...] | None = None
+        self.type = torch.float32
+
+    def add(self, block: Tensor, name: str) -> None:
+        if block.dtype == torch.uint8 and self.colour and block.shape[1] == 1:
+            block = block.expand(-1, 3, -1, -1)
+        elif block.dtype == torch.uint8 and not self.colour and block.shape[1] == 3:
+            if self.rows:
+                raise _ColouredError
+            self.colour = True
+        shape = tuple(block.shape[1:])
+        if self.shape is not None and self.shape != shape:
+            raise DataError(
+                f"'{name}': an image from row {self.rows} on is {shape[1]}x{shape[2]}, but the first one is "
+                f"{self.shape[1]}x{self.shape[2]} (height x width); resize them to one size with size=(height, width)"
+            )
+        if self.path is None:
+            self.blocks.append(block)
+        else:
+            with self.path.open("ab" if self.rows else "wb") as file:
+                file.write(block.contiguous().numpy().tobytes())
+        self.shape, self.type, self.rows = shape, block.dtype, self.rows + len(block)
+
+    def done(self) -> Tensor:
+        if self.shape is None:
+            raise DataError("the data set has no rows")
+        if self.path is None:
+            return torch.cat(self.blocks)
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        return mapped(self.path, (self.rows, *self.shape), self.type)
+
+
+def _gather(
+    name: str,
+    parts: Mapping[str, Any],
+    columns: ColumnSelection,
+    file: Path | None = None,
+    colour: bool = False,
+) -> Gathered:
+    """Read data sets of the `datasets` package, held or streamed, "train" before "test".
+
+    Args:
+        name: for messages.
+        parts: by name; each has `select_columns` and `iter`.
+        columns: what to read.
+        file: where inputs are written, of which no more than `ROWS` are held at a time; None: memory.
+        colour: whether grey images get three channels.
+
+    Raises:
+        DataError: no rows, cells that do not fit, images of different sizes.
+    """
+    import pandas as pd
+
+    inputs, rows = _Inputs(file, colour), []
+    pieces: dict[str, list[pd.Series[Any]]] = defaultdict(list)
+    classed, distinct = columns.task in ("classification", "binary"), dict[Any, Any]()
+    try:
+        for part in parts.values():
+            before = inputs.rows
+            for batch in part.select_columns(columns.all).with_format(None).iter(batch_size=ROWS):
+                frame = pd.DataFrame(
+                    {column: batch[column] for column in (*columns.beside, *columns.features)}
+                )
+                for column in columns.beside:
+                    values = frame[column]
+                    if (
+                        classed or column == columns.client
+                    ):  # few different values, of which each is held once
+                        values = values.astype(object).map(lambda value: distinct.setdefault(value, value))
+                    pieces[column].append(values)
+                inputs.add(_block(name, batch, frame, columns, inputs.rows), name)
+            rows.append(inputs.rows - before)
+    except _ColouredError:  # an image with colours came after grey ones were written
+        return _gather(name, parts, columns, file, colour=True)
+    x, test = inputs.done(), None
+    if "test" in parts:
+        test = torch.repeat_interleave(torch.tensor([part == "test" for part in parts]), torch.tensor(rows))
+    others = {
+        column: pd.concat(values, ignore_index=True).infer_objects() for column, values in pieces.items()
+    }
+    return Gathered(x, pd.DataFrame(others), test)
+
+
+def _block(
+    name: str, batch: Mapping[str, Sequence[Any]], frame: pd.DataFrame, columns: ColumnSelection, start: int
+) -> Tensor:
+    if columns.image is None:
+        return numeric(f"{name}, rows from {start} on" if start else name, frame, list(columns.features))
+    pictures = list(batch[columns.image])
+    for number, picture in enumerate(pictures):
+        if not isinstance(picture, Image.Image):
+            raise DataError(
+                f"'{name}': column '{columns.image}' holds no image in row {start + number} but a "
+                f"{type(picture).__name__}; cast it with datasets.Image() first"
+            )
+    if columns.size is not None:
+        height, width = columns.size
+        pictures = [picture.resize((width, height), Image.Resampling.BILINEAR) for picture in pictures]
+    return stack_images(pictures, [f"row {start + number}" for number in range(len(pictures))])
+
+
+def _open(entry: Path) -> Gathered | None:
+    """Return what lies in a folder, or None where something is missing."""
+    import pandas as pd
+
+    try:
+        facts = json.loads((entry / _FACTS).read_text())
+        shape, kind = facts["shape"], torch.uint8 if facts["bytes"] else torch.float32
+        if (entry / _SAMPLES).stat().st_size != math.prod(shape) * kind.itemsize:
+            return None
+        frame = pd.read_parquet(entry / _OTHERS)
+        test = torch.from_numpy(np.load(entry / _TEST)) if facts["test"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if len(frame) != shape[0]:
+        return None
+    return Gathered(mapped(entry / _SAMPLES, shape, kind), frame, test)
 
 
 def _files_in(folder: Path) -> str:
