@@ -341,7 +341,7 @@ def test_ten_thousand_clients_are_built_in_seconds() -> None:
         "classification",
         10,
     )
-    started = time.perf_counter()
+    started = time.process_time()
     federation = build(source=big, partition="dirichlet", clients=10_000)
-    assert time.perf_counter() - started < 6.0  # about 0.7 s on an idle core
+    assert time.process_time() - started < 6.0  # about 0.7 s on an idle core
     assert federation.sizes().min() >= 7

@@ -86,7 +86,7 @@ def test_archives_that_unpack_to_more_than_there_is_are_not_read(tmp_path: Path)
     with zipfile.ZipFile(lie, "w") as archive:
         archive.writestr("w.npy", npy_header((10**15,)))
     assert bomb.stat().st_size < 10**6
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(ValueError, match=r"0\.3 MB unpack to 0\.3 GB, which is not read"):
         load_arrays(bomb)
     with pytest.raises(ValueError, match=r"larger than the memory|damaged"):
@@ -94,7 +94,7 @@ def test_archives_that_unpack_to_more_than_there_is_are_not_read(tmp_path: Path)
     for file in (bomb, lie):
         with pytest.raises(ModelError, match="cannot be read as arrays"):
             load_weights(build("logistic", (4,), 2), file)
-    assert time.perf_counter() - begin < SOON
+    assert time.process_time() - begin < SOON
 
 
 def test_a_data_file_that_was_cut_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def picture(width: int, height: int, extra: bytes = b"") -> bytes:
 def test_pictures_that_claim_too_many_pixels_are_not_unpacked(tmp_path: Path, size: Any) -> None:
     place = tmp_path / "a" / "c"
     place.mkdir(parents=True)
-    begin = time.perf_counter()
+    begin = time.process_time()
     for width, height in ((8000, 8000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)):
         (place / "x.png").write_bytes(picture(width, height))
         with pytest.raises(DataError, match=rf"pixels; at most {MOST_PIXELS:,}|exceeds limit"):
@@ -131,7 +131,7 @@ def test_pictures_that_claim_too_many_pixels_are_not_unpacked(tmp_path: Path, si
     (place / "x.png").write_bytes(picture(4, 4, text))
     with pytest.raises(DataError, match=r"x\.png' cannot be read"):
         from_folder(tmp_path, size=size)
-    assert time.perf_counter() - begin < SOON
+    assert time.process_time() - begin < SOON
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".tif", ".webp"])
@@ -209,7 +209,8 @@ def test_a_column_of_complex_numbers_loses_no_part() -> None:
 )
 def test_columns_are_given_by_name(options: dict[str, Any]) -> None:
     frame = pd.DataFrame({"a": np.arange(20.0), "y": np.arange(20) % 2})
-    with pytest.raises(DataError, match="should be the name of a column"):
+    ((role, _),) = options.items()
+    with pytest.raises(DataError, match=role):
         from_table(frame, **{"label": "y", **options})
 
 

@@ -33,7 +33,7 @@ class TestDirichlet:
     @pytest.mark.parametrize("min_size", [1, 10, 100])
     def test_the_hopeless_case_ends(self, min_size: int) -> None:
         """500 clients, 100 classes, alpha 0.01: re-drawing alone would go on for ever."""
-        started = time.perf_counter()
+        started = time.process_time()
         deal = partition(
             "dirichlet",
             balanced(50_000, 100),
@@ -41,7 +41,7 @@ class TestDirichlet:
             np.random.default_rng(0),
             options={"alpha": 0.01, "min_size": min_size},
         )
-        assert time.perf_counter() - started < 5.0
+        assert time.process_time() - started < 5.0
         assert min(map(len, deal.train)) >= min_size
         assert sum(map(len, deal.train)) == 50_000
 

@@ -431,25 +431,3 @@ def make_source(
     if not unprepared:
         check_finite(source)
     return source
-
-
-def check_roles(
-    label: Any,
-    client: Any,
-    features: Any,
-    split: Any,
-    words: Any = (),
-    na_values: Any = (),
-    exclude: Any = (),
-) -> None:
-    """Raise DataError where the columns that mean something are not given by name."""
-    for role, value in (("client", client), ("split", split)):
-        if value is not None and not isinstance(value, str):
-            raise DataError(f"{role} should be the name of a column, got a {type(value).__name__}")
-    lists = {"label": label, "features": features, "words": words, "na_values": na_values, "exclude": exclude}
-    for role, value in lists.items():
-        several = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
-        if not (several or isinstance(value, str) or (value is None and role == "features")):
-            raise DataError(
-                f"{role} should be the name of a column or a list of names, got a {type(value).__name__}"
-            )

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from tailorfl.arguments import check_kind
 from tailorfl.data.columns import (
     check_features,
-    check_roles,
     make_source,
     name_doubles,
     need_columns,
@@ -150,10 +149,8 @@ def from_table(
     check_kind("constants", constants, str, Path, Constants, None)
     if task not in get_args(Task):
         raise unknown("task", str(task), get_args(Task))
-    check_roles(label, client, features, split, words, na_values, exclude)
-    roles = made_roles(
-        label, client, features, task, split, words, impute, indicator, na_values, min_count, exclude
-    )
+    options = {"features": features, "task": task, "words": words, "impute": impute, "indicator": indicator}
+    roles = made_roles(label, client, split, exclude, na_values=na_values, min_count=min_count, **options)
     excluded = [column for column in roles.others if column not in (client, split)]
     reading: dict[str, Any] = {"sep": sep, "decimal": decimal, "exclude": excluded}
     needed = [*roles.label, *((split,) if split is not None else ())]
@@ -227,7 +224,7 @@ def as_source(data: Any, options: Mapping[str, Any]) -> Source:
         raise DataError("data is a DataFrame; name the column to be predicted, label=...")
     if several:
         frames = _plain(data)
-        check_roles(options["label"], None, None, None, exclude=options.get("exclude", ()))
+        made_roles(options["label"], exclude=options.get("exclude", ()))
         all_rows = joined(frames, CLIENT, listed(options.get("exclude", ())), listed(options["label"]))
         return from_table(all_rows, **{**options, CLIENT: CLIENT})
     return from_table(data, **options)

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tailorfl.data.columns import (
     Kind,
@@ -49,6 +49,16 @@ CLASSES = ("classification", "binary")
 OTHER = "(other)"
 """The level that stands for all words too rare to be told, see `Roles.min_count`."""
 
+
+def _names(value: Any) -> Any:
+    if not isinstance(
+        value, str | list | tuple
+    ):  # a series of a frame would be taken for the names that it holds
+        raise ValueError("should be the name of a column, or a list of names")
+    return listed(value)
+
+
+Columns = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
 
@@ -106,14 +116,14 @@ class Roles(JsonRecord):
             column with fewer filled cells counts as empty there.
     """
 
-    label: tuple[str, ...]
+    label: Columns
     task: Task = "classification"
-    features: tuple[str, ...] | None = None
+    features: Columns | None = None
     others: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    words: Columns = ()
     impute: Literal["mean", "median"] = "mean"
     indicator: bool = False
-    na_values: tuple[str, ...] = ()
+    na_values: Columns = ()
     min_count: Annotated[int, Field(ge=1)] = 1
 
     def inputs(self, frame: pd.DataFrame) -> list[str]:
@@ -128,31 +138,24 @@ class Roles(JsonRecord):
 def made_roles(
     label: str | Sequence[str],
     client: str | None = None,
-    features: str | Sequence[str] | None = None,
-    task: Task = "classification",
     split: str | None = None,
-    words: str | Sequence[str] = (),
-    impute: str = "mean",
-    indicator: bool = False,
-    na_values: str | Sequence[str] = (),
-    min_count: int = 1,
     exclude: str | Sequence[str] = (),
+    **options: Any,
 ) -> Roles:
-    """Return the roles that options of the source `table` mean (`data.options` but for `constants`)."""
-    return Roles.from_dict(
-        {
-            "label": listed(label),
-            "task": task,
-            "features": None if features is None else listed(features),
-            "others": [column for column in (client, split, *listed(exclude)) if column is not None],
-            "words": listed(words),
-            "impute": impute,
-            "indicator": indicator,
-            "na_values": listed(na_values),
-            "min_count": min_count,
-        },
-        "options of the table",
-    )
+    """Return the roles that options of the source `table` mean (`data.options` but for `constants`).
+
+    Raises:
+        DataError: columns that mean something are not given by name, or a value is none of an option's.
+    """
+    for role, columns, kinds in (
+        ("client", client, str | None),
+        ("split", split, str | None),
+        ("exclude", exclude, str | list | tuple),
+    ):
+        if not isinstance(columns, kinds):
+            raise DataError(f"{role} should be given by the names of columns, got a {type(columns).__name__}")
+    others = [column for column in (client, split, *listed(exclude)) if column is not None]
+    return Roles.from_dict({"label": label, "others": others, **options}, "options of the table")
 
 
 class ColumnSummary(JsonRecord):

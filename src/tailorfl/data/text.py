@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.columns import (
-    check_roles,
     filled,
     make_source,
     need_columns,
@@ -26,6 +25,7 @@ from tailorfl.data.locations import data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source, Task
+from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import reading_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, pair, single, stacked
 from tailorfl.errors import ConfigError, DataError, unknown
@@ -221,8 +221,7 @@ def from_texts(
             str(task),
             [known_task for known_task in get_args(Task) if known_task != "generation"],
         )
-    check_roles(label, client, text, split)
-    labels = [label] if isinstance(label, str) else list(label)
+    labels = made_roles(label, client, split, features=text).label
     columns = [*labels, text, *(column for column in (second, split) if column is not None)]
     texts = [column for column in (text, second) if column is not None]
     name, frame, owners = owned_table(path, client, columns, sep=sep, decimal=decimal, exclude=texts)
