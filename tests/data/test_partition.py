@@ -53,45 +53,27 @@ def test_every_recipe_is_tested_here() -> None:
 
 @pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.parametrize("seed", range(3))
-class TestLaws:
-    def test_train_parts_are_disjoint_and_complete(self, name: str, seed: int) -> None:
-        found = deal(name, seed)
-        dealt = np.concatenate([*found.train, found.server])
-        assert len(np.unique(dealt)) == len(dealt)
-        assert set(dealt) <= set(range(600))
-        assert (len(dealt) == 600) == CASES[name][1]
-
-    def test_test_parts_are_disjoint_and_complete(self, name: str, seed: int) -> None:
-        found = deal(name, seed)
-        assert found.test is not None
-        dealt = np.concatenate(found.test)
-        assert len(np.unique(dealt)) == len(dealt)
-        assert (len(dealt) == 240) == CASES[name][1]
-
-    def test_positions_are_ascending_int64(self, name: str, seed: int) -> None:
-        found = deal(name, seed)
-        assert len(found.train) == 6
-        for positions in (*found.train, *(found.test or ()), found.server):
-            assert positions.dtype == np.int64
-            assert (np.diff(positions) > 0).all()
-
-    def test_equal_generators_give_equal_deals(self, name: str, seed: int) -> None:
-        one, two = deal(name, seed), deal(name, seed)
-        assert one.test is not None
-        assert two.test is not None
-        for a, b in zip(
-            (*one.train, *one.test, one.server), (*two.train, *two.test, two.server), strict=True
-        ):
-            assert np.array_equal(a, b)
-
-    def test_without_a_test_part_none_is_dealt(self, name: str, seed: int) -> None:
-        assert deal(name, seed, test=False).test is None
-
-
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"natural", "domain"}))
-def test_seeds_differ(name: str) -> None:
-    one, two = deal(name, 0), deal(name, 1)
-    assert any(not np.array_equal(a, b) for a, b in zip(one.train, two.train, strict=True))
+def test_parts_are_disjoint_complete_ascending_and_those_of_the_seed(name: str, seed: int) -> None:
+    dealt, again, train_alone = deal(name, seed), deal(name, seed), deal(name, seed, test=False)
+    assert dealt.test is not None
+    assert again.test is not None
+    assert train_alone.test is None
+    assert len(dealt.train) == 6
+    for clients, equal, samples in (
+        ((*dealt.train, dealt.server), (*again.train, again.server), 600),
+        (tuple(dealt.test), tuple(again.test), 240),
+    ):
+        positions = np.concatenate(clients)
+        assert len(np.unique(positions)) == len(positions)
+        assert set(positions) <= set(range(samples))
+        assert (len(positions) == samples) == CASES[name][1]
+        for one, two in zip(clients, equal, strict=True):
+            assert one.dtype == np.int64
+            assert (np.diff(one) > 0).all()
+            assert np.array_equal(one, two)
+    if name not in ("natural", "domain"):
+        other = deal(name, seed + 1)
+        assert any(not np.array_equal(a, b) for a, b in zip(dealt.train, other.train, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"natural", "domain"}))
@@ -184,16 +166,14 @@ class TestRefusals:
         with pytest.raises(DataError, match=message):
             partition(name, labels(600), clients, np.random.default_rng(0), options=options)
 
-    def test_no_samples(self) -> None:
-        with pytest.raises(DataError, match="no samples"):
-            partition("iid", labels(0), 1, np.random.default_rng(0))
-
-    def test_class_of_the_test_part_without_training_samples(self) -> None:
-        with pytest.raises(
-            DataError, match="classes 6 occur in the official test part and not in the training"
-        ):
-            partition("shards", labels(600), 6, np.random.default_rng(0), test=labels(700, classes=7))
-
-    def test_official_test_class_smaller_than_its_owners(self) -> None:
-        with pytest.raises(DataError, match="class 0 has 1 samples in the official test part, too few"):
-            partition("shards", labels(600), 6, np.random.default_rng(0), test=labels(6))
+    @pytest.mark.parametrize(
+        ("strata", "test", "words"),
+        [
+            (labels(0), None, "no samples"),
+            (labels(600), labels(700, classes=7), "classes 6 .* test part"),
+            (labels(600), labels(6), "class 0 has 1 samples in the official test part"),
+        ],
+    )
+    def test_what_shards_cannot_be_made_of(self, strata: Ints, test: Ints | None, words: str) -> None:
+        with pytest.raises(DataError, match=words):
+            partition("shards", strata, 6, np.random.default_rng(0), test=test)

@@ -9,14 +9,25 @@ import pytest
 from numpy.typing import NDArray
 
 from tailorfl.data.partition import Deal, partition
-from tailorfl.data.partition.deal import count_table
 from tailorfl.data.partition.skew import _balanced_counts
+from tailorfl.data.rows import Rows
 
 Ints = NDArray[np.int64]
 
 
 def balanced(samples: int, classes: int) -> Ints:
     return np.arange(samples, dtype=np.int64) % classes
+
+
+def dealt(
+    name: str, strata: Ints, clients: int, seed: int = 0, test: Ints | None = None, **options: float
+) -> Deal:
+    return partition(name, strata, clients, np.random.default_rng(seed), test=test, options=options)
+
+
+def sizes_of(rows: Rows | None) -> list[int]:
+    assert rows is not None
+    return [len(positions) for positions in rows]
 
 
 def tables(deal: Deal, strata: Ints, test: Ints) -> tuple[Ints, Ints]:
@@ -34,38 +45,25 @@ class TestDirichlet:
     def test_the_hopeless_case_ends(self, min_size: int) -> None:
         """500 clients, 100 classes, alpha 0.01: re-drawing alone would go on for ever."""
         started = time.process_time()
-        deal = partition(
-            "dirichlet",
-            balanced(50_000, 100),
-            500,
-            np.random.default_rng(0),
-            options={"alpha": 0.01, "min_size": min_size},
-        )
+        deal = dealt("dirichlet", balanced(50_000, 100), 500, alpha=0.01, min_size=min_size)
         assert time.process_time() - started < 5.0
-        assert min(map(len, deal.train)) >= min_size
-        assert sum(map(len, deal.train)) == 50_000
+        assert min(sizes_of(deal.train)) >= min_size
+        assert sum(sizes_of(deal.train)) == 50_000
 
     def test_min_size_uses_the_last_sample_if_need_be(self) -> None:
-        deal = partition(
-            "dirichlet", balanced(200, 10), 20, np.random.default_rng(0), options={"alpha": 0.01}
-        )
-        assert {len(positions) for positions in deal.train} == {10}
+        assert set(sizes_of(dealt("dirichlet", balanced(200, 10), 20, alpha=0.01).train)) == {10}
 
     def test_small_alpha_is_more_skewed(self) -> None:
         strata = balanced(5000, 10)
-        classes = []
-        for alpha in (0.01, 0.1, 1.0, 100.0):
-            deal = partition(
-                "dirichlet", strata, 20, np.random.default_rng(0), options={"alpha": alpha, "min_size": 1}
-            )
-            classes.append(np.mean([len(np.unique(strata[positions])) for positions in deal.train]))
+        deals = [dealt("dirichlet", strata, 20, alpha=alpha, min_size=1) for alpha in (0.01, 0.1, 1.0, 100.0)]
+        classes = [np.mean([len(np.unique(strata[positions])) for positions in deal.train]) for deal in deals]
         assert classes == sorted(classes)
         assert classes[0] < 2.5
         assert classes[-1] == 10
 
     def test_test_part_has_the_class_proportions_of_the_training_part(self) -> None:
         strata, test = balanced(10_000, 10), balanced(5000, 10)
-        deal = partition("dirichlet", strata, 10, np.random.default_rng(0), test=test, options={"alpha": 0.3})
+        deal = dealt("dirichlet", strata, 10, test=test, alpha=0.3)
         train_table, test_table = tables(deal, strata, test)
         assert np.abs(train_table / 2 - test_table).max() <= 1.0
         assert (train_table[test_table > 0] > 0).all()
@@ -75,13 +73,7 @@ class TestDirichlet:
         alpha, clients, strata = 1.0, 5, balanced(2000, 2)
         shares = []
         for seed in range(300):
-            deal = partition(
-                "dirichlet",
-                strata,
-                clients,
-                np.random.default_rng(seed),
-                options={"alpha": alpha, "min_size": 0},
-            )
+            deal = dealt("dirichlet", strata, clients, seed, alpha=alpha, min_size=0)
             shares.append(
                 [np.mean(strata[positions] == 0) * len(positions) / 1000 for positions in deal.train]
             )
@@ -90,18 +82,15 @@ class TestDirichlet:
         np.testing.assert_allclose(np.var(shares), variance, rtol=0.15)
 
     def test_test_classes_without_training_samples_are_left_out(self) -> None:
-        deal = partition("dirichlet", balanced(100, 2), 2, np.random.default_rng(0), test=balanced(30, 3))
-        assert deal.test is not None
-        assert sum(map(len, deal.test)) == 20
+        deal = dealt("dirichlet", balanced(100, 2), 2, test=balanced(30, 3))
+        assert sum(sizes_of(deal.test)) == 20
 
 
 class TestPerAda:
     strata, test = balanced(5000, 10), balanced(1000, 10)
 
     def dealt(self, seed: int = 0, **options: float) -> Deal:
-        return partition(
-            "dirichlet_perada", self.strata, 10, np.random.default_rng(seed), test=self.test, options=options
-        )
+        return dealt("dirichlet_perada", self.strata, 10, seed, self.test, **options)
 
     def test_server_keeps_a_tenth_of_all_samples(self) -> None:
         deal = self.dealt()
@@ -124,23 +113,16 @@ class TestPerAda:
             assert ((table - reserve)[:, 1:][full] == 0).all()
 
     def test_sizes_are_more_even_than_without_balancing(self) -> None:
-        even = [np.std([len(p) for p in self.dealt(seed, alpha=0.1).train]) for seed in range(10)]
-        plain = [
-            np.std(
-                [
-                    len(p)
-                    for p in partition(
-                        "dirichlet",
-                        self.strata,
-                        10,
-                        np.random.default_rng(seed),
-                        options={"alpha": 0.1, "min_size": 0},
-                    ).train
-                ]
+        plain, even = (
+            np.mean(
+                [np.std(sizes_of(dealt(name, self.strata, 10, seed, **more).train)) for seed in range(10)]
             )
-            for seed in range(10)
-        ]
-        assert np.mean(even) < 0.75 * np.mean(plain)
+            for name, more in (
+                ("dirichlet", {"alpha": 0.1, "min_size": 0}),
+                ("dirichlet_perada", {"alpha": 0.1}),
+            )
+        )
+        assert even < 0.75 * plain
 
     def test_train_and_test_use_the_same_proportions(self) -> None:
         """The first class is dealt before anybody is full, so both parts show its proportions unmasked."""
@@ -160,53 +142,31 @@ class TestPerAda:
         assert _balanced_counts(np.repeat([0, 1], 3), logs, limit=3.5).tolist() == [[3, 0], [3, 0]]
 
     def test_classes_missing_from_the_test_part_are_no_trouble(self) -> None:
-        deal = partition(
-            "dirichlet_perada", self.strata, 10, np.random.default_rng(0), test=np.zeros(20, dtype=np.int64)
-        )
-        assert deal.test is not None
-        assert sum(map(len, deal.test)) == 20
+        deal = dealt("dirichlet_perada", self.strata, 10, test=np.zeros(20, dtype=np.int64))
+        assert sum(sizes_of(deal.test)) == 20
 
 
 class TestQuantity:
     def test_sizes_are_skewed_and_labels_are_not(self) -> None:
         strata = balanced(20_000, 2)
-        deal = partition("quantity", strata, 10, np.random.default_rng(0), options={"sigma": 1.5})
-        sizes = np.array([len(positions) for positions in deal.train])
+        deal = dealt("quantity", strata, 10, sigma=1.5)
+        sizes = np.array(sizes_of(deal.train))
         assert sizes.max() > 5 * sizes.min()
         large = [strata[positions].mean() for positions in deal.train if len(positions) > 500]
         np.testing.assert_allclose(large, 0.5, atol=0.1)
 
     def test_log_normal_sizes_have_the_given_deviation(self) -> None:
-        deal = partition(
-            "quantity", balanced(1_000_000, 2), 400, np.random.default_rng(0), options={"sigma": 0.7}
-        )
-        assert np.std(np.log([len(positions) for positions in deal.train])) == pytest.approx(0.7, rel=0.1)
+        sizes = sizes_of(dealt("quantity", balanced(1_000_000, 2), 400, sigma=0.7).train)
+        assert np.std(np.log(sizes)) == pytest.approx(0.7, rel=0.1)
 
     def test_test_sizes_follow_training_sizes(self) -> None:
-        deal = partition(
-            "quantity",
-            balanced(10_000, 2),
-            5,
-            np.random.default_rng(0),
-            test=balanced(1000, 2),
-            options={"alpha": 0.5},
-        )
-        assert deal.test is not None
-        for train, test in zip(deal.train, deal.test, strict=True):
-            assert abs(len(train) / 10 - len(test)) <= 1
-
-    def test_zero_sigma_is_even(self) -> None:
-        deal = partition("quantity", balanced(103, 2), 10, np.random.default_rng(0), options={"sigma": 0.0})
-        assert {len(positions) for positions in deal.train} == {10, 11}
+        deal = dealt("quantity", balanced(10_000, 2), 5, test=balanced(1000, 2), alpha=0.5)
+        for train, test in zip(sizes_of(deal.train), sizes_of(deal.test), strict=True):
+            assert abs(train / 10 - test) <= 1
 
 
-def test_iid_sizes_differ_by_at_most_one() -> None:
-    deal = partition("iid", balanced(103, 3), 10, np.random.default_rng(0), test=balanced(17, 3))
-    assert {len(positions) for positions in deal.train} == {10, 11}
-    assert deal.test is not None
-    assert {len(positions) for positions in deal.test} == {1, 2}
-
-
-def test_count_table_counts() -> None:
-    owner, strata = np.array([0, 1, 1, -1]), np.array([2, 0, 0, 1])
-    assert count_table(owner, strata, 3, 2).tolist() == [[0, 2], [0, 0], [1, 0]]
+@pytest.mark.parametrize(("name", "options"), [("quantity", {"sigma": 0.0}), ("iid", {})])
+def test_even_sizes_differ_by_at_most_one(name: str, options: dict[str, float]) -> None:
+    deal = dealt(name, balanced(103, 3), 10, test=balanced(17, 3), **options)
+    assert set(sizes_of(deal.train)) == {10, 11}
+    assert set(sizes_of(deal.test)) == {1, 2}
