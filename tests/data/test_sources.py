@@ -26,25 +26,15 @@ def features(**changes: object) -> Source:
     return Source(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_take_returns_float_features_for_rows_of_any_shape() -> None:
-    source = features()
-    rows = torch.tensor([[3, 0], [1, 1]])
-    assert source.take(rows).shape == (2, 2, 3)
-    assert torch.equal(source.take(rows)[0, 1], source.x[0])
-    assert source.input_shape == (3,)
-    assert len(source) == 4
-
-
 def test_take_scales_and_normalises_images_by_channel_and_leaves_them_alone() -> None:
     x = torch.randint(0, 256, (5, 2, 3, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    before = x.clone()
-    source = Source(
-        "made", x, torch.zeros(5, dtype=torch.int64), "classification", 2, mean=(0.2, 0.4), std=(0.5, 2.0)
-    )
-    taken = source.take(torch.tensor([4, 1]))
+    before, y = x.clone(), torch.zeros(5, dtype=torch.int64)
+    source = Source("made", x, y, "classification", 2, mean=(0.2, 0.4), std=(0.5, 2.0))
+    rows = torch.tensor([[4, 1], [1, 0]])
+    taken = source.take(rows)
+    assert (len(source), source.input_shape, taken.shape) == (5, (2, 3, 4), (2, 2, 2, 3, 4))
     for channel, (mean, std) in enumerate(((0.2, 0.5), (0.4, 2.0))):
-        expected = (x[[4, 1], channel].float() / 255 - mean) / std
-        torch.testing.assert_close(taken[:, channel], expected)
+        torch.testing.assert_close(taken[:, :, channel], (x[rows, channel].float() / 255 - mean) / std)
     assert torch.equal(x, before)
     plain = dataclasses.replace(source, mean=None, std=None).take(torch.arange(5))
     torch.testing.assert_close(plain, x.float() / 255)
@@ -62,46 +52,32 @@ def test_strata_follow_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        ({"x": torch.zeros(4, 3, dtype=torch.float64)}, "x must be float32"),
-        ({"x": torch.zeros(4, 3, dtype=torch.uint8)}, "uint8 images must be"),
-        ({"y": torch.zeros(3, dtype=torch.int64)}, r"y must be torch.int64 of shape \[4\]"),
-        (
-            {"y": torch.tensor([0, 1, 2, 3])},
-            r"labels must lie in 0..2, but 1 of 4 do not, first that of sample 3, which is 3",
+        ({"x": torch.zeros(4, 3, dtype=torch.float64)}, "float64"),
+        ({"x": torch.zeros(4, 3, dtype=torch.uint8)}, "uint8"),
+        ({"y": torch.zeros(3, dtype=torch.int64)}, r"y .*\[4\]"),
+        ({"y": torch.tensor([0, 1, 2, 3])}, r"0..2, but 1 of 4 .* sample 3, which is 3"),
+        ({"task": "binary"}, "outputs=3"),
+        ({"task": "binary", "outputs": 1}, r"0..1"),
+        ({"task": "ranking"}, "'ranking'"),
+        ({"test": torch.zeros(4)}, "test .*float32"),
+        *(
+            ({"groups": {"client": torch.tensor([0, 0, 1, 2])}, "group_names": names}, r"\['client'\]")
+            for names in ({}, {"client": ("a", "b")})
         ),
-        ({"task": "binary"}, "a binary task cannot have outputs=3"),
-        ({"task": "binary", "outputs": 1}, r"labels must lie in 0..1"),
-        ({"task": "ranking"}, "task must be one of"),
-        ({"test": torch.zeros(4)}, "test must be torch.bool"),
-        (
-            {"groups": {"client": torch.tensor([0, 0, 1, 2])}, "group_names": {"client": ("a", "b")}},
-            "must name every",
-        ),
-        ({"groups": {"client": torch.zeros(4, dtype=torch.int64)}}, "must name every id"),
-        (
-            {"task": "multilabel", "outputs": 1, "y": torch.tensor([[0.0], [1], [0.5], [1]])},
-            "1 of 4 .* sample 2",
-        ),
-        (
-            {"task": "survival", "outputs": 1, "y": torch.tensor([[0.0, 1], [2, 1], [1, 0], [3, 1]])},
-            "2 of 4 .* sample 1",
-        ),
-        (
-            {"task": "survival", "outputs": 1, "y": torch.tensor([[0.0, 1], [1, 1], [1, 0], [0, -1]])},
-            "1 of 4 .* sample 3",
-        ),
-        (
-            {"task": "counts", "outputs": 1, "y": torch.tensor([[0.0], [-1], [1.5], [1]])},
-            "2 of 4 .* sample 1",
-        ),
-        ({"mean": (0.0,)}, "both mean and std"),
-        ({"mean": (0.0,), "std": (1.0,)}, "for uint8 images"),
+        ({"task": "multilabel", "y": [[0], [1], [0.5], [1]]}, "1 of 4 .* sample 2"),
+        ({"task": "survival", "y": [[0, 1], [2, 1], [1, 0], [3, 1]]}, "2 of 4 .* sample 1"),
+        ({"task": "survival", "y": [[0, 1], [1, 1], [1, 0], [0, -1]]}, "1 of 4 .* sample 3"),
+        ({"task": "counts", "y": [[0], [-1], [1.5], [1]]}, "2 of 4 .* sample 1"),
+        ({"mean": (0.0,)}, "mean and std"),
+        ({"mean": (0.0,), "std": (1.0,)}, "uint8"),
     ],
 )
-def test_contradictory_fields_are_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_contradictory_fields_are_refused(changes: dict[str, object], words: str) -> None:
+    if isinstance(changes.get("y"), list):
+        changes = {**changes, "outputs": 1, "y": torch.tensor(changes["y"], dtype=torch.float32)}
+    with pytest.raises(DataError, match=words):
         features(**changes)
 
 
@@ -150,28 +126,23 @@ def test_a_damaged_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_source("mnist")
 
 
-def test_names_and_options_are_checked_with_the_nearest_valid_one() -> None:
-    with pytest.raises(ConfigError, match=r"unknown data source 'digts'. Did you mean 'digits'"):
-        load_source("digts")
-    with pytest.raises(
-        ConfigError, match=r"unknown option of data source 'synthetic_linear' 'clientz'.*'clients'"
-    ):
-        load_source("synthetic_linear", clientz=3)
-    with pytest.raises(ConfigError, match=r"'table' needs the option 'path'"):
-        load_source("table", label="y")
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("digts", {}, "'digts'.*'digits'"),
+        ("synthetic_linear", {"clientz": 3}, "'clientz'.*'clients'"),
+        ("table", {"label": "y"}, "'path'"),
+    ],
+)
+def test_names_and_options_are_checked_with_the_nearest_valid_one(
+    name: str, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_source(name, **options)
 
 
 def test_every_listed_source_has_one_line_of_description() -> None:
     listed = sources()
-    assert {
-        "digits",
-        "mnist",
-        "cifar10",
-        "pacs",
-        "heart",
-        "tcga",
-        "synthetic_quadratic",
-        "folder",
-        "table",
-    } <= set(listed)
+    names = "digits mnist cifar10 pacs heart tcga synthetic_quadratic folder table"
+    assert set(names.split()) <= set(listed)
     assert all(description and "\n" not in description for description in listed.values())

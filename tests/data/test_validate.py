@@ -1,8 +1,9 @@
-"""What `validate` refuses and what it warns about."""
+"""What `validate` refuses and what it warns about; sizes, tables and test sets of a federation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,15 +22,11 @@ def rows(*values: int) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def source(samples: int = 20) -> Source:
-    return Source("tiny", torch.zeros(samples, 2), torch.arange(samples) % 2, "classification", 2)
-
-
 def healthy() -> Federation:
     """Three clients of both classes in every part, the last held out; rows 18 and 19 belong to nobody."""
     starts = (0, 6, 12)
     return Federation(
-        source=source(),
+        source=Source("tiny", torch.zeros(20, 2), torch.arange(20) % 2, "classification", 2),
         train=tuple(np.arange(start, start + 2) for start in starts),
         val=tuple(np.arange(start + 2, start + 4) for start in starts),
         test=tuple(np.arange(start + 4, start + 6) for start in starts),
@@ -38,16 +35,36 @@ def healthy() -> Federation:
     )
 
 
-def test_nothing_to_say_about_a_healthy_federation() -> None:
-    assert weaknesses(healthy()) == []
+def test_sizes_and_counts_are_those_of_all_clients() -> None:
+    uneven = replace(healthy(), train=(rows(0, 18, 1), rows(6), rows(12, 13)), val=(rows(2), rows(), rows()))
+    assert (len(uneven), uneven.sizes().tolist(), uneven.sizes("val").tolist()) == (3, [3, 1, 2], [1, 0, 0])
+    assert uneven.describe().tolist() == [[2, 1], [1, 0], [1, 1]]
+    first, _, last = uneven.summary()
+    counts = {"train": 3, "val": 1, "test": 2, "classes": 2, "largest_class": pytest.approx(2 / 3)}
+    assert first == {"client": 0, "name": "anna", "role": "train", **counts}
+    assert last["role"] == "held out"
+
+
+def test_the_global_test_set_is_the_sorted_union_without_held_out_clients() -> None:
+    assert healthy().global_test().tolist() == [4, 5, 10, 11]
+    shared = replace(healthy(), test=(rows(19, 18),) * 3)
+    assert shared.global_test().tolist() == [18, 19]
+    assert shared.describe("test").tolist() == [[1, 1]] * 3
+    validate(shared)
+    assert weaknesses(shared) == weaknesses(healthy()) == []
+
+
+@pytest.mark.parametrize("change", [{"val": ()}, {"num_clients": 4}, {"num_clients": 0}, {"names": ("a",)}])
+def test_lists_must_fit_together(change: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="num_clients="):
+        replace(healthy(), **change)
 
 
 @pytest.mark.parametrize("official", [False, True])
 def test_two_clients_may_have_one_test_row_where_it_is_official(official: bool) -> None:
-    data, part = healthy(), torch.arange(20) >= 16
-    data = replace(data, test=(rows(16, 17), rows(17, 18), rows(19)))
+    data = replace(healthy(), test=(rows(16, 17), rows(17, 18), rows(19)))
     if official:
-        validate(replace(data, source=replace(data.source, test=part)))
+        validate(replace(data, source=replace(data.source, test=torch.arange(20) >= 16)))
         return
     with pytest.raises(DataError, match="row 17 is in the test part"):
         validate(data)
@@ -55,19 +72,15 @@ def test_two_clients_may_have_one_test_row_where_it_is_official(official: bool) 
 
 class TestErrors:
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-    def test_not_finite_features_name_client_and_sample(self, value: float) -> None:
-        federation = healthy()
-        federation.source.x[7, 1] = value
-        with pytest.raises(DataError, match=r"1 samples .* features of sample 7 of client 'ben'"):
-            validate(federation)
-
-    def test_not_finite_numbers_of_nobody_are_ignored(self) -> None:
-        """Sample 19 is nobody's; as soon as the server has it, it is named."""
-        federation = healthy()
-        federation.source.x[19] = float("nan")
+    @pytest.mark.parametrize(("row", "holder"), [(7, "client 'ben'"), (18, "the server")])
+    def test_not_finite_features_are_named(self, value: float, row: int, holder: str) -> None:
+        """Sample 19 is nobody's, and ignored."""
+        federation = replace(healthy(), server=rows(18))
+        federation.source.x[19] = value
         validate(federation)
-        with pytest.raises(DataError, match=r"1 samples .* sample 19 of the server"):
-            validate(replace(federation, server=rows(19)))
+        federation.source.x[row, 1] = value
+        with pytest.raises(DataError, match=rf"1 samples .* features of sample {row} of {holder}"):
+            validate(federation)
 
     def test_not_finite_target(self) -> None:
         target = torch.zeros(20, 1)
@@ -76,94 +89,64 @@ class TestErrors:
         with pytest.raises(DataError, match="target of sample 13 of client 'late'"):
             validate(replace(healthy(), source=broken))
 
-    def test_not_finite_sample_of_the_server(self) -> None:
-        federation = replace(healthy(), server=rows(18))
-        federation.source.x[18] = float("nan")
-        with pytest.raises(DataError, match="sample 18 of the server"):
-            validate(federation)
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"train": (rows(), rows(6), rows())}, "2 clients .* 'anna', 'late'"),
+            ({"test": (rows(0, 4), rows(10), rows(16))}, "row 0 .* test part .*'anna' .* train part"),
+            ({"train": (rows(0, 1), rows(1, 6), rows(12))}, "row 1 .* train part .* 'anna', 'ben'"),
+            ({"server": rows(2)}, "row 2 .* server's .* 'anna'"),
+            ({"test": (rows(4), rows(20), rows(16))}, r"test rows .* 0\.\.19.* 'ben' has row 20"),
+        ],
+    )
+    def test_rows_that_are_none_or_used_twice(self, change: dict[str, Any], words: str) -> None:
+        with pytest.raises(DataError, match=words):
+            validate(replace(healthy(), **change))
 
-    def test_clients_without_training_samples_are_named(self) -> None:
-        federation = replace(healthy(), train=(rows(), rows(6), rows()))
-        with pytest.raises(
-            DataError, match=r"2 clients have no training samples: clients 'anna', 'late'; use fewer"
-        ):
-            validate(federation)
 
-    def test_a_row_in_train_and_test(self) -> None:
-        federation = replace(healthy(), test=(rows(0, 4), rows(10), rows(16)))
-        with pytest.raises(
-            DataError, match=r"row 0 is in the test part of client 'anna' and again in the train part"
-        ):
-            validate(federation)
-
-    def test_a_row_at_two_clients(self) -> None:
-        federation = replace(healthy(), train=(rows(0, 1), rows(1, 6), rows(12)))
-        with pytest.raises(DataError, match=r"row 1 is in the train part of clients 'anna', 'ben' and again"):
-            validate(federation)
-
-    def test_a_row_of_a_client_at_the_server(self) -> None:
-        with pytest.raises(DataError, match=r"row 2 is in the server's validation set of client 'anna'"):
-            validate(replace(healthy(), server=rows(2)))
-
-    def test_one_test_set_for_everybody_is_allowed(self) -> None:
-        shared = rows(18, 19)
-        validate(replace(healthy(), test=(shared,) * 3))
-        assert weaknesses(replace(healthy(), test=(shared,) * 3)) == []
-
-    def test_rows_that_do_not_exist(self) -> None:
-        with pytest.raises(DataError, match=r"test rows must lie in 0\.\.19.* client 'ben' has row 20"):
-            validate(replace(healthy(), test=(rows(4), rows(20), rows(16))))
+GUESSABLE, OF_ONE_CLASS = "one class only, so always guessing", "training samples of one class only"
 
 
 class TestWarnings:
-    def test_single_sample(self) -> None:
-        federation = replace(healthy(), train=(rows(0), rows(6, 7), rows(12, 13)))
-        assert "1 of 3 clients have a single training sample: client 'anna'" in weaknesses(federation)
+    @pytest.mark.parametrize(
+        ("change", "expected"),
+        [
+            ({"train": (rows(0), rows(6, 7), rows(12, 13))}, {"a single training sample": "anna"}),
+            ({"test": (rows(), rows(10), rows(16))}, {"no test samples": "anna"}),
+            ({"val": (rows(2), rows(), rows(14))}, {"no validation samples": "ben"}),
+        ],
+    )
+    def test_clients_are_counted_and_named(self, change: dict[str, Any], expected: dict[str, str]) -> None:
+        warnings = weaknesses(replace(healthy(), **change))
+        assert len(warnings) == len(expected)
+        for warning, (words, client) in zip(warnings, expected.items(), strict=True):
+            assert words in warning
+            assert warning.startswith("1 of 3 clients")
+            assert warning.endswith(f"client '{client}'")
 
-    def test_one_class(self) -> None:
+    @pytest.mark.parametrize(
+        ("test", "expected", "unseen"),
+        [
+            (rows(4), GUESSABLE, False),  # class 0, as in training
+            (rows(4, 5), OF_ONE_CLASS, False),
+            (rows(5), OF_ONE_CLASS, True),
+            (rows(), OF_ONE_CLASS, False),
+        ],
+    )
+    def test_one_class(self, test: Ints, expected: str, unseen: bool) -> None:
         """Guessing is perfect only where the test part has that class and no other."""
         train = (rows(0, 18), rows(6, 7), rows(12, 13))
-        guessable, training = (
-            "have one class only, so always guessing it is perfect there",
-            "of one class only:",
-        )
-        for test, said, not_said in (
-            (rows(4), guessable, training),  # class 0, as in training
-            (rows(4, 5), training, guessable),
-            (rows(5), training, guessable),
-            (rows(), training, guessable),
-        ):
-            found = "\n".join(weaknesses(replace(healthy(), train=train, test=(test, rows(10), rows(16)))))
-            assert f"1 of 3 clients have {'training samples ' if said is training else ''}" in found
-            assert said in found
-            assert not_said not in found
-
-    def test_nothing_to_test_or_select_by(self) -> None:
-        federation = replace(healthy(), test=(rows(), rows(10), rows(16)), val=(rows(2), rows(), rows(14)))
-        found = weaknesses(federation)
-        assert "1 of 3 clients have no test samples and cannot be evaluated: client 'anna'" in found
-        assert "1 of 3 clients have no validation samples: client 'ben'" in found
+        warnings = "\n".join(weaknesses(replace(healthy(), train=train, test=(test, rows(10), rows(16)))))
+        assert [words in warnings for words in (GUESSABLE, OF_ONE_CLASS)] == [
+            words == expected for words in (GUESSABLE, OF_ONE_CLASS)
+        ]
+        assert ("tested mostly on classes" in warnings) == unseen
 
     def test_no_validation_at_all_is_said_once(self) -> None:
-        federation = replace(healthy(), val=(rows(), rows(), rows()))
-        assert weaknesses(federation) == [
-            "no client has validation samples, so nothing can be selected by validation"
-        ]
-
-    def test_tested_on_unseen_classes(self) -> None:
-        federation = replace(
-            healthy(), train=(rows(0, 18), rows(6, 7), rows(12, 13)), test=(rows(5), rows(10), rows(16))
-        )
-        assert any("tested mostly on classes" in w and "'anna'" in w for w in weaknesses(federation))
+        assert len(weaknesses(replace(healthy(), val=(rows(),) * 3))) == 1
 
     def test_many_names_are_cut_short(self) -> None:
-        count = 9
-        federation = Federation(
-            source=source(3 * count),
-            train=tuple(rows(client) for client in range(count)),
-            val=tuple(rows(count + client) for client in range(count)),
-            test=tuple(rows(2 * count + client) for client in range(count)),
-            names=tuple(f"c{client}" for client in range(count)),
-            num_clients=count,
-        )
-        assert weaknesses(federation)[0].endswith("clients 'c0', 'c1', 'c2', 'c3', 'c4' and 4 more")
+        train, val, test = (tuple(rows(9 * part + client) for client in range(9)) for part in range(3))
+        source = Source("tiny", torch.zeros(27, 2), torch.arange(27) % 2, "classification", 2)
+        many = Federation(source, train, val, test, tuple(f"c{client}" for client in range(9)), 9)
+        assert weaknesses(many)[0].endswith("clients 'c0', 'c1', 'c2', 'c3', 'c4' and 4 more")
