@@ -79,16 +79,3 @@ def test_every_client_is_tested_on_all_official_samples_of_its_classes() -> None
     for train, tested in zip(built.train, built.test, strict=True):
         classes = set(y[train].tolist())
         assert set(tested.tolist()) == {r for r in range(400, 600) if int(y[r]) in classes}
-
-
-def test_mnist_in_the_unit_interval() -> None:
-    try:
-        unit = load_source("mnist", scaling="unit")
-    except DataError:
-        pytest.skip("TAILORFL_DATA has no mnist.npz")
-    rows = torch.arange(50)
-    x, standard = unit.take(rows), load_source("mnist").take(rows)
-    assert (float(x.min()), float(x.max())) == (0.0, 1.0)
-    assert torch.allclose((x - 0.1307) / 0.3081, standard, atol=1e-5)
-    with pytest.raises(ConfigError, match="unit"):
-        load_source("mnist", scaling="units")

@@ -63,6 +63,13 @@ def read(row: torch.Tensor) -> str:
     return WORDS.decode(row.tolist())
 
 
+def loaded(path: Path, rows: list[dict[str, Any]] | None = None, **options: Any) -> Source:
+    """The source of a folder, into whose file a.jsonl the rows are written first."""
+    if rows is not None:
+        write(path / "a.jsonl", rows)
+    return load_source("instructions", path=path, **options)
+
+
 # what a line says
 
 
@@ -126,8 +133,8 @@ def test_files_are_clients_and_their_parts_the_official_split(folder: Path, need
 
 
 def test_a_sample_is_a_prompt_and_its_slots(tmp_path: Path, need_rouge: None) -> None:
-    write(tmp_path / "a.jsonl", [question(7, ("red car", "a red bike now", "blue"), 0)])
-    source = load_source("instructions", path=tmp_path / "a.jsonl", length=20, options=4, option_length=8)
+    rows, sizes = [question(7, ("red car", "a red bike now", "blue"), 0)], {"length": 20, "option_length": 8}
+    source = loaded(tmp_path, rows, options=4, **sizes)
     prompt, slots = source.x[0, :20], source.x[0, 20:].view(4, 8)
     assert read(prompt) == "Item 7?"
     assert [read(slot) for slot in slots] == ["red car", "a red b", "blue", ""]
@@ -138,9 +145,7 @@ def test_a_sample_is_a_prompt_and_its_slots(tmp_path: Path, need_rouge: None) ->
     assert source.credit[0].tolist() == pytest.approx([1.0, 1 / 3, 0.0, 0.0])
     assert source.test is None
     assert "domain" not in source.groups
-    left = load_source(
-        "instructions", path=tmp_path / "a.jsonl", length=20, options=4, option_length=8, padding="left"
-    )
+    left = loaded(tmp_path / "a.jsonl", options=4, padding="left", **sizes)
     assert left.x[0, :12].tolist() == [0] * 12
     assert left.x[0, 12:20].tolist() == prompt[:8].tolist()
     assert left.x[0, 20:28].tolist() == slots[0].tolist()
@@ -150,8 +155,8 @@ def test_a_sample_is_a_prompt_and_its_slots(tmp_path: Path, need_rouge: None) ->
 def test_more_options_than_slots_and_a_long_prompt(tmp_path: Path, need_rouge: None) -> None:
     options = tuple(f"option {k}" for k in range(9))
     row = question(0, options, 8)
-    write(tmp_path / "a.jsonl", [{**row, "instruction": LONG + row["instruction"]}])
-    source = load_source("instructions", path=tmp_path, length=31, options=3, option_length=10)
+    rows = [{**row, "instruction": LONG + row["instruction"]}]
+    source = loaded(tmp_path, rows, length=31, options=3, option_length=10)
     assert read(source.x[0, :31]) == LONG[:10] + (LONG + "Item 0?")[-20:]
     assert [read(slot) for slot in source.x[0, 31:].view(3, 10)] == ["option 2", "option 6", "option 8"]
     assert source.y.tolist() == [2]
@@ -159,8 +164,7 @@ def test_more_options_than_slots_and_a_long_prompt(tmp_path: Path, need_rouge: N
 
 def test_lines_may_name_their_client_and_task(tmp_path: Path, need_rouge: None) -> None:
     rows = [question(k, ("a", "b"), 0, client=f"c{k % 3}", task=f"t{k % 2}") for k in range(6)]
-    write(tmp_path / "all.jsonl", rows)
-    source = load_source("instructions", path=tmp_path)
+    source = loaded(tmp_path, rows)
     assert source.group_names == {"client": ("c0", "c1", "c2"), "domain": ("t0", "t1")}
     assert source.groups["client"].tolist() == [0, 1, 2, 0, 1, 2]
 
@@ -169,11 +173,8 @@ def test_lines_may_name_their_client_and_task(tmp_path: Path, need_rouge: None) 
 
 
 def test_a_response_stands_at_the_end_after_its_prompt(tmp_path: Path) -> None:
-    write(
-        tmp_path / "a.jsonl",
-        [{"instruction": "Say it. ", "output": "hello "}, {"instruction": LONG, "output": "x"}],
-    )
-    source = load_source("instructions", path=tmp_path, form="generation", length=30)
+    rows = [{"instruction": "Say it. ", "output": "hello "}, {"instruction": LONG, "output": "x"}]
+    source = loaded(tmp_path, rows, form="generation", length=30)
     assert (source.task, source.outputs, source.credit) == ("generation", WORDS.size, None)
     x, y = source.x, source.y
     assert x[0].tolist() == [0] * 9 + WORDS.encode("Say it.\nAnswer:hello") + [WORDS.end]
@@ -183,66 +184,57 @@ def test_a_response_stands_at_the_end_after_its_prompt(tmp_path: Path) -> None:
 
 
 def test_a_long_response_takes_half_of_a_sample(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", [{"instruction": LONG, "output": LONG}])
-    source = load_source("instructions", path=tmp_path, form="generation", length=20)
+    source = loaded(tmp_path, [{"instruction": LONG, "output": LONG}], form="generation", length=20)
     wanted = source.y[0] != NO_TARGET
     assert int(wanted.sum()) == 10
     assert read(source.y[0][wanted]) == LONG[:9]
     assert read(source.x[0][~wanted]) == LONG[:3] + "Answer:"
 
 
-def test_instructions_without_options_can_only_be_generated(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", [{"instruction": "Why?", "output": "so"}])
-    assert len(load_source("instructions", path=tmp_path, form="generation")) == 1
-    with pytest.raises(
-        DataError, match=r"a.jsonl', line 1: lists no options; end the instruction with a line"
-    ):
-        load_source("instructions", path=tmp_path)
-
-
 # mistakes
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "words"),
     [
-        ("{", "line 2: is not JSON"),
-        ("[1]", "line 2: expected an object with 'instruction' and 'output', got list"),
-        ('{"instruction": "a"}', "line 2: 'output' should be a text, but is missing; it has instruction"),
-        ('{"instruction": 3, "output": "a"}', "line 2: 'instruction' should be a text, but is 3"),
-        (
-            json.dumps(question(1, ("a", "b"), 0) | {"output": "c"}),
-            "line 2: the output 'c' is none of its options: a, b",
-        ),
-        (
-            json.dumps(question(1, ("a", "b"), 0, task="t")),
-            "line 1: has neither 'category' nor 'task', but other lines",
-        ),
+        ("{", "line 2: .* JSON"),
+        ("[1]", "line 2: .* list"),
+        ({"instruction": "a"}, "line 2: 'output' .* missing"),
+        ({"instruction": 3, "output": "a"}, "line 2: 'instruction' .* 3"),
+        ({"instruction": "Why?", "output": "so"}, "line 2: lists no options"),
+        (question(1, ("a", "b"), 0) | {"output": "c"}, "line 2: .*'c' .*: a, b"),
+        (question(1, ("a", "b"), 0, task="t"), "line 1: .*'category' nor 'task'"),
     ],
 )
-def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path, need_rouge: None) -> None:
-    first = json.dumps(question(0, ("a", "b"), 0))
-    (tmp_path / "a.jsonl").write_text(f"{first}\n{line}\n", encoding="utf-8")
-    with pytest.raises(DataError, match=message):
-        load_source("instructions", path=tmp_path)
+def test_a_bad_line_is_named(line: Any, words: str, tmp_path: Path, need_rouge: None) -> None:
+    lines = [json.dumps(question(0, ("a", "b"), 0)), line if isinstance(line, str) else json.dumps(line)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(DataError, match=words):
+        loaded(tmp_path)
+    if "no options" in words:
+        assert len(loaded(tmp_path, form="generation")) == 2
 
 
-def test_bad_folders_and_settings_are_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="neither a file of JSON lines nor a folder that holds any"):
-        load_source("instructions", path=tmp_path / "nothing")
-    with pytest.raises(ConfigError, match=r"unknown form 'choise'.*'choice'"):
-        load_source("instructions", path=folder, form="choise")
-    with pytest.raises(ConfigError, match="unknown padding 'lefty'"):
-        load_source("instructions", path=folder, padding="lefty")
-    with pytest.raises(ConfigError, match="at least 2 options"):
-        load_source("instructions", path=folder, options=1)
-    with pytest.raises(ConfigError, match="length must be above 1"):
-        load_source("instructions", path=folder, option_length=1)
-    tests_alone = tmp_path / "tests"
-    tests_alone.mkdir()
-    write(tests_alone / "a_test.jsonl", [question(0, ("a", "b"), 0)])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"form": "choise"}, "'choise'.*'choice'"),
+        ({"padding": "lefty"}, "'lefty'"),
+        ({"options": 1}, "at least 2 options"),
+        ({"option_length": 1}, "above 1"),
+    ],
+)
+def test_bad_settings_are_named(folder: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        loaded(folder, **options)
+
+
+def test_bad_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing"):
+        loaded(tmp_path / "nothing")
+    write(tmp_path / "a_test.jsonl", [question(0, ("a", "b"), 0)])
     with pytest.raises(DataError, match="no training lines"):
-        load_source("instructions", path=tests_alone)
+        loaded(tmp_path)
 
 
 def test_credit_needs_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,20 +253,17 @@ def test_credit_needs_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_task_left_out_leaves_six_clients_and_its_test_lines(folder: Path, need_rouge: None) -> None:
     federation = build("instructions", path=str(folder), heldout_domain="pets")
-    assert federation.num_clients == 6
-    assert federation.names[:6] == tuple(
-        sorted(f"{t}_{n}" for t in TASKS if t != "pets" for n in ("first", "second"))
-    )
-    assert federation.names[6:] == ("pets",)
+    clients = sorted(f"{task}_{name}" for task in TASKS if task != "pets" for name in ("first", "second"))
+    assert (federation.num_clients, federation.names) == (6, (*clients, "pets"))
     source = federation.source
     pets = np.flatnonzero(source.groups["domain"].numpy() == source.group_names["domain"].index("pets"))
     assert source.test is not None
-    official = source.test.numpy()
-    shifted = federation.shifted["pets"]
-    assert torch.equal(shifted.x, source.x[torch.from_numpy(pets[official[pets]])])
-    assert len(shifted) == 6
+    assert source.credit is not None
+    official, shifted = source.test.numpy(), federation.shifted["pets"]
+    tested = torch.from_numpy(pets[official[pets]])
+    assert (len(shifted), torch.equal(shifted.x, source.x[tested])) == (6, True)
     assert shifted.credit is not None
-    assert torch.equal(shifted.credit, source.credit[torch.from_numpy(pets[official[pets]])])  # type: ignore[index]
+    assert torch.equal(shifted.credit, source.credit[tested])
     for client in range(6):
         assert not set(pets) & {*federation.train[client], *federation.val[client], *federation.test[client]}
     assert not official[np.concatenate(federation.train)].any()
@@ -304,14 +293,17 @@ def test_a_public_set_tells_no_answers(folder: Path, need_rouge: None) -> None:
         build(source=source, public=other)
 
 
-def test_credit_is_checked() -> None:
-    x, y = torch.zeros(3, 4), torch.tensor([0, 1, 1])
-    with pytest.raises(DataError, match=r"credit must be torch.float32 of shape \[3, 2\]"):
-        Source("s", x, y, "classification", 2, credit=torch.zeros(3, 3))
-    with pytest.raises(DataError, match=r"credit must lie in 0..1"):
-        Source("s", x, y, "classification", 2, credit=torch.full((3, 2), 2.0))
-    with pytest.raises(DataError, match="credit is for a classification task, not for binary"):
-        Source("s", x, y, "binary", 1, credit=torch.zeros(3, 1))
+@pytest.mark.parametrize(
+    ("task", "outputs", "credit", "words"),
+    [
+        ("classification", 2, torch.zeros(3, 3), r"\[3, 2\]"),
+        ("classification", 2, torch.full((3, 2), 2.0), r"0..1"),
+        ("binary", 1, torch.zeros(3, 1), "binary"),
+    ],
+)
+def test_credit_is_checked(task: Any, outputs: int, credit: torch.Tensor, words: str) -> None:
+    with pytest.raises(DataError, match=f"credit .*{words}"):
+        Source("s", torch.zeros(3, 4), torch.tensor([0, 1, 1]), task, outputs, credit=credit)
 
 
 # the data folder

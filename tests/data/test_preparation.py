@@ -128,12 +128,13 @@ def test_a_cut_with_drawn_training_shares_is_every_clients_own(folder: Path) -> 
         ):
             assert (whole.part(part)[client] - start).tolist() == rows.tolist()  # type: ignore[arg-type]
         start += size
-    with pytest.raises(DataError, match="client 4 of clients with"):
-        own_rows(4, sizes, strata, rule, 1)
-    with pytest.raises(DataError, match=r"has 40 rows, but labels of 18"):
-        own_rows(0, sizes, strata, rule, 1)
-    with pytest.raises(DataError, match="official test part"):
-        own_rows(3, sizes, strata, read_split(SplitShares(test="official"), official=True), 1)
+    for client, rule_of_test, words in (
+        (4, rule, "client 4 "),
+        (0, rule, "40 rows.* 18"),
+        (3, read_split(SplitShares(test="official"), official=True), "official"),
+    ):
+        with pytest.raises(DataError, match=words):
+            own_rows(client, sizes, strata, rule_of_test, 1)
 
 
 def expected(train: pd.DataFrame, other: pd.DataFrame, levels: list[list[str]], strategy: str) -> np.ndarray:
@@ -268,52 +269,56 @@ def test_what_few_rows_have_is_not_told() -> None:
     np.testing.assert_allclose(names["prepare"](frame.to_dict("records")), constants.inputs(frame), atol=1e-6)
 
 
-def test_what_does_not_fit_together_is_said(folder: Path) -> None:
-    roles = made_roles("y")
-    a = pd.DataFrame({"age": [1.0, 2.0], "y": ["u", "v"]})
-    b = pd.DataFrame({"age": [1.0, "old"], "y": ["u", "v"]})
-    tell = [summarise(a, roles, [0, 1], "ash"), summarise(b, roles, [0, 1], "elm")]
-    with pytest.raises(DataError, match=r"'age' holds numbers at ash and words at elm \(1: old\).*words"):
-        combine(tell)
-    with pytest.raises(DataError, match="do not take their columns for the same"):
-        combine([tell[0], summarise(b, made_roles("y", indicator=True), [0, 1], "elm")])
-    with pytest.raises(DataError, match="column 'age' is empty in all training rows"):
-        combine([summarise(a.assign(age=None), roles, [0, 1])])
-    many = pd.DataFrame({"name": [f"n{k}" for k in range(200)], "y": [0, 1] * 100})
-    with pytest.raises(DataError, match="column 'name' has 200 different words"):
-        combine([summarise(many, roles, range(200))])
-    three = [
-        summarise(pd.DataFrame({"a": [1], "y": [word]}), made_roles("y", task="binary"), [0])
-        for word in "uvw"
-    ]
-    with pytest.raises(DataError, match="a binary label has two values, but 'y' has 3: u, v, w"):
-        combine(three)
-    with pytest.raises(DataError, match=r"column 'age' is not a number in 1 of 2 rows.*row 1"):
-        combine(tell[:1]).apply(b)
-    with pytest.raises(DataError, match="class 'w' does not occur in the training data, which have u, v"):
-        combine(tell[:1]).apply(pd.DataFrame({"age": [1], "y": ["w"]}))
-    with pytest.raises(DataError, match=r"a Summary is not as expected: rows"):
-        Summary.from_dict({**tell[0].to_dict(), "rows": -1})
-    with pytest.raises(DataError, match=r"column 'pain' is .*data.normalise=federated \(or client\)"):
-        build("table", path=str(folder), options={"label": "outcome", "features": ["pain"]})
-    with pytest.raises(ConfigError, match="medians of all clients"):
-        build(
-            "table", path=str(folder), options={"label": "outcome", "impute": "median"}, normalise="federated"
-        )
-    with pytest.raises(ConfigError, match="tables that are prepared"):
-        build("table", path=str(folder), options={"label": "outcome", "features": ["age"], "words": ["age"]})
+def told(label: str = "y", rows: int = 2, name: str = "ash", **table: Any) -> Summary:
+    """What a client tells of a table with numbers, words and two classes."""
+    frame = pd.DataFrame({"age": [1.0, 2.0], "y": ["u", "v"]} if "age" not in table and rows == 2 else {})
+    options = {key: table.pop(key) for key in ("task", "indicator") if key in table}
+    return summarise(frame.assign(**table), made_roles(label, **options), range(rows), name)
+
+
+@pytest.mark.parametrize(
+    ("summaries", "words"),
+    [
+        ([told(), told(age=[1.0, "old"], y=["u", "v"], name="elm")], r"'age' .* ash .* elm \(1: old\)"),
+        ([told(), told(indicator=True, name="elm")], "'elm' and 'ash'"),
+        ([told(age=[None, None], y=["u", "v"])], "'age' is empty"),
+        ([told(age=[f"n{k}" for k in range(200)], y=[0, 1] * 100, rows=200)], "'age' has 200 different"),
+        ([told(age=[1], y=[word], rows=1, task="binary") for word in "uvw"], "'y' has 3: u, v, w"),
+    ],
+)
+def test_summaries_that_do_not_fit_together(summaries: list[Summary], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        combine(summaries)
+
+
+def test_what_does_not_fit_the_constants_or_the_settings_is_said(folder: Path) -> None:
+    constants = combine([told()])
+    for frame, words in (
+        ({"age": [1.0, "old"], "y": ["u", "v"]}, "'age' .* 1 of 2 rows.*row 1"),
+        ({"age": [1], "y": ["w"]}, "'w' .* u, v"),
+    ):
+        with pytest.raises(DataError, match=words):
+            constants.apply(pd.DataFrame(frame))
+    with pytest.raises(DataError, match=r"rows"):
+        Summary.from_dict({**told().to_dict(), "rows": -1})
+    for options, normalise, words in (
+        ({"features": ["pain"]}, "none", "'pain' .*data.normalise"),
+        ({"impute": "median"}, "federated", "medians"),
+        ({"features": ["age"], "words": ["age"]}, "none", "data.normalise"),
+    ):
+        with pytest.raises((DataError, ConfigError), match=words):
+            build("table", path=str(folder), options={"label": "outcome", **options}, normalise=normalise)  # type: ignore[arg-type]
 
 
 def test_a_summary_has_no_row_of_its_client(folder: Path) -> None:
     frame = read_table(folder / "ash.csv")[1]
     told = summarise(frame, made_roles("outcome"), np.arange(30), "ash").to_dict()
     age = frame["age"][:30]
-    assert told["columns"]["age"] == {
-        "kind": "number", "count": int(age.notna().sum()), "total": pytest.approx(age.sum()),
-        "squares": pytest.approx(((age - age.mean()) ** 2).sum()), "levels": [],
-    }  # fmt: skip
-    assert told["columns"]["sex"] == {"kind": "word", "count": int(frame["sex"][:30].notna().sum()), "total": 0.0,
-                                      "squares": 0.0, "levels": ["f", "m"]}  # fmt: skip
+    squares = ((age - age.mean()) ** 2).sum()
+    numbers = {"total": pytest.approx(age.sum()), "squares": pytest.approx(squares), "levels": []}
+    assert told["columns"]["age"] == {"kind": "number", "count": int(age.notna().sum()), **numbers}
+    words = {"total": 0.0, "squares": 0.0, "levels": ["f", "m"]}
+    assert told["columns"]["sex"] == {"kind": "word", "count": int(frame["sex"][:30].notna().sum()), **words}
     assert (told["rows"], told["classes"]) == (30, ["ill", "well", "worst"])
 
 

@@ -43,32 +43,72 @@ def test_digits_are_bundled_and_scaled() -> None:
     assert torch.bincount(source.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
+GREY = {
+    "mnist": ("mnist.npz", twins.parts("mnist.npz", 0.1307, 0.3081, 28, 10, False)),
+    "chestxray": ("chestxray64.npz", twins.parts("chestxray64.npz", 0.5542, 0.2388, 64, 3, True)),
+}
+
+
 @pytest.fixture(params=["real", "twin"])
-def mnist_files(request: pytest.FixtureRequest) -> Path:
-    return twins.files_of(request, twins.parts("mnist.npz", 0.1307, 0.3081, 28, 10, False), "mnist.npz")
+def grey_files(request: pytest.FixtureRequest, name: str) -> Path:
+    file, make = GREY[name]
+    return twins.files_of(request, make, file) / file
 
 
-def test_mnist_has_the_images_of_its_file(mnist_files: Path) -> None:
-    source = load_source("mnist")
-    with np.load(mnist_files / "mnist.npz") as arrays:
+@pytest.mark.parametrize("name", GREY)
+def test_grey_sets_have_the_images_of_their_files(grey_files: Path, name: str) -> None:
+    source = load_source(name)
+    assert source.test is not None
+    with np.load(grey_files) as arrays:
         for test, part in ((False, "train"), (True, "test")):
-            assert source.test is not None
             assert torch.equal(source.x[source.test == test][:, 0], torch.from_numpy(arrays[f"x_{part}"]))
             assert source.y[source.test == test].tolist() == arrays[f"y_{part}"].tolist()
-    assert source.info["classes"] == tuple("0123456789")
+        assert source.info["classes"] == tuple(arrays["classes"] if name == "chestxray" else "0123456789")
     assert_statistics_are_those_of_the_training_part(source, 1e-4)
-    unit = load_source("mnist", scaling="unit")
-    assert (unit.mean, unit.std) == ((0.0,), (1.0,))
 
 
-def test_mnist_counts(need_data: Need) -> None:
+def test_mnist_in_the_unit_interval(need_data: Need) -> None:
     need_data("mnist.npz")
-    source = load_source("mnist")
-    assert source.x.shape == (70000, 1, 28, 28)
-    assert source.x.dtype == torch.uint8
-    assert counts(source, test=False) == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert counts(source, test=True) == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert_statistics_are_those_of_the_training_part(source, 1e-4)
+    unit, rows = load_source("mnist", scaling="unit"), torch.arange(50)
+    x = unit.take(rows)
+    assert (float(x.min()), float(x.max())) == (0.0, 1.0)
+    torch.testing.assert_close((x - 0.1307) / 0.3081, load_source("mnist").take(rows), atol=1e-5, rtol=0)
+    with pytest.raises(ConfigError, match="unit"):
+        load_source("mnist", scaling="units")
+
+
+MNIST = (
+    [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "shape", "train", "test", "tolerance"),
+    [
+        ("mnist", "mnist.npz", (70_000, 1, 28, 28), *MNIST, 1e-4),
+        pytest.param(
+            *("cifar10", "cifar10_jpeg.npz", (55_000, 3, 32, 32), [4500] * 10, [1000] * 10, 5e-3),
+            marks=pytest.mark.slow,
+        ),
+        ("tinyimagenet", "tinyimagenet32_jpeg.npz", (14_000, 3, 32, 32), [60] * 200, [10] * 200, 1e-4),
+        ("chestxray", "chestxray64.npz", (1123, 1, 64, 64), [99, 399, 400], [25, 100, 100], 1e-4),
+    ],
+)
+def test_sets_in_two_parts_have_the_counts_of_their_origin(
+    name: str,
+    file: str,
+    shape: tuple[int, ...],
+    train: list[int],
+    test: list[int],
+    tolerance: float,
+    need_data: Need,
+) -> None:
+    need_data(file)
+    source = load_source(name)
+    assert (source.x.shape, source.x.dtype) == (shape, torch.uint8)
+    assert (counts(source, test=False), counts(source, test=True)) == (train, test)
+    assert_statistics_are_those_of_the_training_part(source, tolerance)
 
 
 @pytest.fixture(params=["real", "twin"])
@@ -86,16 +126,6 @@ def decoded(arrays: Any, number: int, part: str = "") -> torch.Tensor:
     start, stop = arrays[f"offsets{part}"][number : number + 2]
     with Image.open(io.BytesIO(arrays[f"jpeg{part}"][start:stop].tobytes())) as picture:
         return torch.from_numpy(np.asarray(picture.convert("RGB")).copy()).permute(2, 0, 1)
-
-
-def test_cifar10_whole(need_data: Need) -> None:
-    need_data("cifar10_jpeg.npz")
-    source = load_source("cifar10")
-    assert source.x.shape == (55000, 3, 32, 32)
-    assert counts(source, test=False) == [4500] * 10
-    assert counts(source, test=True) == [1000] * 10
-    assert source.info["classes"][:3] == ("airplane", "automobile", "bird")
-    assert_statistics_are_those_of_the_training_part(source, 5e-3)
 
 
 def test_a_capped_set_is_the_start_of_both_parts_in_proportion(cifar_files: Path) -> None:
@@ -141,15 +171,6 @@ def test_one_sample_of_a_set_in_two_parts_is_possible(need_data: Need) -> None:
     assert load_source("tinyimagenet", samples=1).x.shape == (1, 3, 32, 32)
 
 
-def test_tinyimagenet_has_even_classes(need_data: Need) -> None:
-    need_data("tinyimagenet32_jpeg.npz")
-    source = load_source("tinyimagenet")
-    assert source.x.shape == (14000, 3, 32, 32)
-    assert counts(source, test=False) == [60] * 200
-    assert counts(source, test=True) == [10] * 200
-    assert_statistics_are_those_of_the_training_part(source, 1e-4)
-
-
 def test_pacs_counts_by_domain_and_class(need_data: Need) -> None:
     need_data("pacs64_jpeg.npz")
     source = load_source("pacs")
@@ -164,34 +185,6 @@ def test_pacs_counts_by_domain_and_class(need_data: Need) -> None:
     assert source.group_names["domain"] == tuple(table)
     for domain, expected in enumerate(table.values()):
         assert torch.bincount(source.y[source.groups["domain"] == domain]).tolist() == expected
-    assert_statistics_are_those_of_the_training_part(source, 1e-4)
-
-
-@pytest.fixture(params=["real", "twin"])
-def chest_files(request: pytest.FixtureRequest) -> Path:
-    make = twins.parts("chestxray64.npz", 0.5542, 0.2388, 64, 3, True)
-    return twins.files_of(request, make, "chestxray64.npz")
-
-
-def test_chestxray_has_the_images_of_its_file(chest_files: Path) -> None:
-    source = load_source("chestxray")
-    with np.load(chest_files / "chestxray64.npz") as arrays:
-        both = np.concatenate([arrays["x_train"], arrays["x_test"]])
-        assert torch.equal(source.x[:, 0], torch.from_numpy(both))
-        assert source.y.tolist() == [*arrays["y_train"], *arrays["y_test"]]
-        assert source.info["classes"] == tuple(arrays["classes"])
-        assert source.test is not None
-        assert int(source.test.sum()) == len(arrays["y_test"])
-    assert source.test[-1]
-    assert_statistics_are_those_of_the_training_part(source, 1e-4)
-
-
-def test_chestxray_is_grey_and_unbalanced(need_data: Need) -> None:
-    need_data("chestxray64.npz")
-    source = load_source("chestxray")
-    assert source.x.shape == (1123, 1, 64, 64)
-    assert counts(source, test=False) == [99, 399, 400]
-    assert counts(source, test=True) == [25, 100, 100]
     assert_statistics_are_those_of_the_training_part(source, 1e-4)
 
 
