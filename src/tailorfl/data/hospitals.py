@@ -28,17 +28,16 @@ _TRAIN_SHARE = 0.66
 
 
 PUBLIC_SCALES: dict[object, tuple[float, float]] = {
-    0: (50.0, 10.0),  # age, years: decades around the middle of adult life
-    3: (
-        120.0,
-        20.0,
-    ),  # blood pressure at rest, mm Hg: below 120 is normal, from 140 on stage 2 (ACC/AHA 2017)
-    4: (200.0, 40.0),  # cholesterol, mg/dl: below 200 is desirable, from 240 on high (NCEP ATP III, 2001)
-    7: (
-        145.0,
-        25.0,
-    ),  # highest heart rate, 1/min, at 50: 170 = 220 − age (Fox et al., 1971); 145 are the 85 % of a test
-    9: (1.0, 1.0),  # ST depression under exercise, mm: 1 makes a test positive (ACC/AHA 2002)
+    # age, years: decades around the middle of adult life
+    0: (50.0, 10.0),
+    # blood pressure at rest, mm Hg: below 120 is normal, from 140 on stage 2 (ACC/AHA 2017)
+    3: (120.0, 20.0),
+    # cholesterol, mg/dl: below 200 is desirable, from 240 on high (NCEP ATP III, 2001)
+    4: (200.0, 40.0),
+    # highest heart rate, 1/min, at 50: 170 = 220 − age (Fox et al., 1971); 145 are the 85 % of a test
+    7: (145.0, 25.0),
+    # ST depression under exercise, mm: 1 makes a test positive (ACC/AHA 2002)
+    9: (1.0, 1.0),
 }
 """Column -> (centre, scale), from guidelines and not from these patients; all other columns are 0 or 1."""
 LARGEST = 3.0

@@ -312,14 +312,7 @@ def real_tensor(values: Any, name: str) -> Tensor:
     if tensor.layout != torch.strided:
         raise DataError(f"{name} is a sparse tensor; give its to_dense()")
     if tensor.is_quantized or tensor.is_meta or not tensor.dim():
-        kind = (
-            "is quantized"
-            if tensor.is_quantized
-            else "holds no numbers"
-            if tensor.is_meta
-            else "is one number"
-        )
-        raise DataError(f"{name} {kind}; give a plain array with one entry a sample")
+        raise DataError(f"{name} should be a plain array with one entry a sample")
     return tensor.detach()
 
 

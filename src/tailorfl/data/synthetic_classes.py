@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -120,21 +120,21 @@ def synthetic_digits(
     # Torch draws normal numbers in half the time of NumPy; they are nearly all of the work here.
     fast = torch.Generator().manual_seed(int(rng.integers(2**63)))
 
-    def drawn(into: Floats | None) -> Iterator[Floats]:
-        return _noisy(prototypes, label, noise, shift, (rng, fast), into)
+    def fill(into: Floats) -> None:
+        _draw_into(into, prototypes, label, noise, shift, (rng, fast))
 
     if on_disk:
         settings = (clients, samples, test_samples, classes, noise, alpha, shift, seed)
-        x = _on_disk(settings, (clients * rows, *shape), drawn)
+        x = _on_disk(settings, (clients, rows, size), tuple(shape), fill)
     else:
-        samples_of_all = np.empty((clients, rows, size), dtype=np.float32)
-        for _ in drawn(samples_of_all):
-            pass
-        x = torch.from_numpy(samples_of_all).reshape(-1, *shape)
+        drawn = np.empty((clients, rows, size), dtype=np.float32)
+        fill(drawn)
+        x = torch.from_numpy(drawn)
+    x = x.reshape(-1, *shape)
     test, groups, group_names = client_layout(clients, samples, test_samples)
     return Source(
         name="synthetic_digits",
-        x=x,
+        x=mark_finite(x),
         y=torch.from_numpy(label).reshape(-1),
         task="classification",
         outputs=classes,
@@ -145,53 +145,43 @@ def synthetic_digits(
     )
 
 
-def _noisy(
+def _draw_into(
+    into: Floats,
     prototypes: Floats,
     label: NDArray[np.int64],
     noise: float,
     shift: float,
     generators: tuple[np.random.Generator, torch.Generator],
-    into: Floats | None,
-) -> Iterator[Floats]:
-    """Yield the samples of some clients after the others, [clients, rows, size]: in `into`, or one place for all."""
+) -> None:
+    """Draw the samples of all clients `[clients, rows, size]`, of some clients after the others."""
     rng, fast = generators
-    clients, rows = label.shape
-    size = prototypes.shape[1]
-    block = max(1, _BLOCK // (rows * size))
-    buffer = np.empty((min(block, clients), rows, size), dtype=np.float32) if into is None else into
-    for first in range(0, clients, block):
-        classes = label[first : first + block]
-        begin = 0 if into is None else first
-        drawn = buffer[begin : begin + len(classes)]
+    block = max(1, _BLOCK // math.prod(into.shape[1:]))
+    for first in range(0, len(into), block):
+        drawn = into[first : first + block]
         torch.from_numpy(drawn).normal_(0.0, noise, generator=fast)
-        drawn += prototypes[classes]
+        drawn += prototypes[label[first : first + block]]
         if shift:
-            drawn += np.float32(shift) * rng.standard_normal((len(drawn), 1, size), dtype=np.float32)
-        yield drawn
+            drawn += np.float32(shift) * rng.standard_normal((len(drawn), 1, into.shape[2]), dtype=np.float32)
+        if not np.isfinite(drawn).all():
+            raise ConfigError(f"noise and shift must give numbers that float32 holds; given {noise}, {shift}")
 
 
 def _on_disk(
-    settings: object, shape: Sequence[int], drawn: Callable[[Floats | None], Iterator[Floats]]
+    settings: object, drawn: tuple[int, ...], shape: tuple[int, ...], fill: Callable[[Floats], None]
 ) -> Tensor:
-    """Return the samples of what is `settings` from the file that is kept of them."""
+    """Return the samples `[clients, rows, size]` that `settings` draw, each of `shape`, from the file kept of them."""
 
     def make(working: Path) -> None:
-        with (working / _SAMPLES).open("wb") as file:
-            for block in drawn(None):
-                if not np.isfinite(block).all():
-                    raise ConfigError(
-                        f"noise and shift must give numbers that float32 holds; given {settings}"
-                    )
-                file.write(block.data)
+        fill(np.memmap(working / _SAMPLES, dtype=np.float32, mode="w+", shape=drawn))
 
     def opened(entry: Path) -> Tensor | None:
         file = entry / _SAMPLES
-        if not file.is_file() or file.stat().st_size != math.prod(shape) * torch.float32.itemsize:
+        if not file.is_file() or file.stat().st_size != math.prod(drawn) * torch.float32.itemsize:
             return None
-        return mapped(file, shape, torch.float32)
+        return mapped(file, drawn, torch.float32)
 
-    key = key_of(settings, tuple(shape), torch.__version__)
-    return mark_finite(cached(cache_folder() / "synthetic_digits", key, make, opened))
+    key = key_of(settings, (drawn[0] * drawn[1], *shape), torch.__version__)
+    return cached(cache_folder() / "synthetic_digits", key, make, opened)
 
 
 def _labels(

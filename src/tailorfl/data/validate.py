@@ -76,11 +76,12 @@ def _check_train(federation: Federation) -> None:
 
 def _check_finite(federation: Federation) -> None:
     source = federation.source
+    pools = np.concatenate([*(_rows_of(federation, part) for part in _PARTS), federation.server])
     for field_name, values in (("features", source.x), ("target", source.y)):
         if not values.is_floating_point() or all_finite(values):
             continue
         bad = np.flatnonzero(~torch.isfinite(values.reshape(len(source), -1)).all(dim=1).numpy())
-        used = bad[np.isin(bad, _used_rows(federation))] if len(bad) else bad
+        used = bad[np.isin(bad, pools)] if len(bad) else bad
         if len(used):
             row = int(used[0])
             raise DataError(
@@ -97,9 +98,11 @@ def weaknesses(federation: Federation) -> list[str]:
     classes they never see in training, and with nothing to be tested or selected by.
     """
     train = federation.sizes("train")
-    several = bool((federation.describe("train").sum(axis=0) > 0).sum() > 1)
-    one_class = (_strata_held(federation) == 1) & (train > 1) & several
-    guessable = one_class & (federation.sizes("test") > 0) & (_unseen(federation) == 0)
+    learned, tested = federation.describe("train"), federation.describe("test")
+    unseen = np.where(learned == 0, tested, 0).sum(axis=1)
+    several = bool((learned.sum(axis=0) > 0).sum() > 1)
+    one_class = ((learned > 0).sum(axis=1) == 1) & (train > 1) & several
+    guessable = one_class & (federation.sizes("test") > 0) & (unseen == 0)
     cases = [
         (train == 1, "have a single training sample"),
         (guessable, "have one class only, so always guessing it is perfect there"),
@@ -107,40 +110,18 @@ def weaknesses(federation: Federation) -> list[str]:
         (federation.sizes("test") == 0, "have no test samples and cannot be evaluated"),
     ]
     if len(federation.part("test").once()[0]) > 1:  # one global test set holds unseen classes by intention
-        cases.append(
-            (_mostly_unseen(federation), "are tested mostly on classes they have no training samples of")
-        )
+        mostly_unseen = 2 * unseen > tested.sum(axis=1)
+        cases.append((mostly_unseen, "are tested mostly on classes they have no training samples of"))
     if federation.sizes("val").any():
         cases.append((federation.sizes("val") == 0, "have no validation samples"))
-    clients_of = [(np.flatnonzero(mask), text) for mask, text in cases]
     messages = [
-        f"{len(c)} of {len(federation)} clients {text}: {_named(federation, c)}"
-        for c, text in clients_of
-        if len(c)
+        f"{mask.sum()} of {len(federation)} clients {text}: {_named(federation, np.flatnonzero(mask))}"
+        for mask, text in cases
+        if mask.any()
     ]
     if not federation.sizes("val").any():
         messages.append("no client has validation samples, so nothing can be selected by validation")
     return messages
-
-
-def _mostly_unseen(federation: Federation) -> NDArray[np.bool_]:
-    """`[clients]` bool, True where more than half of the test samples are of classes not trained on."""
-    mostly: NDArray[np.bool_] = 2 * _unseen(federation) > federation.describe("test").sum(axis=1)
-    return mostly
-
-
-def _unseen(federation: Federation) -> Ints:
-    """`[clients]` test samples of classes that the client has no training samples of."""
-    unseen = np.where(federation.describe("train") == 0, federation.describe("test"), 0)
-    return np.asarray(unseen.sum(axis=1), dtype=np.int64)
-
-
-def _strata_held(federation: Federation) -> Ints:
-    return np.asarray((federation.describe("train") > 0).sum(axis=1), dtype=np.int64)
-
-
-def _used_rows(federation: Federation) -> Ints:
-    return np.unique(np.concatenate([*(_rows_of(federation, part) for part in _PARTS), federation.server]))
 
 
 def _rows_of(federation: Federation, part: Part) -> Ints:
