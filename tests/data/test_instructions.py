@@ -15,8 +15,14 @@ import pytest
 import torch
 
 from tailorfl.data.build import build
-from tailorfl.data.instruction_files import files_of, kept_options, part_of, read_examples, split_options
-from tailorfl.data.instructions import FLAN8
+from tailorfl.data.instructions import (
+    FLAN8,
+    files_of,
+    kept_options,
+    part_of,
+    read_examples,
+    split_options,
+)
 from tailorfl.data.registry import load_source
 from tailorfl.data.rouge import rouge1
 from tailorfl.data.rows import spread_indices

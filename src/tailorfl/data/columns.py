@@ -19,7 +19,7 @@ from tailorfl.data.labels import FEW_ROWS, check_classes
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task, check_finite
 from tailorfl.data.table_files import FILE, SHOWN, is_unnamed, read_table
-from tailorfl.errors import DataError, first_few, nearest
+from tailorfl.errors import DataError, did_you_mean, first_few
 from tailorfl.printable import shown
 
 if TYPE_CHECKING:
@@ -182,10 +182,9 @@ def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None
         )
     for column in columns:
         if column not in present:
-            hint = nearest(column, present)
-            suggestion = f" Did you mean '{hint}'?" if hint else ""
             raise DataError(
-                f"table '{name}' has no column {shown(column)}.{suggestion} Columns: {first_few(list(present), SHOWN)}."
+                f"table '{name}' has no column {shown(column)}.{did_you_mean(column, present)} "
+                f"Columns: {first_few(list(present), SHOWN)}."
             )
     repeated = sorted(column for column, times in Counter(columns).items() if times > 1)
     if repeated:
@@ -202,10 +201,8 @@ def check_features(name: str, frame: pd.DataFrame, features: Sequence[str], word
     """
     for word in words:
         if word not in features:
-            hint = nearest(word, features)
-            suggestion = f" Did you mean '{hint}'?" if hint else ""
             raise DataError(
-                f"table '{name}': words names {shown(word)}, which is no feature.{suggestion} "
+                f"table '{name}': words names {shown(word)}, which is no feature.{did_you_mean(word, features)} "
                 f"Features: {first_few(features, SHOWN)}."
             )
     unnamed = [feature for feature in features if is_unnamed(feature)]

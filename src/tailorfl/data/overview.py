@@ -196,7 +196,7 @@ def _quantiles(federation: Federation, values: Floats) -> Floats:
     import pandas as pd
 
     rows = federation.part("train")
-    train = pd.Series(values[rows.flat()]).groupby(rows.owners()).quantile(list(QUANTILES)).unstack()
+    train = pd.Series(values[rows.flat()]).groupby(rows.owners()).quantile(np.array(QUANTILES)).unstack()
     return train.reindex(range(len(rows))).to_numpy(dtype=np.float64)
 
 

@@ -7,6 +7,8 @@ mean loss of client i is then the quadratic `F_i(w) = 0.5 (w - c_i)' H_i (w - c_
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -156,13 +158,13 @@ def closed_form(H: Tensor, c: Tensor, p: Tensor, lam: float) -> tuple[Tensor, Te
     return w, v
 
 
-def client_layout(
-    clients: int, train: int, test: int
-) -> tuple[Tensor, dict[str, Tensor], dict[str, tuple[str, ...]]]:
-    """Test mask, groups and group names of rows lying client by client, `train` then `test` rows of each."""
-    mask = (torch.arange(train + test) >= train).repeat(clients)
-    owner = torch.arange(clients).repeat_interleave(train + test)
-    return mask, {"client": owner}, {"client": tuple(map(str, range(clients)))}
+def client_layout(clients: int, train: int, test: int) -> dict[str, Any]:
+    """Return the fields of a `Source` whose rows lie client by client, `train` then `test` rows of each."""
+    return {
+        "test": (torch.arange(train + test) >= train).repeat(clients),
+        "groups": {"client": torch.arange(clients).repeat_interleave(train + test)},
+        "group_names": {"client": tuple(map(str, range(clients)))},
+    }
 
 
 def require_positive(**counts: int) -> None:
@@ -196,7 +198,6 @@ def _regression(name: str, x: Floats, y: Floats, samples: int, weights: Floats, 
     """Return a source from `x` `[clients, rows, dim]`, `y` `[clients, rows]`; the first `samples` rows train."""
     features, targets = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
     clients, rows, dim = x.shape
-    test, groups, group_names = client_layout(clients, samples, rows - samples)
     H, c = local_quadratics(features[:, :samples], targets[:, :samples])
     p = torch.full((clients,), 1.0 / clients, dtype=torch.float64)
     info = {"weights": torch.from_numpy(weights), "centre": torch.from_numpy(centre), "H": H, "c": c, "p": p}
@@ -208,8 +209,6 @@ def _regression(name: str, x: Floats, y: Floats, samples: int, weights: Floats, 
         y=targets.reshape(-1, 1),
         task="regression",
         outputs=1,
-        test=test,
-        groups=groups,
-        group_names=group_names,
         info=info,
+        **client_layout(clients, samples, rows - samples),
     )

@@ -65,16 +65,13 @@ def synthetic_logistic(
         # argmax of scores plus Gumbel noise is a draw from their softmax
         scores += rng.gumbel(size=scores.shape)
     scale = x[:, :samples].reshape(-1, dim).std(axis=0)
-    test, groups, group_names = client_layout(clients, samples, test_samples)
     return Source(
         name="synthetic_logistic",
         x=torch.from_numpy((x / scale).astype(np.float32)).reshape(-1, dim),
         y=torch.from_numpy(scores.argmax(axis=-1)).reshape(-1),
         task="classification",
         outputs=2,
-        test=test,
-        groups=groups,
-        group_names=group_names,
+        **client_layout(clients, samples, test_samples),
         info={"weights": torch.from_numpy(weights * scale)},
     )
 
@@ -131,16 +128,13 @@ def synthetic_digits(
         fill(drawn)
         x = torch.from_numpy(drawn)
     x = x.reshape(-1, *shape)
-    test, groups, group_names = client_layout(clients, samples, test_samples)
     return Source(
         name="synthetic_digits",
         x=mark_finite(x),
         y=torch.from_numpy(label).reshape(-1),
         task="classification",
         outputs=classes,
-        test=test,
-        groups=groups,
-        group_names=group_names,
+        **client_layout(clients, samples, test_samples),
         info={"prototypes": torch.from_numpy(prototypes).reshape(classes, *shape)},
     )
 

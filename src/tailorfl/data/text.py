@@ -24,7 +24,7 @@ from tailorfl.data.columns import (
 from tailorfl.data.locations import data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.rows import spread_indices
-from tailorfl.data.source import Source, Task
+from tailorfl.data.source import Source, Task, labelled
 from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import reading_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, pair, single, stacked
@@ -105,10 +105,10 @@ def airline(min_tweets: int = 5, tokenizer: str = "byte", length: int = 64, padd
         raise ConfigError(f"no user of data source 'airline' has min_tweets={min_tweets} tweets; use fewer")
     words = load_tokenizer(tokenizer)
     rows = [single(words, tweet, length) for tweet in frame["text_a"]]
-    groups, names = {}, {}
-    for kind, column in (("client", "user"), ("domain", "domain")):
-        groups[kind], names[kind] = numbered(frame[column].tolist())
-    return _source("airline", frame, rows, words, length, padding, groups=groups, group_names=names)
+    groups = {
+        kind: numbered(frame[column].tolist()) for kind, column in (("client", "user"), ("domain", "domain"))
+    }
+    return _source("airline", frame, rows, words, length, padding, groups)
 
 
 def numbered(values: Sequence[Any], order: Sequence[Any] = ()) -> tuple[Tensor, tuple[str, ...]]:
@@ -164,20 +164,19 @@ def _source(
     words: Tokenizer,
     length: int,
     padding: str,
-    **groups: Any,
+    groups: Mapping[str, tuple[Tensor, tuple[str, ...]]] = {},
 ) -> Source:
     second = "second" if "text_b" in frame and bool(frame["text_b"].astype(bool).any()) else None
     reading = reading_of("text", second, length, padding)
-    named = frame.drop_duplicates("label").set_index("label")["label_text"].sort_index()
-    return Source(
-        name=name,
-        x=stacked(rows, length, words.pad, left=left_of(padding)),
-        y=torch.tensor(frame["label"].tolist()),
-        task="classification",
-        outputs=len(named),
+    classes = frame.drop_duplicates("label").set_index("label")["label_text"].sort_index()
+    return labelled(
+        name,
+        stacked(rows, length, words.pad, left=left_of(padding)),
+        frame["label"].tolist(),
+        classes,
         test=torch.tensor((frame["split"] == "test").tolist()),
-        info={"classes": tuple(str(n) for n in named), **token_info(words), TEXTS: reading},
-        **groups,
+        info={**token_info(words), TEXTS: reading},
+        groups=groups,
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tailorfl.data.columns import need_columns, numeric
 from tailorfl.data.constants import Constants
 from tailorfl.data.folder import SUFFIXES, load_image, stack_images
-from tailorfl.data.instruction_files import files_of
+from tailorfl.data.instructions import files_of
 from tailorfl.data.registry import load_source
 from tailorfl.data.table_files import READING, SHOWN, read_table
 from tailorfl.data.text import TEXTS, tokenized
