@@ -150,14 +150,12 @@ def test_only_images_can_be_augmented() -> None:
 
 
 def test_a_federation_augments_clients_and_public_images_alike() -> None:
-    federation = build(
-        source=pictures(), clients=3, partition="iid", public=pictures(24), augment="flip_crop"
-    )
-    assert federation.source.augment == "flip_crop"
-    assert federation.public is not None
-    assert federation.public.augment == "flip_crop"
-    own = build(source=pictures(augment="flip"), clients=3, partition="iid", public="pictures")
-    assert own.source.augment == "flip"
-    assert own.public is not None
-    assert own.public.augment == "flip"
+    for source, public, kind in (
+        (pictures(), pictures(24), "flip_crop"),
+        (pictures(augment="flip"), "pictures", "flip"),
+    ):
+        asked = {} if source.augment == kind else {"augment": kind}
+        federation = build(source=source, clients=3, partition="iid", public=public, **asked)  # type: ignore[arg-type]
+        assert federation.public is not None
+        assert (federation.source.augment, federation.public.augment) == (kind, kind)
     assert build(source=pictures(), clients=3, partition="iid").source.augment == "none"

@@ -62,27 +62,24 @@ def test_a_federation_is_dealt_by_it_and_the_seed_of_the_data_is_its_seed() -> N
     assert len(one) == 4
 
 
-def test_what_it_cannot_do_is_said() -> None:
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("IidPartition", {}, ConfigError, "'IidPartitioner'"),
+        ("VerticalEvenPartitioner", {}, ConfigError, "unknown partitioner"),
+        ("DirichletPartitioner", {"alfa": 1}, ConfigError, "'alfa'.*'alpha'"),
+        ("NaturalIdPartitioner", {"partition_by": "site"}, ConfigError, "'site'"),
+        ("DirichletPartitioner", {}, ConfigError, "does not take"),
+        ("SizePartitioner", {"partition_sizes": [500]}, DataError, "cannot deal"),
+        ("IidPartitioner", None, DataError, "one part"),
+    ],
+)
+def test_what_it_cannot_do_is_said(name: str, options: Any, error: type[Exception], words: str) -> None:
     pytest.importorskip("flwr_datasets")
-
-    def deal(name: str, test: Any = None, **options: Any) -> None:
-        rng = np.random.default_rng(0)
-        partition("flwr", STRATA, 5, rng, test=test, options={"partitioner": name, "options": options})
-
-    with pytest.raises(ConfigError, match="Did you mean 'IidPartitioner'"):
-        deal("IidPartition")
-    with pytest.raises(ConfigError, match="unknown partitioner"):
-        deal("VerticalEvenPartitioner")
-    with pytest.raises(ConfigError, match=r"unknown option .*'alfa'.*Did you mean 'alpha'"):
-        deal("DirichletPartitioner", alfa=1)
-    with pytest.raises(ConfigError, match="partition_by cannot be 'site'"):
-        deal("NaturalIdPartitioner", partition_by="site")
-    with pytest.raises(ConfigError, match="does not take"):
-        deal("DirichletPartitioner")
-    with pytest.raises(DataError, match="cannot deal these samples"):
-        deal("SizePartitioner", partition_sizes=[500])
-    with pytest.raises(DataError, match="deals one part"):
-        deal("IidPartitioner", test=STRATA)
+    test = STRATA if options is None else None
+    chosen = {"partitioner": name, "options": options or {}}
+    with pytest.raises(error, match=words):
+        partition("flwr", STRATA, 5, np.random.default_rng(0), test=test, options=chosen)
 
 
 def test_the_extra_is_named_where_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,11 +50,15 @@ def same(rows: Rows, wanted: tuple[Ints, ...]) -> None:
 def test_rows_hold_what_the_tuple_holds() -> None:
     rows = Rows.of(arrays())
     same(rows, arrays())
-    assert rows[-1].tolist() == [5]
+    same(Rows.cut(ints(3, 1, 7, 8, 9, 5), ints(2, 0, 3, 1)), arrays())
+    same(Rows.of(()), ())
+    same(Rows.of((np.array([2, 1], dtype=np.int32), np.array([]))), (ints(2, 1), ints()))
     assert Rows.of(rows) is rows
+    once, which = rows.once()  # arrays that never overlap are all different
+    assert once is rows
+    assert which.tolist() == [0, 1, 2, 3]
     with pytest.raises(IndexError):
         rows[4]
-    same(Rows.of(()), ())
 
 
 @given(
@@ -76,10 +80,6 @@ def test_clients_in_any_order_and_slices_are_those_of_the_tuple(
     same(pickle.loads(pickle.dumps(rows)), wanted)
 
 
-def test_cut_gives_every_client_its_piece() -> None:
-    same(Rows.cut(ints(3, 1, 7, 8, 9, 5), ints(2, 0, 3, 1)), arrays())
-
-
 def test_an_array_that_clients_share_is_held_once() -> None:
     test = ints(4, 6)
     for rows in (Rows.of((test, ints(1), test)), Rows(ints(4, 6, 1), ints(0, 2, 0), ints(2, 3, 2))):
@@ -94,21 +94,10 @@ def test_an_array_that_clients_share_is_held_once() -> None:
     assert len(Rows.of((test, test.copy())).once()[0]) == 2
 
 
-def test_arrays_that_never_overlap_are_all_different() -> None:
-    rows = Rows.of(arrays())
-    once, which = rows.once()
-    assert once is rows
-    assert which.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("wrong", [np.array([0.5]), np.array([True, False]), np.array([[1], [2]])])
 def test_rows_are_whole_numbers(wrong: NDArray[Any]) -> None:
     with pytest.raises(DataError, match="list of whole numbers"):
         Rows.of((ints(1), wrong))
-
-
-def test_rows_of_other_whole_numbers_become_int64() -> None:
-    same(Rows.of((np.array([2, 1], dtype=np.int32), np.array([]))), (ints(2, 1), ints()))
 
 
 def federation(convert: Any) -> Federation:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -141,28 +143,30 @@ def test_other_tasks(tmp_path: Path, task: str) -> None:
     np.testing.assert_array_equal(found.y.numpy().reshape(wanted.shape), wanted)
 
 
-def test_mistakes_are_named(table: Path) -> None:
-    frame = winter(table.parent)
-    source = from_table(table, **OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "shift", "words"),
+    [
+        ("winter", lambda frame: "nowhere.csv", "'winter'.*does not exist"),
+        ("winter", lambda frame: frame.drop(columns="age"), "no column 'age'"),
+        ("winter", lambda frame: frame.assign(outcome="better"), "'better'"),
+        ("winter", lambda frame: frame.assign(age="old"), "is not a number"),
+        (
+            "winter",
+            lambda frame: from_tensors(torch.zeros(3, 2), torch.zeros(3), task="regression"),
+            "regression",
+        ),
+        ("winter", lambda frame: from_tensors(torch.zeros(3, 5), ["ill", "ill", "well"]), r"\[5\]"),
+        ("official", lambda frame: frame, "'official' cannot name"),
+    ],
+)
+def test_mistakes_are_named(table: Path, name: str, shift: Callable[[pd.DataFrame], Any], words: str) -> None:
+    with pytest.raises((DataError, ConfigError), match=words):
+        build(source=from_table(table, **OPTIONS), shifts={name: shift(winter(table.parent))})  # type: ignore[arg-type]
 
-    def refused(given: object, name: str = "winter") -> str:
-        with pytest.raises((DataError, ConfigError)) as caught:
-            build(source=source, shifts={name: given})
-        return str(caught.value)
 
-    assert "'winter'" in refused("nowhere.csv")
-    assert "does not exist" in refused("nowhere.csv")
-    assert "no column 'age'" in refused(frame.drop(columns="age"))
-    assert "class 'better' does not occur" in refused(frame.assign(outcome="better"))
-    assert "is not a number" in refused(frame.assign(age="old"))
-    assert "its task is regression" in refused(
-        from_tensors(torch.zeros(3, 2), torch.zeros(3), task="regression")
-    )
-    assert "of shape [5]" in refused(from_tensors(torch.zeros(3, 5), ["ill", "ill", "well"]))
-    assert "cannot name a test set" in refused(frame, "official")
-    tensors = from_tensors(torch.zeros(30, 2), torch.arange(30) % 3)
+def test_tensors_say_nothing_of_how_a_file_is_read() -> None:
     with pytest.raises(DataError, match="were handed over"):
-        build(source=tensors, clients=2, shifts={"a": "x.csv"})
+        build(source=from_tensors(torch.zeros(30, 2), torch.arange(30) % 3), clients=2, shifts={"a": "x.csv"})
 
 
 def test_every_model_is_tested_on_it_as_a_column_of_its_own(table: Path, tmp_path: Path) -> None:
@@ -173,13 +177,6 @@ def test_every_model_is_tested_on_it_as_a_column_of_its_own(table: Path, tmp_pat
         "options": OPTIONS,
         "shifts": {"winter": str(table.parent / "winter.parquet")},
     }
-    result = tailorfl.run(
-        name="shifts",
-        data=data,
-        model="logistic",
-        methods=["local", "fedavg"],
-        rounds=1,
-        seeds=1,
-        out=tmp_path / "r",
-    )
+    settings = {"model": "logistic", "methods": ["local", "fedavg"], "rounds": 1, "seeds": 1}
+    result = tailorfl.run(settings, data=data, out=tmp_path / "r")
     assert result.table["deployed.winter"].notna().all()
