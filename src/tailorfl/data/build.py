@@ -20,11 +20,12 @@ from tailorfl.data.dealing import (
     deal_rows,
     domain_rows,
     fitting_partition,
+    in_turn,
     official_part,
+    split_in_turn,
     to_be_tested,
 )
 from tailorfl.data.federation import Federation
-from tailorfl.data.late_clients import in_turn, split_in_turn
 from tailorfl.data.preparation import plain, prepared
 from tailorfl.data.public import own_public_rows, public_from_rows, public_set, subset
 from tailorfl.data.registry import data_sources, load_source

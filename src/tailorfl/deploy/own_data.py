@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tailorfl.data.dealing import client_number
 from tailorfl.data.federation import Federation
-from tailorfl.data.late_clients import client_number
 from tailorfl.data.remote_federation import ClientSamples, client_samples, source_facts
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError

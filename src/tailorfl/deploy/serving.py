@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tailorfl.core.method import make_method
+from tailorfl.data.dealing import client_number
 from tailorfl.data.federation import Federation
-from tailorfl.data.late_clients import client_number
 from tailorfl.data.public import public_set, subset
 from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source, source_facts
 from tailorfl.data.source import Source
