@@ -1,15 +1,17 @@
-"""`tailorfl.run`, `reproduce`, `pretrain` and `bench`: from Python values to results."""
+"""What `tailorfl` offers as functions: from Python values to results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+from tailorfl import modules
 from tailorfl.arguments import check_kind
-from tailorfl.benchmark.measure import Watch, measure
+from tailorfl.benchmark.measure import measure
 from tailorfl.benchmark.result import Bench
 from tailorfl.data.own import OF_DATASETS, ROLES, as_source, is_data
 from tailorfl.data.registry import GIVEN
@@ -18,122 +20,264 @@ from tailorfl.errors import ConfigError
 from tailorfl.report.experiment import run_experiment, run_variants
 from tailorfl.report.progress import watching
 from tailorfl.report.result import ExperimentResult
+from tailorfl.runs import pretrain as pretraining
 from tailorfl.runs.build import check, make_federation, make_simulation
 from tailorfl.runs.extension import resumed, with_more
 from tailorfl.runs.folders import experiment_in, new_folder
 from tailorfl.runs.job import Job, Observer, Way
-from tailorfl.runs.pretrain import Pretrained, Watcher, central, default_file, experiment_of
-from tailorfl.runs.pretrain import pretrain as pretrain_here
+from tailorfl.runs.pretrain import Pretrained, Watcher
 from tailorfl.runs.tuned import beside
 from tailorfl.settings.engine import EngineConfig
-from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.experiment import COMPARED, ExperimentConfig, Scale
 from tailorfl.settings.loading import expand, load
+from tailorfl.tuning.outcome import Tuning
+from tailorfl.tuning.plan import TuningRequest
+from tailorfl.tuning.run import tune_experiment
 
 if TYPE_CHECKING:
     from tailorfl.data.own import Data
 
+Config: TypeAlias = str | Path | Mapping[str, Any] | ExperimentConfig | None
+"""A YAML file, the name of a recipe, settings, or None for the default experiment."""
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where results go, and what is done with those that are there; see `run`."""
+
+    out: str | Path | None
+    resume: bool
+    extend: bool
+    overwrite: bool
+    force: bool
+
+    @property
+    def folder(self) -> Path | None:
+        """The result folder, where one is named."""
+        check_kind("out", self.out, str, Path, None)
+        return None if self.out is None else Path(self.out)
+
 
 def run(
-    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
-    settings: Mapping[str, Any],
+    config: Config = None,
     *,
-    out: str | Path | None,
-    resume: bool,
-    extend: bool,
-    overwrite: bool,
-    observer: Observer | None,
-    source: Data | None,
-    force: bool,
-    progress: bool | None,
-    methods: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    extend: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    source: Data | None = None,
+    force: bool = False,
+    imports: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
 ) -> ExperimentResult:
-    """Load, checks and run an experiment; see `tailorfl.run`. `methods` are run where none are named."""
-    check_kind("out", out, str, Path, None)
+    """Run an experiment and return its result; the same as `tailorfl run`.
+
+    Args:
+        config: a YAML file, the name of a recipe, settings, or None for the default experiment.
+        out: result folder; by default runs/NAME, or the next free runs/NAME-2, ...
+        resume: continue the experiment in `out`, or begin there the one that is given; finished jobs are kept.
+        extend: add seeds, methods and rounds to the experiment in `out`, and keep what it has; `config` and settings
+            are what to add (`seeds=5`, `methods=["fedrep"]`, `rounds=100`).
+        overwrite: replace the experiment in `out`.
+        observer: told of the progress, see `tailorfl.Observer`.
+        source: your own data in place of `data.name`: a Source (`tailorfl.data.own`), or what `data` may be below.
+        force: go on though settings, data or versions are not those that it was started with; the report says so.
+        imports: modules, or files `NAME.py`, whose models, methods and data a file of settings may name as
+            `module:name`. Importing runs them. Those that stand in `settings` need not be named again.
+        progress: whether to show progress and warnings on stderr; None: in a terminal, an interactive Python or a
+            notebook, unless there is an observer.
+        settings: in place of the config's: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`.
+            Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings. `data` may also be
+            data in memory: a DataFrame with `label="outcome", client="hospital"` and further options of `from_table`;
+            a DataFrame of each client by name, with `label`; or a torch Dataset of (x, y) with `clients=[...]`, whose
+            each sample is. Other settings of the data then stand in `data={...}` and the data in `source`.
+
+    Raises:
+        TailorflError: the settings, data or model cannot be used; the message says why and what to do.
+    """
+    return _run(
+        config,
+        settings,
+        imports,
+        source,
+        None,
+        _Target(out, resume, extend, overwrite, force),
+        observer,
+        progress,
+    )
+
+
+def compare(
+    config: Config = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    extend: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    source: Data | None = None,
+    force: bool = False,
+    imports: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> ExperimentResult:
+    """Compare several methods and return the result; the same as `tailorfl compare`.
+
+    Arguments and errors are those of `run`; where no methods are named, six that are unlike each other are compared.
+    """
+    target = _Target(out, resume, extend, overwrite, force)
+    return _run(config, settings, imports, source, COMPARED, target, observer, progress)
+
+
+def _run(
+    config: Config,
+    settings: Mapping[str, Any],
+    imports: Sequence[str],
+    source: Data | None,
+    methods: Sequence[str] | None,
+    target: _Target,
+    observer: Observer | None,
+    progress: bool | None,
+) -> ExperimentResult:
+    """Load, check and run an experiment; `methods` are run where none are named."""
+    modules.load(imports)
+    folder = target.folder
     check_kind("progress", progress, bool, None)
     settings, source = _with_source(settings, source)
-    folder = None if out is None else Path(out)
-    chosen, way = _chosen(config, settings, folder, source, methods, resume, extend, overwrite, force)
-    check(chosen)
-    if chosen.variants:
-        names = ", ".join(chosen.variants)
-        raise ConfigError(
-            f"'{chosen.name}' has variants ({names}), each with a result of its own; use tailorfl.reproduce"
-        )
+    chosen, way = _chosen(config, settings, target, source, methods)
+    _refuse_variants(chosen, "use tailorfl.reproduce")
     if folder is None:
-        folder = new_folder(chosen, overwrite)
+        folder = new_folder(chosen, target.overwrite)
     with watching(chosen, observer, progress) as watch:
         return run_experiment(
             chosen,
             folder,
             way=way,
-            overwrite=overwrite,
+            overwrite=target.overwrite,
             observer=watch,
             source=source,
-            force=force,
+            force=target.force,
             tuning=beside(config if isinstance(config, str | Path) else None, chosen),
         )
 
 
 def _chosen(
-    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    config: Config,
     settings: Mapping[str, Any],
-    folder: Path | None,
+    target: _Target,
     source: Source | None,
     methods: Sequence[str] | None,
-    resume: bool,
-    extend: bool,
-    overwrite: bool,
-    force: bool,
 ) -> tuple[ExperimentConfig, Way]:
-    """Return the experiment, and whether it is begun or what is in the folder goes on."""
+    """Return the experiment, checked, and whether it is begun or what is in the folder goes on."""
+    folder = target.folder
+    way: Way = "new"
     is_named = config is not None or bool(settings)
-    if (resume or extend) and folder is None:
+    if (target.resume or target.extend) and folder is None:
         raise ConfigError("resume=True and extend=True go on with the experiment in `out`; give out")
-    if resume + extend + overwrite > 1:
+    if target.resume + target.extend + target.overwrite > 1:
         raise ConfigError("resume, extend and overwrite are three ways to treat what is in `out`; choose one")
-    if resume and folder is not None:
-        return resumed(folder, _loaded(config, settings, source, methods) if is_named else None, force)
-    if extend and folder is not None:
+    if target.resume and folder is not None:
+        experiment = _loaded(config, settings, source, methods) if is_named else None
+        chosen, way = resumed(folder, experiment, target.force)
+    elif target.extend and folder is not None:
         base, defaults = (experiment_in(folder), None) if config is None else (config, methods)
-        return with_more(folder, _loaded(base, settings, source, defaults))
-    return _loaded(config, settings, source, methods), "new"
+        chosen, way = with_more(folder, _loaded(base, settings, source, defaults))
+    else:
+        chosen = _loaded(config, settings, source, methods)
+    check(chosen)
+    return chosen, way
 
 
 def reproduce(
-    config: str | Path,
-    settings: Mapping[str, Any],
+    recipe: str | Path,
     *,
-    scale: str | None,
-    out: str | Path | None,
-    resume: bool,
-    overwrite: bool,
-    observer: Observer | None,
-    force: bool,
-    progress: bool | None,
+    scale: Scale | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    force: bool = False,
+    imports: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
 ) -> dict[str, ExperimentResult]:
-    """Run every variant of an experiment; see `tailorfl.reproduce`."""
-    check_kind("out", out, str, Path, None)
-    place = None if out is None else Path(out)
-    given = load(config, settings, scale=scale, may_import=True)
-    chosen, way = _chosen(given, {}, place, None, None, resume, False, overwrite, force)
-    check(chosen)
-    folder = new_folder(chosen, overwrite) if place is None else place
+    """Run a recipe and return its results by variant ("" where it has none); the same as `tailorfl reproduce`.
+
+    Arguments and errors are those of `run`; `scale` is one of a recipe that has several.
+    """
+    modules.load(imports)
+    target = _Target(out, resume, False, overwrite, force)
+    recipe_config = load(recipe, settings, scale=scale, may_import=True)
+    chosen, way = _chosen(recipe_config, {}, target, None, None)
+    folder = target.folder or new_folder(chosen, overwrite)
     with watching(chosen, observer, progress) as watch:
-        found = run_variants(chosen, folder, way=way, overwrite=overwrite, observer=watch, force=force)
-        return dict(zip(expand(chosen), found, strict=True))
+        results = run_variants(chosen, folder, way=way, overwrite=overwrite, observer=watch, force=force)
+        return dict(zip(expand(chosen), results, strict=True))
+
+
+def tune(
+    config: Config = None,
+    *,
+    budget: str = "20",
+    sampler: Literal["random", "tpe", "grid", "halving", "hyperband"] = "random",
+    seed: int = 0,
+    widen: bool = False,
+    workers: int = 1,
+    out: str | Path | None = None,
+    resume: bool = False,
+    imports: Sequence[str] = (),
+    **settings: Any,
+) -> Tuning:
+    """Tune every method fairly and return what was found; the same as `tailorfl tune`.
+
+    >>> tuning = tailorfl.tune("demo", budget="16x20x2")  # doctest: +SKIP
+    >>> result = tailorfl.compare(tuning.experiment)  # doctest: +SKIP
+
+    Args:
+        config: as for `run`; where no methods are named, six that are unlike each other are tuned.
+        budget: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS, which every method gets in samples.
+        sampler: how values are proposed.
+        seed: of what is drawn.
+        widen: extend a grid at the side where the best value lies, within the same budget.
+        workers: processes that train trials.
+        out: folder of the tuning; by default runs/NAME-tuning, or the next free.
+        resume: go on with the tuning in `out`, as it was begun.
+        imports, settings: as for `run`; `search={...}` has the spaces.
+
+    Raises:
+        TailorflError: the settings or the budget do not fit, or Optuna is missing; the message says what to do.
+    """
+    modules.load(imports)
+    request = TuningRequest(budget, sampler, seed, widen)
+    return tune_experiment(config, settings, request, workers=workers, out=out, resume=resume)
 
 
 def pretrain(
-    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
-    settings: Mapping[str, Any],
+    config: Config = None,
     *,
-    out: str | Path | None,
-    resume: bool,
-    overwrite: bool,
-    watch: Watcher | None,
-    source: Data | None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    watch: Watcher | None = None,
+    source: Data | None = None,
+    imports: Sequence[str] = (),
+    **settings: Any,
 ) -> Pretrained:
-    """Load, checks and run a pretraining; see `tailorfl.pretrain`."""
+    """Train a model in one place and write its weights; the same as `tailorfl pretrain`.
+
+    Args:
+        config: as for `run`; rounds are epochs, and clients and methods are not used.
+        out: the .safetensors file to write, beside which a .json file will tell how it came about; by default
+            runs/DATA-MODEL.safetensors.
+        resume: continue the pretraining of `out` from its last finished epoch.
+        overwrite: replace `out`.
+        watch: told of the progress.
+        source: your own data in place of `data.name`, as for `run`.
+        imports, settings: as for `run`, as errors are.
+    """
+    modules.load(imports)
     check_kind("out", out, str, Path, None)
     settings, source = _with_source(settings, source)
     if resume:
@@ -142,59 +286,74 @@ def pretrain(
                 "resume=True continues the pretraining of `out` with the settings it was started with; give out, and "
                 "neither config nor settings"
             )
-        chosen = experiment_of(Path(out))
+        chosen = pretraining.experiment_of(Path(out))
     else:
-        chosen = central(_loaded(config, settings, source))
+        chosen = pretraining.central(_loaded(config, settings, source))
         check(chosen)
-    weights = default_file(chosen) if out is None else Path(out)
-    return pretrain_here(chosen, weights, resume=resume, overwrite=overwrite, watch=watch, source=source)
+    weights = pretraining.default_file(chosen) if out is None else Path(out)
+    return pretraining.pretrain(
+        chosen, weights, resume=resume, overwrite=overwrite, watch=watch, source=source
+    )
 
 
 def bench(
-    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
-    settings: Mapping[str, Any],
+    config: Config = None,
     *,
-    seconds: float,
-    source: Data | None,
-    watch: Watch | None,
+    seconds: float = 20.0,
+    source: Data | None = None,
+    watch: Callable[[str], None] | None = None,
+    imports: Sequence[str] = (),
+    **settings: Any,
 ) -> Bench:
-    """Load, checks, builds and measures an experiment; see `tailorfl.bench`."""
+    """Return times a round as a plain PyTorch loop and with every engine; the same as `tailorfl bench`.
+
+    Args:
+        config: as for `run`; its first method and seed are measured.
+        seconds: how long to measure, beside building data and model.
+        source: your own data in place of `data.name`, as for `run`.
+        watch: told what is being done.
+        imports, settings: as for `run`, as errors are.
+    """
+    modules.load(imports)
     settings, source = _with_source(settings, source)
     chosen = _loaded(config, settings, source)
     check(chosen)
-    if chosen.variants:
-        raise ConfigError(
-            f"'{chosen.name}' has variants ({', '.join(chosen.variants)}), each with a method, data or model of its "
-            "own; measure one: give its settings beside variants={}"
-        )
+    _refuse_variants(chosen, "measure one: give its settings beside variants={}")
     if not seconds > 0:
         raise ConfigError(f"seconds is how long to measure and must be positive, but is {seconds:g}")
-    told = (lambda _: None) if watch is None else watch
+    tell = watch or (lambda step: None)
     torch.set_num_threads(chosen.threads)
-    told("building data and model")
+    tell("building data and model")
     federation = make_federation(chosen, chosen.data.seed_of(chosen.seeds[0]), source)
 
     # Each engine of the experiment is tried in turn, in this process.
     engine = EngineConfig(features=chosen.engine.features, features_memory=chosen.engine.features_memory)
-    alone = chosen.model_copy(update={"engine": engine})
-    sim = make_simulation(Job(alone, chosen.methods[0], chosen.seeds[0]), federation)
-    return measure(sim, chosen, seconds=seconds, watch=told)
+    in_process = chosen.model_copy(update={"engine": engine})
+    sim = make_simulation(Job(in_process, chosen.methods[0], chosen.seeds[0]), federation)
+    return measure(sim, chosen, seconds=seconds, watch=tell)
 
 
-def _with_source(settings: Mapping[str, Any], source: Data | None) -> tuple[Mapping[str, Any], Source | None]:
+def _refuse_variants(config: ExperimentConfig, remedy: str) -> None:
+    """Raise ConfigError for an experiment of several variants."""
+    if config.variants:
+        names = ", ".join(config.variants)
+        raise ConfigError(f"'{config.name}' has variants ({names}), each with settings of its own; {remedy}")
+
+
+def _with_source(settings: Mapping[str, Any], source: Data | None) -> tuple[dict[str, Any], Source | None]:
     """Return the settings without what says something of data in memory, and these as a source; None without any."""
     data = settings.get("data") if source is None else source
     if source is None and not is_data(data):
-        return settings, None
-    said = {name: settings[name] for name in settings if name in ROLES | OF_DATASETS}
-    left = {name: value for name, value in settings.items() if name not in said}
+        return dict(settings), None
+    roles = {name: settings[name] for name in settings if name in ROLES | OF_DATASETS}
+    plain = {name: value for name, value in settings.items() if name not in roles}
     if source is None:
-        del left["data"]
-    return left, as_source(data, said)
+        del plain["data"]
+    return plain, as_source(data, roles)
 
 
 def _loaded(
-    config: str | Path | Mapping[str, Any] | ExperimentConfig | None,
+    config: Config,
     settings: Mapping[str, Any],
     source: Source | None,
     methods: Sequence[str] | None = None,

@@ -42,7 +42,7 @@ def command(
     from tailorfl.runs.files import encode, write_text
 
     with status(quiet, "bench") as watch:
-        times = bench(config, {}, seconds=seconds, source=None, watch=watch)
+        times = bench(config, seconds=seconds, watch=watch)
     console = stdout()
     show(console, times)
     if file is not None:
