@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tailorfl.cli.epochs import EpochLines, LiveEpochs, watcher
 from tailorfl.cli.main import INTERRUPTED, app
 from tailorfl.report.progress import bars
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import pretrain
 from tailorfl.runs.pretrain import Epoch, Watcher
 
@@ -70,17 +71,17 @@ def test_it_has_a_place_of_its_own_and_can_be_silent(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_one_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pretrain._epoch
+    real = Simulation.step
 
     def interrupted(sim, *arguments):
         if sim.round == 1:
             raise KeyboardInterrupt
         return real(sim, *arguments)
 
-    monkeypatch.setattr(pretrain, "_epoch", interrupted)
+    monkeypatch.setattr(Simulation, "step", interrupted)
     result = invoke(*SMALL, "--out", "a net.safetensors", code=INTERRUPTED)
     assert "continue with: tailorfl pretrain --resume 'a net.safetensors'" in result.output
-    monkeypatch.setattr(pretrain, "_epoch", real)
+    monkeypatch.setattr(Simulation, "step", real)
     result = invoke("--resume", "a net.safetensors")
     assert "2 epochs, resumed after epoch 1" in result.stderr
     assert "weights: a net.safetensors" in result.output
@@ -90,7 +91,7 @@ def test_before_anything_is_kept_there_is_nothing_to_go_on_with(monkeypatch: pyt
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pretrain, "make_federation", interrupted)
+    monkeypatch.setattr(pretrain, "run_jobs", interrupted)
     result = invoke(*SMALL, code=INTERRUPTED)
     assert "interrupted" in result.output
     assert "continue with" not in result.output

@@ -2,10 +2,10 @@
 
     backbone.safetensors   every tensor of the model by its state name: parameters, running statistics, frozen parts
     backbone.json          settings, and rate, loss and scores of every epoch
-    backbone.running/      while it is under way: settings, and the state after the last epochs; gone at the end
+    backbone.running/      while it is under way: the result folder of the job; gone at the end
 
-It is ordinary central training, an epoch a round, on the training part of the source; clients, partition and methods of
-the experiment do not matter. Epoch e (from 0) of E has the rate
+It is an experiment of the method `centralized`, an epoch a round, on the training part of the source; clients,
+partition and methods of the given experiment do not matter. Epoch e (from 0) of E has the rate
 
     η_e = η/2 · (1 + cos(π e / E)),   constant inside the epoch, or from η_e to 0 with train.schedule = linear
 
@@ -15,32 +15,32 @@ and, like every round, an optimizer of its own: momentum and the moments of Adam
 from __future__ import annotations
 
 import math
-import time
+import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.evaluation.metrics import primary
-from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.evaluation.leading import leading
 from tailorfl.models.module_tensors import tensors_of
 from tailorfl.models.weights import save_weights
 from tailorfl.printable import quoted
+from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs import checkpoints
-from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.files import encode, reporting, write_text
-from tailorfl.runs.folders import ROOT, locked
-from tailorfl.runs.job import Job
+from tailorfl.runs.backend import SIMULATED
+from tailorfl.runs.build import make_simulation
+from tailorfl.runs.files import decode, encode, reporting, write_text
+from tailorfl.runs.folders import ROOT
+from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.runner import run_jobs
+from tailorfl.runs.store import RunStore
 from tailorfl.settings.engine import EngineConfig
+from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 from tailorfl.settings.loading import load
 from tailorfl.settings.names import slug
-
-PLACES = {"val": "val", "local": "test"}
-"""Sets of an evaluation, and what they are called here, where there are no clients."""
+from tailorfl.settings.train import RoundScheduleSettings
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Epoch:
     val: float
     test: float
     seconds: float
-    """Of training and evaluation."""
+    """Since the epoch before, whose evaluation they include."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,13 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
         "data": config.data.model_copy(update=everything),
         "methods": (MethodConfig(name="centralized", label="centralized"),),
         "engine": EngineConfig(name="sequential"),
+        "train": config.train.model_copy(update={"round_schedule": RoundScheduleSettings(kind="cosine")}),
+        "eval": EvalConfig(every=1, sets=("val", "local"), final=("local",), predictions=0),
+        "seeds": config.seeds[:1],
         "fraction": 1.0,
         "sampling": "uniform",
+        "budget": "rounds",
+        "checkpoint_every": 1,
     }
     return config.model_copy(update=changes)
 
@@ -162,26 +167,27 @@ def pretrain(
         TailorflError: see the message; the epochs that were done stay on disk and `resume` continues from there.
     """
     check_output(weights, resume, overwrite)
-    watch = Watcher() if watch is None else watch
-    torch.set_num_threads(config.threads)
-    with locked(running(weights)):
-        federation = make_federation(config, config.data.seed_of(config.seeds[0]), source)
-        sim = make_simulation(Job(config, config.methods[0], config.seeds[0]), federation)
-        state = _Running(running(weights), sim, source is not None)
-        if resume:
-            state.load()
-        else:
-            state.begin(config)
-        name, metric = f"{config.model.name} on {federation.source.name}", primary(federation.source.task)[0]
-        watch.started(name, config.rounds, metric, sim.round)
-        while sim.round < config.rounds:
-            state.add(_epoch(sim, config.train.lr, config.rounds, metric))
-            watch.epoch_done(state.epochs[-1])
-        scalars = _write(sim, weights)
-        found = Pretrained(weights, weights.with_suffix(".json"), metric, tuple(state.epochs), scalars)
-        write_text(found.report, encode(_report(config, sim, found), indent=1))
-        state.end()
-    return found
+    pretraining = _Pretraining(weights, watch or Watcher())
+    run_jobs(
+        config,
+        running(weights),
+        way="resume" if resume else "new",
+        overwrite=overwrite,
+        observer=pretraining,
+        source=source,
+        backend=replace(SIMULATED, simulation=pretraining.simulation, done=pretraining.write),
+    )
+    shutil.rmtree(running(weights))
+    report = decode(weights.with_suffix(".json").read_bytes())
+    epochs = tuple(
+        Epoch(**{name: _number(value) for name, value in epoch.items()}) for epoch in report["epochs"]
+    )
+    return Pretrained(weights, weights.with_suffix(".json"), report["metric"], epochs, report["scalars"])
+
+
+def rate_of(epoch: int, epochs: int, lr: float) -> float:
+    """Return η_e for an epoch counted from 0."""
+    return lr / 2 * (1 + math.cos(math.pi * epoch / epochs))
 
 
 def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
@@ -201,104 +207,69 @@ def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
         raise RunError(f"'{weights}' {what}, replace it with --overwrite, or choose another file with --out")
 
 
-def rate_of(epoch: int, epochs: int, lr: float) -> float:
-    """Return η_e for an epoch counted from 0."""
-    return lr / 2 * (1 + math.cos(math.pi * epoch / epochs))
+class _Pretraining(Observer):
+    """Tells a watcher of the epochs of a job, and writes the files at its end."""
 
+    def __init__(self, weights: Path, watch: Watcher) -> None:
+        self._weights, self._watch = weights, watch
+        self._store: RunStore | None = None
+        self._metric = ""
 
-def _epoch(sim: Simulation, lr: float, epochs: int, metric: str) -> Epoch:
-    begin = time.perf_counter()
-    rate = rate_of(sim.round, epochs, lr)
-    sim.train = replace(sim.train, lr=rate)
-    done = sim.step()
-    scores = {r["set"]: float(r[metric]) for r in evaluate(sim, Protocol(tuple(PLACES))) if r["client"] == 0}
-    named = {place: scores[name] for name, place in PLACES.items()}
-    return Epoch(sim.round, rate, done.losses["train"], **named, seconds=time.perf_counter() - begin)
+    def simulation(self, job: Job, federation: Federation, folder: Path | None) -> Simulation:
+        """Return the simulation of the job, whose data say how it is scored."""
+        self._metric = leading(federation.source)
+        return make_simulation(job, federation, folder)
 
+    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
+        """Tell of the epochs that begin."""
+        self._store = RunStore.open(running(self._weights) / job.folder, readonly=True)
+        name = f"{job.config.model.name} on {self._store.config['source']}"
+        self._watch.started(name, rounds, self._metric, resumed_from)
 
-def _write(sim: Simulation, weights: Path) -> int:
-    """Write all tensors of the model and return how many scalars they have."""
-    state = sim.global_model()
-    assert state is not None
-    with sim.model.whole.bound(state) as module:
-        tensors = tensors_of(module)
-        with reporting(weights, "write"):
-            save_weights(tensors, weights)
-        return sum(tensor.numel() for tensor in tensors.values())
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        """Tell of one more epoch."""
+        self._watch.epoch_done(self._epochs()[-1])
 
+    def write(self, sim: Simulation) -> None:
+        """Write the weights and the report of the job."""
+        state, source, epochs = sim.global_model(), sim.given.source, self._epochs()
+        assert state is not None
+        assert self._store is not None
+        with sim.model.whole.bound(state) as module, reporting(self._weights, "write"):
+            tensors = tensors_of(module)
+            save_weights(tensors, self._weights)
+        report = {
+            "weights": self._weights.name,
+            "data": source.name,
+            "samples": {part: int(sim.federation.sizes(part)[0]) for part in ("train", "val", "test")},
+            "input_shape": list(source.input_shape),
+            "outputs": source.outputs,
+            "scalars": sum(tensor.numel() for tensor in tensors.values()),
+            "metric": self._metric,
+            "seconds": sum(epoch.seconds for epoch in epochs),
+            "epochs": [asdict(epoch) for epoch in epochs],
+            "settings": self._store.config["experiment"],
+        }
+        write_text(self._weights.with_suffix(".json"), encode(report, indent=1))
 
-def _report(config: ExperimentConfig, sim: Simulation, found: Pretrained) -> dict[str, Any]:
-    source = sim.given.source
-    sizes = {part: int(sim.federation.sizes(part)[0]) for part in ("train", "val", "test")}
-    return {
-        "weights": found.weights.name,
-        "data": source.name,
-        "samples": sizes,
-        "input_shape": list(source.input_shape),
-        "outputs": source.outputs,
-        "scalars": found.scalars,
-        "metric": found.metric,
-        "seconds": found.seconds,
-        "epochs": [asdict(epoch) for epoch in found.epochs],
-        "settings": config.to_dict(),
-    }
-
-
-class _Running:
-    """The folder of a pretraining under way; whoever has it holds its lock."""
-
-    def __init__(self, folder: Path, sim: Simulation, own_source: bool) -> None:
-        self.folder, self.sim, self.own_source = folder, sim, own_source
-        self.epochs: list[Epoch] = []
-
-    def begin(self, config: ExperimentConfig) -> None:
-        """Remove what an earlier one left, and make the folder one that can be resumed."""
-        self._clear()
-        self._save()
-        write_text(self.folder / "config.yaml", config.to_yaml())
-
-    def add(self, epoch: Epoch) -> None:
-        """Keep the state after an epoch."""
-        self.epochs.append(epoch)
-        self._save()
-
-    def load(self) -> None:
-        """Go back to the state after the last epoch.
-
-        Raises:
-            RunError: it cannot be read.
-            ConfigError: it was started with other data.
-        """
-        found = checkpoints.load_latest(self.folder)
-        if found is None:
-            raise RunError(f"'{self.folder}' holds no state to resume from; start again with --overwrite")
-        _, tensors, meta = found
-        if meta["own_source"] != self.own_source:
-            had, has = ("without", "") if self.own_source else ("with", ", source=...")
-            raise ConfigError(
-                f"'{self.folder}' was started {had} data of your own; continue it the same way: "
-                f"tailorfl.pretrain(out=..., resume=True{has})"
+    def _epochs(self) -> list[Epoch]:
+        """Return the epochs that the job's records tell of."""
+        assert self._store is not None
+        settings, records = self._store.config["experiment"], self._store.rounds()
+        seconds = records["seconds"].diff().fillna(records["seconds"])
+        return [
+            Epoch(
+                int(record["round"]),
+                rate_of(int(record["round"]) - 1, settings["rounds"], settings["train"]["lr"]),
+                float(record["loss/train"]),
+                float(record.get(f"global/val/{self._metric}", math.nan)),
+                float(record.get(f"global/local/{self._metric}", math.nan)),
+                float(spent),
             )
-        self.sim.load(tensors, meta["facts"])
-        self.epochs = [_read(epoch) for epoch in meta["epochs"]]
-
-    def end(self) -> None:
-        """Leave nothing to resume; `locked` removes the empty folder."""
-        (self.folder / "config.yaml").unlink()
-        self._clear()
-
-    def _save(self) -> None:
-        tensors, facts = self.sim.dump()
-        epochs = [asdict(epoch) for epoch in self.epochs]
-        meta = {"facts": facts, "epochs": epochs, "own_source": self.own_source}
-        checkpoints.save(self.folder, self.sim.round, tensors, meta)
-
-    def _clear(self) -> None:
-        (self.folder / "config.yaml").unlink(missing_ok=True)
-        checkpoints.remove_after(self.folder, -1)
+            for record, spent in zip(records.to_dict("records"), seconds, strict=True)
+        ]
 
 
-def _read(written: dict[str, Any]) -> Epoch:
-    """Return an epoch as it was before JSON, which has no NaN."""
-    found: dict[str, Any] = {key: math.nan if value is None else value for key, value in written.items()}
-    return Epoch(**found)
+def _number(value: Any) -> Any:
+    """Return a value as it was before JSON, which has no NaN."""
+    return math.nan if value is None else value
