@@ -13,7 +13,7 @@ import pytest
 
 from runs.killing import ENVIRONMENT, ended, forked
 from tailorfl.errors import ConfigError, MemoryLimitError, RunError
-from tailorfl.runs.faults import told
+from tailorfl.runs.faults import as_library_error
 
 TOO_LITTLE = """
 import resource
@@ -80,7 +80,7 @@ def test_a_run_under_a_limit(tmp_path: Path, kind: int, value: int, settings: li
     ],
 )
 def test_what_the_system_refuses_is_told(error: Exception, kind: type[Exception], said: str) -> None:
-    with pytest.raises(kind, match=said) as caught, told():
+    with pytest.raises(kind, match=said) as caught, as_library_error():
         raise error
     assert caught.value.__cause__ is error
 
@@ -98,6 +98,6 @@ def test_what_the_system_refuses_is_told(error: Exception, kind: type[Exception]
     ids=repr,
 )
 def test_all_other_errors_stay_what_they_are(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, told():
+    with pytest.raises(type(error)) as caught, as_library_error():
         raise error
     assert caught.value is error

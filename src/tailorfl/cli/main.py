@@ -29,7 +29,7 @@ from tailorfl.cli import (
 from tailorfl.cli.arguments import State, documented, hint
 from tailorfl.cli.screen import remark, stderr
 from tailorfl.errors import TailorflError, nearest
-from tailorfl.runs.faults import told
+from tailorfl.runs.faults import as_library_error
 from tailorfl.runs.signals import Terminated, ended_in_order, why
 
 INTERRUPTED = 130
@@ -59,7 +59,7 @@ class Commands(TyperGroup):
         state = ctx.ensure_object(State)
         words = [*ctx._protected_args, *ctx.args]  # what the command is given, for messages
         try:
-            with told(), ended_in_order():
+            with as_library_error(), ended_in_order():
                 return super().invoke(ctx)
         except click.NoSuchOption as error:
             raise _as_setting(error, words) from error

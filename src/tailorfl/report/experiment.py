@@ -14,7 +14,7 @@ from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.report.tracking import forget, tracked
 from tailorfl.runs.backend import SIMULATED, Backend
-from tailorfl.runs.faults import told
+from tailorfl.runs.faults import as_library_error
 from tailorfl.runs.files import reporting, write_text
 from tailorfl.runs.folders import check_folder, check_name, discard_jobs
 from tailorfl.runs.job import Observer, Several, Way
@@ -44,7 +44,7 @@ class ResultWriter(Observer):
             write_report(self.result)
 
 
-@told()
+@as_library_error()
 def run_experiment(
     config: ExperimentConfig,
     out: Path,

@@ -45,8 +45,8 @@ def save(
         facts = {"bytes": part.stat().st_size, "sha256": sha256(part)}
     about = {"round": round, **facts, "meta": meta}
     write_text(path.with_suffix(".json"), encode({**about, "digest": digest_of(about)}, indent=1))
-    there = rounds(folder)
-    remove(folder, there[:-KEPT] if keep is None else [r for r in there if r != round and r not in keep])
+    stored = rounds(folder)
+    remove(folder, stored[:-KEPT] if keep is None else [r for r in stored if r != round and r not in keep])
 
 
 def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
@@ -76,28 +76,21 @@ def load(folder: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     path = _tensors_path(folder, round)
     try:
-        facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
-        problem = _changed(path, facts) or _damage(path, facts["bytes"], facts["sha256"])
-        if problem is None:
-            return load_file(path), facts["meta"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        meta = _checked(path)["meta"]
+        return load_file(path), meta
+    except (KeyError, SafetensorError) as error:
         raise RunError(f"{path.stem} cannot be read ({error!r})") from error
-    raise RunError(problem)
 
 
 def problems(folder: Path) -> dict[int, str]:
     """Return what is wrong with the checkpoints of a folder, a sentence for the round of each that is damaged."""
-    found = {}
+    sentences = {}
     for round in rounds(folder):
-        path = _tensors_path(folder, round)
         try:
-            facts = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
-            problem = _changed(path, facts) or _damage(path, facts["bytes"], facts["sha256"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"{path.stem} cannot be read ({error!r})"
-        if problem:
-            found[round] = problem
-    return found
+            _checked(_tensors_path(folder, round))
+        except RunError as error:
+            sentences[round] = str(error)
+    return sentences
 
 
 def remove(folder: Path, unwanted: list[int]) -> None:
@@ -105,10 +98,10 @@ def remove(folder: Path, unwanted: list[int]) -> None:
     with reporting(folder, "delete old checkpoints in"):
         for round in unwanted:  # the JSON file first, so that no crash leaves one that points to nothing
             _tensors_path(folder, round).with_suffix(".json").unlink(missing_ok=True)
-        kept = set(rounds(folder))
+        stored = set(rounds(folder))
         for path in folder.glob("checkpoint-*.safetensors"):
             match = _NAME.fullmatch(path.name)
-            if match and int(match[1]) not in kept:
+            if match and int(match[1]) not in stored:
                 path.unlink()
 
 
@@ -119,8 +112,8 @@ def remove_after(folder: Path, round: int) -> None:
 
 def rounds(folder: Path) -> list[int]:
     """Return rounds of which there is a checkpoint, ascending: those that have a JSON file."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.json"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.json"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def _tensors_path(folder: Path, round: int) -> Path:
@@ -134,11 +127,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     plain: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, tensor in tensors.items():
-        there = tensor.detach().cpu().contiguous()
+        copy = tensor.detach().cpu().contiguous()
         # safetensors refuses tensors that share memory, as slices of a stack of clients and tied weights do
-        is_slice = there.untyped_storage().nbytes() != there.numel() * there.element_size()
-        plain[name] = there.clone() if is_slice or there.data_ptr() in written else there
-        written.add(there.data_ptr())
+        is_slice = copy.untyped_storage().nbytes() != copy.numel() * copy.element_size()
+        plain[name] = copy.clone() if is_slice or copy.data_ptr() in written else copy
+        written.add(copy.data_ptr())
     with system_errors():
         save_file(plain, path)
 
@@ -157,19 +150,18 @@ def system_errors() -> Iterator[None]:
         raise OSError(int(number[1]), str(error)) from error
 
 
-def _changed(path: Path, facts: dict[str, Any]) -> str | None:
-    """Return what is wrong with the meta data of a checkpoint; files of before there were digests have none."""
-    digest = facts.pop("digest", None)
-    if digest is None or digest_of(facts) == digest:
-        return None
-    return f"{path.with_suffix('.json').name} is not what was written"
-
-
-def _damage(path: Path, size: int, digest: str) -> str | None:
-    """Return what is wrong with a tensor file, None if it is as it was written."""
-    found = path.stat().st_size
-    if found != size:
-        return f"{path.name} has {found} bytes instead of {size}"
-    if sha256(path) != digest:
-        return f"{path.name} has {size} bytes as it should, but not the ones that were written"
-    return None
+def _checked(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's JSON file. Raises RunError unless both of its files are as written."""
+    try:
+        facts: dict[str, Any] = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
+        digest = facts.pop("digest", None)  # folders of before there were digests have none
+        if digest is not None and digest_of(facts) != digest:
+            raise RunError(f"{path.with_suffix('.json').name} is not what was written")
+        size = path.stat().st_size
+        if size != facts["bytes"]:
+            raise RunError(f"{path.name} has {size} bytes instead of {facts['bytes']}")
+        if sha256(path) != facts["sha256"]:
+            raise RunError(f"{path.name} has {size} bytes as it should, but not the ones that were written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path.stem} cannot be read ({error!r})") from error
+    return facts

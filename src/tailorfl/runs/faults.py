@@ -12,15 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tailorfl.errors import MemoryLimitError, RunError, TailorflError
+from tailorfl.runs.files import REMEDIES
 
 LEAST_ADDRESS_SPACE = 1.5e9
 """Bytes; what a smallest run was measured to need on Linux, with a little to spare."""
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 _REMEDIES = {
-    errno.ENOSPC: "free some space, then continue a run with --resume",
-    errno.EDQUOT: "free some space or raise the quota, then continue a run with --resume",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EACCES: "choose a place that you may read and write, or change its permissions",
+    **REMEDIES,
     errno.EAGAIN: "too many processes or threads are running; lower engine.workers or threads, or raise ulimit -u",
 }
 _MAPPING = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory", "unable to mmap")
@@ -34,7 +32,7 @@ _MARKS = {
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def as_library_error() -> Iterator[None]:
     """Turn what the system refuses inside the block into an error of the library; all other errors stay.
 
     Raises:
@@ -47,10 +45,10 @@ def told() -> Iterator[None]:
     except TailorflError:
         raise
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        found = _of(error)
-        if found is None:
+        converted = _of(error)
+        if converted is None:
             raise
-        raise found from error
+        raise converted from error
 
 
 def _check_address_space() -> None:
@@ -82,10 +80,10 @@ def _of(error: Exception) -> TailorflError | None:
         )
     if number is None or number == errno.EPIPE:
         return None
-    where = f" '{error.filename}'" if isinstance(error, OSError) and error.filename else ""
+    file = f" '{error.filename}'" if isinstance(error, OSError) and error.filename else ""
     remedy = _REMEDIES.get(number, "check the name, the disk and the limits of the process")
-    said = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(text)
-    return RunError(f"the system refuses{where}: {said}; {remedy}")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(text)
+    return RunError(f"the system refuses{file}: {reason}; {remedy}")
 
 
 def _no_memory(error: Exception, text: str) -> bool:

@@ -25,10 +25,23 @@ if TYPE_CHECKING:
 PART = ".part"  # ending of files that are still being written; whoever holds the lock may delete them
 LOCK_PATIENCE = 0.3  # seconds; a reader probes the lock for an instant, which must not turn a writer away
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
-_ON = "give the same command again (tailorfl run: with --resume)"
-_IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+AGAIN = "then give the same command again (tailorfl run: with --resume)"
+REMEDIES = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free some space (or raise the quota), {AGAIN}"
+    ),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "choose a place that you may read and write, or change its permissions",
+    ),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+        "a file stands where a folder is needed or the other way round; choose another name",
+    ),
+    errno.ENOENT: "it does not exist and cannot be made there; check the name or choose another",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about an error of the operating system, by its number."""
 
 
 @contextlib.contextmanager
@@ -37,18 +50,7 @@ def reporting(path: Path, action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_SPACE:
-            remedy = "free some space (or raise the quota), then " + _ON
-        elif error.errno in _NO_ACCESS:
-            remedy = "choose a folder that you may write to, or change its permissions"
-        elif error.errno == errno.ENOENT:
-            remedy = "it does not exist and cannot be made there; check the name or choose another"
-        elif error.errno == errno.ENAMETOOLONG:
-            remedy = "choose a shorter name"
-        elif error.errno in _IN_THE_WAY:
-            remedy = "a file stands where a folder is needed or the other way round; choose another name"
-        else:
-            remedy = "check the disk, then " + _ON
+        remedy = REMEDIES.get(error.errno or 0, f"check the disk, {AGAIN}")
         raise RunError(f"cannot {action} '{path}': {error.strerror or error}; {remedy}") from error
 
 
@@ -235,14 +237,14 @@ def decode(text: str | bytes) -> Any:
 
 def decode_lines(lines: Sequence[bytes]) -> list[Any]:
     """Return the value of every line written by `encode`; raises ValueError where one is damaged."""
-    whole = b"[" + b",".join(lines) + b"]"
+    array = b"[" + b",".join(lines) + b"]"
     try:
-        found: list[Any] = json.loads(whole)
+        values: list[Any] = json.loads(array)
     except RecursionError as error:
         raise ValueError("its brackets nest too deeply") from error
-    if len(found) != len(lines):
-        raise ValueError(f"{len(lines)} lines hold {len(found)} values")
-    return [_restored(one) for one in found] if b'Infinity"' in whole else found
+    if len(values) != len(lines):
+        raise ValueError(f"{len(lines)} lines hold {len(values)} values")
+    return [_restored(value) for value in values] if b'Infinity"' in array else values
 
 
 def _plain(value: Any) -> Any:
@@ -332,9 +334,9 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 def parsed(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the records that lines of the file `path` hold. Raises RunError for one that is damaged; says which."""
     try:
-        found = decode_lines(lines)
-        if all(map(_is_record, found)):
-            return found
+        records = decode_lines(lines)
+        if all(map(_is_record, records)):
+            return records
     except ValueError:
         pass  # which line it is shows one by one
     records = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -118,37 +118,17 @@ class Several(Observer):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
 
-    def experiment_started(self, folder: Path, way: Way) -> None:
-        for one in self._observers:
-            one.experiment_started(folder, way)
 
-    def experiment_done(self, folder: Path) -> None:
-        for one in self._observers:
-            one.experiment_done(folder)
+def _tell_all(hook: str) -> Callable[..., None]:
+    def tell(self: Several, *arguments: Any) -> None:
+        for observer in self._observers:
+            getattr(observer, hook)(*arguments)
 
-    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        for one in self._observers:
-            one.job_started(job, position, total, rounds, resumed_from)
+    return tell
 
-    def round_done(self, job: Job, done: RoundResult) -> None:
-        for one in self._observers:
-            one.round_done(job, done)
 
-    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        for one in self._observers:
-            one.evaluated(job, round, metrics)
-
-    def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
-        for one in self._observers:
-            one.recorded(job, record)
-
-    def job_kept(self, job: Job) -> None:
-        for one in self._observers:
-            one.job_kept(job)
-
-    def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        for one in self._observers:
-            one.job_done(job, summary)
+for _hook in [name for name in vars(Observer) if not name.startswith("_")]:
+    setattr(Several, _hook, _tell_all(_hook))
 
 
 def jobs_of(folder: Path, config: ExperimentConfig) -> Iterator[tuple[str, Path]]:

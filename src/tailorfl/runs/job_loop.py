@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from tailorfl.engines.auto import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
+from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.selection import Selection
-from tailorfl.evaluation.summary import means, quantiles
+from tailorfl.evaluation.summary import Record, means, quantiles
 from tailorfl.rounds.divergence import listed
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.backend import SIMULATED, Backend
@@ -58,34 +60,17 @@ def run_job(
     """
     identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
     exists = resume and (folder / "config.json").is_file()
-    with (
-        RunStore.open(folder)
-        if exists
-        else RunStore.create(
-            folder,
-            {**identity, **origin, EVERY: rounds_between(job.config, sim)},
-            overwrite=True,
-        ) as store
-    ):
-        selection = make_selection(job.config, sim, folder)
-        found = store.latest_checkpoint() if exists else None
-        seconds = 0.0
-        if found is not None:
-            _, tensors, facts = found
-            sim.load(tensors, facts)
-            if selection is not None:
-                selection.load(tensors)
-            seconds = float(facts["seconds"])
+    config = {**identity, **origin, EVERY: rounds_between(job.config, sim)}
+    with RunStore.open(folder) if exists else RunStore.create(folder, config, overwrite=True) as store:
+        loop = _Loop(job, sim, store, watch, backend)
         if exists:
-            _keep_engine(sim, store)
-            store.truncate_after(sim.round)
-            _check_records(store, sim.round, sim.is_traced)
+            loop.restore()
         expensive = long_final(sim, protocol_of(job.config, final=True), job.rounds)
         if expensive is not None:
             log.warning("%s", expensive)
         watch.job_started(job, position, total, job.rounds, sim.round)
         try:
-            _rounds(job, sim, store, watch, seconds, identity, selection, backend)
+            loop.run(identity)
         except (KeyboardInterrupt, SystemExit) as stop:
             store.mark("interrupted", f"{why(stop)} after round {sim.round} of {job.rounds}")
             raise
@@ -112,131 +97,139 @@ def check_sets(config: ExperimentConfig, sim: Simulation) -> None:
         )
 
 
-def _keep_engine(sim: Simulation, store: RunStore) -> None:
-    """Go on with the engine that an automatic choice fell on, also where it was not yet in a checkpoint."""
-    done = store.rounds()
-    if len(done):
-        keep_choice(sim.engine, str(done["engine"].iloc[-1]))
-
-
 def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
     """Raise RunError where the records of the rounds that a checkpoint has behind it are not all there once."""
     done, clients = store.rounds(), store.clients()
     measured = [c for c in done.columns if c.startswith(MODELS)]
     evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
-    wanted = Counter(range(1, rounds + 1))
+    expected = Counter(range(1, rounds + 1))
     records = {"rounds.jsonl": Counter(done["round"].tolist())}
     if traced:
         records[TRACE] = Counter(numbers(store.path / TRACE))
-    lost = {name: wanted - noted for name, noted in records.items()}
+    lost = {name: expected - noted for name, noted in records.items()}
     lost["clients.jsonl"] = Counter(set(evaluated.tolist()) - set(clients["round"].tolist()))
-    several = {name: noted - wanted for name, noted in records.items()}
-    for what, files in (("has lost the records", lost), ("has several records", several)):
+    several = {name: noted - expected for name, noted in records.items()}
+    for problem, files in (("has lost the records", lost), ("has several records", several)):
         for name, rounds_of in files.items():
             if rounds_of:
                 raise RunError(
-                    f"'{store.path / name}' {what} of rounds {listed(sorted(rounds_of))}, so this job's curves would "
-                    "be wrong; restore the file from a copy, or move the job's folder away to do it anew"
+                    f"'{store.path / name}' {problem} of rounds {listed(sorted(rounds_of))}, so this job's curves "
+                    "would be wrong; restore the file from a copy, or move the job's folder away to do it anew"
                 )
 
 
-def _evaluate_again(
-    job: Job,
-    sim: Simulation,
-    store: RunStore,
-    watch: Observer,
-    selection: Selection | None,
-    last: bool,
-    backend: Backend,
-) -> None:
-    """Evaluate the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
+class _Loop:
+    """The rounds of a job that has its folder open."""
 
-    A larger budget may be no more rounds for a method that takes much of it in each.
-    """
-    if not sim.round or not (last or is_due(rounds_between(job.config, sim), sim.round)):
-        return
-    record = record_of(store, sim.round)
-    if any(key.startswith(MODELS) for key in record):
-        return
-    records = backend.evaluate(
-        sim, protocol_of(job.config, final=last), record.get("clients", ()), selection, None
-    )
-    found = means(records) | quantiles(records, leading(sim.federation.source, job.config.eval.metric))
-    amend(store, sim.round, {**record, **found}, records)
-    watch.recorded(job, {"round": sim.round, **found})
+    def __init__(self, job: Job, sim: Simulation, store: RunStore, watch: Observer, backend: Backend) -> None:
+        self._job, self._sim, self._store, self._watch, self._backend = job, sim, store, watch, backend
+        self._selection = make_selection(job.config, sim, store.path)
+        self._metric = leading(sim.federation.source, job.config.eval.metric)
+        self._every = rounds_between(job.config, sim)
+        self._seconds = 0.0
+        """What the job took before it was interrupted."""
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint, or to the begin where there is none."""
+        sim, store = self._sim, self._store
+        checkpoint = store.latest_checkpoint()
+        if checkpoint is not None:
+            _, tensors, facts = checkpoint
+            sim.load(tensors, facts)
+            if self._selection is not None:
+                self._selection.load(tensors)
+            self._seconds = float(facts["seconds"])
+        # The engine that an automatic choice fell on stays, also where it was not yet in a checkpoint.
+        records = store.rounds()
+        if len(records):
+            keep_choice(sim.engine, str(records["engine"].iloc[-1]))
+        store.truncate_after(sim.round)
+        _check_records(store, sim.round, sim.is_traced)
+
+    def run(self, identity: dict[str, Any]) -> None:
+        """Do the rounds that are left, evaluate, and finish the job; `identity` is for its summary."""
+        job, sim, store, config = self._job, self._sim, self._store, self._job.config
+        begin = time.perf_counter() - self._seconds
+        saver = Saver(sim, store, config.checkpoint_every, self._selection)
+        check_sets(config, sim)
+        limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
+        predictions = keeper(job, sim)
+        self._evaluate_again(limit.reached(sim))
+        while not limit.reached(sim):
+            done = sim.step()
+            last = limit.reached(sim)
+            record = round_record(sim, done, time.perf_counter() - begin)
+            if last or is_due(self._every, sim.round):
+                records = self._evaluate(last, done.clients, predictions if last else None)
+                record |= self._numbers(records) | epsilon_so_far(job, sim)
+                store.append_clients(records)
+                self._watch.evaluated(job, sim.round, first_named(means(records), self._metric))
+            if done.trace is not None:
+                store.append_trace(done.trace.line())
+            store.append_round(record)
+            recorded = time.perf_counter()
+            self._watch.recorded(job, record)
+            begin += time.perf_counter() - recorded  # what trackers take is none of the job's time
+            if last or saver.due():
+                saver.save(time.perf_counter() - begin)
+            self._watch.round_done(job, done)
+            raise_if_told()
+        self._backend.done(sim)
+        self._finish(summary_of(sim, store, identity, time.perf_counter() - begin, self._metric), predictions)
+
+    def _finish(self, summary: dict[str, Any], predictions: Kept | None) -> None:
+        job, sim, store = self._job, self._sim, self._store
+        if self._selection is not None:
+            summary["selection"] = self._selection.summary()
+            write_text(store.path / "selection.csv", self._selection.csv())
+        if predictions is not None:
+            if predictions.is_empty:  # the last round was evaluated before the job was interrupted
+                self._evaluate(True, (), predictions)
+            summary |= finish(predictions, job, sim, store)
+        if summary["loss_grew"] is not None:
+            first, last = summary["loss_grew"]
+            log.warning(
+                "%s: the training loss grew from %.3g to %.3g: training diverged, though all numbers are finite; "
+                "lower train.lr, set train.clip, or check the scale of the data",
+                job.name,
+                first,
+                last,
+            )
+        privacy = spent(job, sim)
+        if privacy is not None:
+            summary["privacy"] = privacy.summary()
+            write_text(store.path / "privacy.csv", privacy.csv())
+        store.finish(summary)
+        self._watch.job_done(job, summary)
+
+    def _evaluate(self, last: bool, clients: Sequence[int], predictions: Kept | None) -> list[Record]:
+        protocol = protocol_of(self._job.config, final=last)
+        return self._backend.evaluate(self._sim, protocol, clients, self._selection, predictions)
+
+    def _numbers(self, records: list[Record]) -> dict[str, float]:
+        """Return what a round's record has of an evaluation."""
+        return means(records) | quantiles(records, self._metric)
+
+    def _evaluate_again(self, last: bool) -> None:
+        """Evaluate the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
+
+        A larger budget may be no more rounds for a method that takes much of it in each.
+        """
+        sim, store = self._sim, self._store
+        if not sim.round or not (last or is_due(self._every, sim.round)):
+            return
+        record = record_of(store, sim.round)
+        if any(key.startswith(MODELS) for key in record):
+            return
+        records = self._evaluate(last, record.get("clients", ()), None)
+        numbers = self._numbers(records)
+        amend(store, sim.round, {**record, **numbers}, records)
+        self._watch.recorded(self._job, {"round": sim.round, **numbers})
 
 
-def _rounds(
-    job: Job,
-    sim: Simulation,
-    store: RunStore,
-    watch: Observer,
-    seconds: float,
-    identity: dict[str, Any],
-    selection: Selection | None,
-    backend: Backend,
-) -> None:
-    config = job.config
-    begin = time.perf_counter() - seconds
-    saver = Saver(sim, store, config.checkpoint_every, selection)
-    check_sets(config, sim)
-    metric = leading(sim.federation.source, config.eval.metric)
-    limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
-    kept = keeper(job, sim)
-    every = rounds_between(config, sim)
-    _evaluate_again(job, sim, store, watch, selection, limit.reached(sim), backend)
-    while not limit.reached(sim):
-        done = sim.step()
-        last = limit.reached(sim)
-        due = is_due(every, sim.round)
-        record = round_record(sim, done, time.perf_counter() - begin)
-        if due or last:
-            protocol = protocol_of(config, final=last)
-            records = backend.evaluate(sim, protocol, done.clients, selection, kept if last else None)
-            found = means(records)
-            record |= found | quantiles(records, metric) | epsilon_so_far(job, sim)
-            store.append_clients(records)
-            watch.evaluated(job, sim.round, first_named(found, metric))
-        if done.trace is not None:
-            store.append_trace(done.trace.line())
-        store.append_round(record)
-        told = time.perf_counter()
-        watch.recorded(job, record)
-        begin += time.perf_counter() - told  # what trackers take is none of the job's time
-        if last or saver.due():
-            saver.save(time.perf_counter() - begin)
-        watch.round_done(job, done)
-        raise_if_told()
-    backend.done(sim)
-    summary = summary_of(sim, store, identity, time.perf_counter() - begin, metric)
-    if selection is not None:
-        summary["selection"] = selection.summary()
-        write_text(store.path / "selection.csv", selection.csv())
-    if kept is not None:
-        if kept.is_empty:  # the last round was evaluated before the job was interrupted
-            backend.evaluate(sim, protocol_of(config, final=True), (), selection, kept)
-        summary |= finish(kept, job, sim, store)
-    if summary["loss_grew"] is not None:
-        first, last = summary["loss_grew"]
-        log.warning(
-            "%s, seed %d: the training loss grew from %.3g to %.3g: training diverged, though all numbers are finite; "
-            "lower train.lr, set train.clip, or check the scale of the data",
-            job.method.label,
-            job.seed,
-            first,
-            last,
-        )
-    used = spent(job, sim)
-    if used is not None:
-        summary["privacy"] = used.summary()
-        write_text(store.path / "privacy.csv", used.csv())
-    store.finish(summary)
-    watch.job_done(job, summary)
-
-
-def first_named(found: dict[str, float], metric: str) -> dict[str, float]:
+def first_named(numbers: dict[str, float], metric: str) -> dict[str, float]:
     """Return means by "model/set/metric" with those of a metric first."""
-    return dict(sorted(found.items(), key=lambda item: not item[0].endswith(f"/{metric}")))
+    return dict(sorted(numbers.items(), key=lambda item: not item[0].endswith(f"/{metric}")))
 
 
 class Saver:

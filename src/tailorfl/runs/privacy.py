@@ -39,6 +39,9 @@ SECRETS = (
 )
 """What must not be released where ε counts on nobody seeing who takes part."""
 
+COLUMNS = ["client", "purpose", "rate", "gradients", "steps", "noise", "delta", "epsilon", "accountant"]
+"""Of the table of what clients' data were used for."""
+
 Simulated = TypeVar("Simulated", bound=Simulation)
 Build = Callable[[SampleDP | None, ClientDP | None], Simulated]
 """Makes the simulation of a job with privacy of one level, or with none."""
@@ -173,33 +176,11 @@ class Spent:
 
         rows = []
         for purpose, client, use, steps in self.ledger.rows():
-            found, accountant = self.epsilons[0 if client == EVERYONE else client]
-            rows.append(
-                {
-                    "client": "all" if client == EVERYONE else client,
-                    "purpose": purpose,
-                    "rate": use.rate,
-                    "gradients": use.gradients,
-                    "steps": steps,
-                    "noise": use.noise,
-                    "delta": self.settings.delta,
-                    "epsilon": found,
-                    "accountant": accountant,
-                }
-            )
-        columns = (
-            "client",
-            "purpose",
-            "rate",
-            "gradients",
-            "steps",
-            "noise",
-            "delta",
-            "epsilon",
-            "accountant",
-        )
+            epsilon_of, accountant = self.epsilons[0 if client == EVERYONE else client]
+            uses = (purpose, use.rate, use.gradients, steps, use.noise, self.settings.delta)
+            rows.append(("all" if client == EVERYONE else client, *uses, epsilon_of, accountant))
         text = io.StringIO()
-        pd.DataFrame(rows, columns=list(columns)).to_csv(text, index=False, lineterminator="\n")
+        pd.DataFrame(rows, columns=COLUMNS).to_csv(text, index=False, lineterminator="\n")
         return text.getvalue()
 
 

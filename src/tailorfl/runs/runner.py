@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
 from tailorfl.errors import DivergenceError
 from tailorfl.evaluation.leading import dominated, first_metric
 from tailorfl.rounds.simulation import Simulation
@@ -23,13 +24,7 @@ from tailorfl.runs.eval_schedule import left_out
 from tailorfl.runs.extension import discard_damage, is_longer, reopen
 from tailorfl.runs.files import write_text
 from tailorfl.runs.fingerprint import FORCED, made_with, other_data, other_settings, refuse
-from tailorfl.runs.folders import (
-    check_folder,
-    check_source,
-    discard_jobs,
-    experiment_in,
-    locked,
-)
+from tailorfl.runs.folders import check_folder, check_source, discard_jobs, experiment_in, locked
 from tailorfl.runs.job import Job, Observer, Way
 from tailorfl.runs.job_loop import run_job
 from tailorfl.runs.reductions import remarks
@@ -77,7 +72,7 @@ def run_jobs(
         federation: Federation | None = None
         facts: dict[str, Any] = {}
         built: int | None = None
-        said: set[str] = set()
+        warned: set[str] = set()
         diverged: list[DivergenceError] = []
         for position, job in enumerate(jobs, start=1):
             folder = out / job.folder
@@ -88,8 +83,8 @@ def run_jobs(
                 check_source(out, source)
             seed = config.data.seed_of(job.seed)
             if federation is None or seed != built:
-                federation, built = backend.federation(config, seed, source, said), seed
-                _say_leading(config, first_metric(config, federation.source), federation, said)
+                federation, built = backend.federation(config, seed, source, warned), seed
+                _warn_once([_note_on_metric(config, federation.source)], warned)
                 facts = made_with(job, federation)
                 if resume:
                     refuse(out, list(other_data(jobs, out, job, federation)), force)
@@ -101,15 +96,13 @@ def run_jobs(
                 _begin(config, jobs, out, way, tuning)
                 watch.experiment_started(out, way)
                 begun = True
-            _say_reductions(job, sim, said)
-            _say_secrets(job, sim, said)
-            _say_left_out(job, sim, said)
+            _warn_once(_notes(job, sim), warned)
             try:
                 origin = {"own_source": source is not None, **facts}
                 status.begin(job, sim, position)
                 run_job(job, sim, folder, resume, watch, position, len(jobs), origin, backend)
             except DivergenceError as error:
-                log.warning("%s, seed %d, is left out of the results: %s", job.method.label, job.seed, error)
+                log.warning("%s, is left out of the results: %s", job.name, error)
                 diverged.append(error)
             status.end()
             del sim  # its states need not be held while the next ones are made
@@ -144,36 +137,30 @@ def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, t
         write_text(out / TUNING, tuned)
 
 
-def _say_reductions(job: Job, sim: Simulation, said: set[str]) -> None:
-    """Warn where the settings of a line make its method another one, once a line and not once a seed."""
+def _notes(job: Job, sim: Simulation) -> Iterator[str]:
+    """Yield what is to be said of a job before it begins: once a line or once a run, and not once a seed."""
+    # Where the settings of a line make its method another one.
     for sentence in remarks(sim, job.rounds):
-        warning = f"{job.method.label}: {sentence}"
-        if warning not in said:
-            log.warning("%s", warning)
-            said.add(warning)
-
-
-def _say_secrets(job: Job, sim: Simulation, said: set[str]) -> None:
-    """Warn, once, where rounds are sent elsewhere though ε counts on nobody seeing them."""
-    warning = "track sends losses and bytes of single rounds elsewhere, and ε counts on nobody seeing them"
-    if sim.cohort_is_secret and job.config.track.leaves_the_machine and warning not in said:
-        log.warning("%s: send them only to whom you trust with the data", warning)
-        said.add(warning)
-
-
-def _say_left_out(job: Job, sim: Simulation, said: set[str]) -> None:
-    """Say, once, which evaluations a budget leaves out."""
-    sentence = left_out(job.config, sim, job.rounds)
-    if sentence and sentence not in said:
-        log.warning("%s", sentence)
-        said.add(sentence)
-
-
-def _say_leading(config: ExperimentConfig, metric: str, federation: Federation, said: set[str]) -> None:
-    """Say once which metric comes first, where the data decide that."""
-    why = dominated(federation.source)
-    if why and config.eval.metric is None and why not in said:
-        log.warning(
-            "%s, so %s comes first and accuracy beside it; eval.metric chooses", why, metric.replace("_", " ")
+        yield f"{job.method.label}: {sentence}"
+    if sim.cohort_is_secret and job.config.track.leaves_the_machine:
+        yield (
+            "track sends losses and bytes of single rounds elsewhere, and ε counts on nobody seeing them: send them "
+            "only to whom you trust with the data"
         )
-        said.add(why)
+    yield left_out(job.config, sim, job.rounds)
+
+
+def _note_on_metric(config: ExperimentConfig, source: Source) -> str:
+    """Return which metric comes first, where the data decide that; "" elsewhere."""
+    metric, reason = first_metric(config, source), dominated(source)
+    if not reason or config.eval.metric is not None:
+        return ""
+    return f"{reason}, so {metric.replace('_', ' ')} comes first and accuracy beside it; eval.metric chooses"
+
+
+def _warn_once(notes: Iterable[str], warned: set[str]) -> None:
+    """Log what was not logged before as a warning."""
+    for note in notes:
+        if note and note not in warned:
+            log.warning("%s", note)
+            warned.add(note)
