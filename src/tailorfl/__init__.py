@@ -92,7 +92,7 @@ _HOMES = {
     "Model": "tailorfl.models.functional:Model",
     "Observer": "tailorfl.runs.job:Observer",
     "Optimizer": "tailorfl.training.update:Optimizer",
-    "Tuning": "tailorfl.tuning.run:Tuning",
+    "Tuning": "tailorfl.tuning.outcome:Tuning",
     "Replies": "tailorfl.core.messages:Replies",
     "RoundResult": "tailorfl.rounds.one_round:RoundResult",
     "Seen": "tailorfl.training.terms:Seen",

@@ -42,21 +42,21 @@ class Limit:
             return sim.round >= self.rounds
         return used + used / sim.round / 2 > self.allowance
 
-    def foreseen(self, each: float) -> int:
-        """Return after how many rounds it is reached where each uses up `each`."""
-        if self.kind is None or not each:
+    def foreseen(self, cost: float) -> int:
+        """Return after how many rounds it is reached where each of them uses up `cost`."""
+        if self.kind is None or not cost:
             return self.rounds
-        return nearest(self.allowance, each)
+        return nearest(self.allowance, cost)
 
 
-def nearest(allowance: float, each: float) -> int:
-    """Return how many, at least one, end nearest what is allowed where each uses up `each`."""
-    return max(1, math.floor(allowance / each + 1 / 2))
+def nearest(allowance: float, cost: float) -> int:
+    """Return how many, at least one, end nearest what is allowed where each uses up `cost`."""
+    return max(1, math.floor(allowance / cost + 1 / 2))
 
 
-def limit_of(config: ExperimentConfig, rounds: int, own: bool, sim: Simulation) -> Limit:
-    """Return the limit of a method; `rounds` are its nominal ones, `own` whether its line gives them."""
-    if config.budget == "rounds" or own:
+def limit_of(config: ExperimentConfig, rounds: int, has_own_rounds: bool, sim: Simulation) -> Limit:
+    """Return the limit of a method; `rounds` are its nominal ones, `has_own_rounds` whether its line gives them."""
+    if config.budget == "rounds" or has_own_rounds:
         return Limit(rounds)
     return Limit(rounds, config.budget, of_fedavg(config, sim, config.budget))
 
@@ -69,24 +69,24 @@ def used_up(sim: Simulation, kind: Kind) -> int:
 def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
     """Return what FedAvg uses up in the experiment's rounds, with the clients that are drawn in them."""
     clients = sim.federation.num_clients
-    each = np.zeros(clients, dtype=np.int64)
+    costs = np.zeros(clients, dtype=np.int64)
     for group in sim.groups:
-        mine = [i for i in sorted(group.clients) if i < clients]
+        members = [i for i in sorted(group.clients) if i < clients]
         if kind == "bytes":
             _, _, size = payload_size(group.context.init, ())
-            each[mine] = 2 * size
+            costs[members] = 2 * size
             continue
         train = TrainConfig(**{**config.train.model_dump(), "dp": None})
-        members, keys = [sim.federation.train[i] for i in mine], np.zeros(len(mine), dtype=np.uint64)
+        rows, keys = [sim.federation.train[i] for i in members], np.zeros(len(members), dtype=np.uint64)
         smallest = 2 if group.model.has_batch_statistics else 1
         epochs, steps = train.epochs, train.steps
-        plan = make_plan(members, keys, train.batch_size, epochs=epochs, steps=steps, min_batch=smallest)
-        each[mine] = plan.count.sum(1)
+        plan = make_plan(rows, keys, train.batch_size, epochs=epochs, steps=steps, min_batch=smallest)
+        costs[members] = plan.count.sum(1)
     sizes = sim.federation.sizes()[:clients]
     drawn = (
         sample_clients(sim.seed, r, sizes, config.fraction, config.sampling) for r in range(config.rounds)
     )
-    return int(sum(each[list(ids)].sum() for ids in drawn))
+    return int(sum(costs[list(ids)].sum() for ids in drawn))
 
 
 def sentence(config: ExperimentConfig) -> str:

@@ -7,37 +7,47 @@ where it is made, before the first round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
-from tailorfl.core.method import make_method
+from tailorfl.core.method import check_aggregates, make_method, needs_one_architecture, needs_public
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.locations import data_file
+from tailorfl.data.partition import recipe_named
+from tailorfl.data.registry import loader_of
+from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.source import Source
+from tailorfl.data.splits import read_split
 from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError, unknown
+from tailorfl.evaluation.selection import refuse_private
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build, options_of
 from tailorfl.models.weights import load_weights
 from tailorfl.modules import find
-from tailorfl.rounds.buffered import Buffered
+from tailorfl.rounds.buffered import Buffered, check_buffered
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.frozen_front import FeatureSettings
 from tailorfl.rounds.groups import assign_by_size
+from tailorfl.rounds.malicious import check_malicious
 from tailorfl.rounds.participation import Trace
+from tailorfl.rounds.requirements import check_private
+from tailorfl.rounds.robust import check_robust
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.catalogue import partition_options
 from tailorfl.runs.job import Job
-from tailorfl.runs.privacy import Simulated, with_privacy
+from tailorfl.runs.privacy import Simulated, privacy_of, with_privacy
 from tailorfl.runs.store import TRACE
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.errors import check_checkpoint
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.settings.loading import expand
 from tailorfl.settings.model import OneModelConfig
 from tailorfl.settings.names import check_distinct
 from tailorfl.training.cohort import TrainConfig
@@ -53,11 +63,11 @@ OF_DATA = "data:"
 
 
 def make_federation(
-    config: ExperimentConfig, seed: int, source: Any = None, said: set[str] | None = None
+    config: ExperimentConfig, seed: int, source: Any = None, logged: set[str] | None = None
 ) -> Federation:
     """Return the federation of an experiment, checked; what is weak about it is logged as warnings.
 
-    `said` are warnings that were logged before and are not repeated; new ones are added to it.
+    `logged` are warnings that were logged before and are not repeated; new ones are added to it.
 
     Raises:
         DataError: data that cannot be used, or nothing to test on.
@@ -71,11 +81,11 @@ def make_federation(
             "no client has test samples, so nothing could be compared; leave a share for them in data.split, "
             "such as {train: 0.7, val: 0.1, test: 0.2}"
         )
-    said = set() if said is None else said
+    logged = set() if logged is None else logged
     for warning in weaknesses(federation):
-        if warning not in said:
+        if warning not in logged:
             log.warning("data of seed %d: %s", seed, warning)
-            said.add(warning)
+            logged.add(warning)
     return federation
 
 
@@ -97,11 +107,10 @@ def make_simulation(
     `kind` is a class like `Simulation`, whose clients may be elsewhere.
     """
     config = job.config
-    wanted = config.model_of(job.method).architectures
-    models = {name: make_model(c, federation.source, job.seed) for name, c in wanted.items()}
+    settings = config.model_of(job.method)
+    models = {name: make_model(c, federation.source, job.seed) for name, c in settings.architectures.items()}
     several = len(models) > 1
-    drawn = config.model_of(job.method).assign == "random"
-    chance = generator(job.seed, "architectures") if drawn else None
+    chance = generator(job.seed, "architectures") if settings.assign == "random" else None
     owners = assign_by_size(federation.sizes().tolist(), list(models), chance) if several else ()
 
     method = make_method(job.method.name, job.method.options)
@@ -109,17 +118,17 @@ def make_simulation(
     if kind is Simulation and config.system.mode == "buffered" and not method.pooled:
         kind = Buffered
 
-    # Clients elsewhere have their own samples, which nobody else may go through.
-    here = kind in (Simulation, Buffered)
     engine = config.engine
-    if (
-        trace is not None and trace.is_deployed
-    ):  # each client trained alone, and passed through frozen layers every time
-        alone = {"name": ("auto", "sequential"), "features": ("auto", "off")}
-        replayed = {key: then for key, (usual, then) in alone.items() if getattr(engine, key) == usual}
-        engine = engine.model_copy(update=replayed)
+    if trace is not None and trace.is_deployed:
+        # Each client trained by itself, and passed samples through frozen layers every time.
+        replayed = {"name": "sequential", "features": "off"}
+        engine = engine.model_copy(
+            update={key: value for key, value in replayed.items() if getattr(engine, key) == "auto"}
+        )
+    # Clients elsewhere have their own samples, which nobody else may go through.
+    is_local = kind in (Simulation, Buffered)
     features = FeatureSettings(
-        engine.features if here else "off",
+        engine.features if is_local else "off",
         engine.features_memory,
         None if folder is None else _root(folder, job),
     )
@@ -152,10 +161,8 @@ def _joined(config: ExperimentConfig, seed: int) -> tuple[tuple[str, ...], ...]:
     if config.system.trace is None:
         return ()
     lines = [line for line in config.methods if not make_method(line.name, line.options).pooled]
-    jobs = [
-        Job(config, line, one) for one in config.seeds if config.data.seed_of(one) == seed for line in lines
-    ]
-    traces = [trace_of(job) for job in jobs]
+    seeds = [run for run in config.seeds if config.data.seed_of(run) == seed]
+    traces = [trace_of(Job(config, line, run)) for run in seeds for line in lines]
     return max((trace.joined for trace in traces if trace is not None), key=len, default=())
 
 
@@ -177,8 +184,8 @@ def trace_of(job: Job) -> Trace | None:
     """
     if job.config.system.trace is None:
         return None
-    place = Path(job.config.system.trace)
-    trace = Trace.read(place / job.folder / TRACE if place.is_dir() else place)
+    path = Path(job.config.system.trace)
+    trace = Trace.read(path / job.folder / TRACE if path.is_dir() else path)
     if len(trace) < job.rounds and job.config.budget == "rounds":
         raise ConfigError(
             f"{job.name} has {job.rounds} rounds, but '{trace.name}' has {len(trace)}; set rounds={len(trace)}"
@@ -243,10 +250,10 @@ def _weight_file(weights: str) -> str:
 def _token_options(name: str, source: Source) -> dict[str, Any]:
     if ":" in name or not source.holds_tokens:
         return {}
-    told = {key: source.info[key] for key in OF_TOKENIZER if key in source.info}
-    told |= {k: v for k, v in source.info.get("choice", {}).items() if k == "option_length"}
+    options = {key: source.info[key] for key in OF_TOKENIZER if key in source.info}
+    options |= {k: v for k, v in source.info.get("choice", {}).items() if k == "option_length"}
     valid = options_of(name)
-    return {key: value for key, value in told.items() if key in valid}
+    return {key: value for key, value in options.items() if key in valid}
 
 
 def _check_head(name: str, options: Mapping[str, Any], source: Source) -> None:
@@ -255,24 +262,24 @@ def _check_head(name: str, options: Mapping[str, Any], source: Source) -> None:
         return
     head = options.get("head", options_of(name)["head"])
     if (source.task == "generation") != (head == "language"):
-        wanted, others = (
+        expected, alternatives = (
             ("a text, which takes model.head=language of a causal model such as llama", "classes or choices")
             if source.task == "generation"
             else ("classes, which takes model.head=classification or choice", "texts")
         )
         raise ModelError(
-            f"source '{source.name}' asks for {wanted}, but the head of model '{name}' is '{head}'; change the "
-            f"head, or take data that ask for {others} (data.options.form of instructions: choice or generation)"
+            f"source '{source.name}' asks for {expected}, but the head of model '{name}' is '{head}'; change the "
+            f"head, or take data that ask for {alternatives} (data.options.form of instructions: choice or generation)"
         )
 
 
 def _check_tokens(name: str, model: Model, source: Source) -> None:
     tables = [part for part in model.module.modules() if isinstance(part, torch.nn.Embedding)]
     if bool(tables) != source.holds_tokens:
-        held, others = ("tokens", "bert or minilm") if source.holds_tokens else ("numbers", "mlp or cnn2")
+        inputs, fitting = ("tokens", "bert or minilm") if source.holds_tokens else ("numbers", "mlp or cnn2")
         raise ModelError(
-            f"model '{name}' cannot read source '{source.name}', whose samples are {held}; take a model such as "
-            f"{others}"
+            f"model '{name}' cannot read source '{source.name}', whose samples are {inputs}; take a model such as "
+            f"{fitting}"
         )
     tokens = int(source.info.get("vocabulary", 0))
     largest = max((table.num_embeddings for table in tables), default=0)
@@ -289,11 +296,7 @@ def check(config: ExperimentConfig) -> None:
     What needs the data themselves (does the model fit the samples, can they be dealt like that) is found when
     a run starts, before its first round.
     """
-    from tailorfl.engines.make import make_engine
-
     if config.variants:
-        from tailorfl.settings.loading import expand
-
         check_distinct(config.variants, "variants")
         for name, changes in config.variants.items():
             if not name.strip() or "variants" in changes:
@@ -314,39 +317,29 @@ def check(config: ExperimentConfig) -> None:
     _check_published(config)
 
 
-def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
-    from tailorfl.core.method import check_aggregates, make_method, needs_one_architecture, needs_public
-    from tailorfl.evaluation.selection import refuse_private
-    from tailorfl.rounds.buffered import check_buffered
-    from tailorfl.rounds.malicious import check_malicious
-    from tailorfl.rounds.requirements import check_private
-    from tailorfl.rounds.robust import check_robust
-    from tailorfl.runs.build import train_config
-    from tailorfl.runs.job import Job
-    from tailorfl.runs.privacy import privacy_of
-
-    made = make_method(method.name, method.options)
-    check_aggregates(made)
-    if made.needs_public and config.data.public is None:
-        raise needs_public(made)
-    architectures = config.model_of(method).architectures
-    if len(architectures) > 1 and not made.heterogeneous:
-        raise needs_one_architecture(made, list(architectures))
-    job = Job(config, method, config.seeds[0])
+def _check_method(line: MethodConfig, config: ExperimentConfig) -> None:
+    method = make_method(line.name, line.options)
+    check_aggregates(method)
+    if method.needs_public and config.data.public is None:
+        raise needs_public(method)
+    architectures = config.model_of(line).architectures
+    if len(architectures) > 1 and not method.heterogeneous:
+        raise needs_one_architecture(method, list(architectures))
+    job = Job(config, line, config.seeds[0])
     train_config(job)
     privacy = privacy_of(job)
-    check_robust(made, config.server.robust, None if privacy is None else privacy.level)
-    check_malicious(made, config.system.malicious)
-    if config.system.mode == "buffered" and not made.pooled:
-        check_buffered(made, config.fraction, made.sampled(config.sampling), privacy)
+    check_robust(method, config.server.robust, None if privacy is None else privacy.level)
+    check_malicious(method, config.system.malicious)
+    if config.system.mode == "buffered" and not method.pooled:
+        check_buffered(method, config.fraction, method.sampled(config.sampling), privacy)
     if privacy is not None and config.budget != "rounds":
         raise ConfigError(
             f"budget={config.budget} lets the training find out how many rounds a method gets, but train.dp finds its "
             "noise and ε for a number that is known before; leave out one of the two"
         )
     if privacy is not None:
-        check_private(made, privacy.level, made.weighting(config.weights))
-        if config.eval.select == "val" and made.has_personal:
+        check_private(method, privacy.level, method.weighting(config.weights))
+        if config.eval.select == "val" and method.has_personal:
             refuse_private(privacy.level)
         if config.eval.calibrate != "none" and privacy.level == "sample":
             raise ConfigError(
@@ -356,8 +349,6 @@ def _check_method(method: MethodConfig, config: ExperimentConfig) -> None:
 
 
 def _check_model(model: OneModelConfig) -> None:
-    from tailorfl.models.registry import options_of
-
     check_checkpoint(model)
     if ":" in model.name:  # a factory of the user's; its options are looked at when the model is built
         find(model.name)
@@ -366,14 +357,9 @@ def _check_model(model: OneModelConfig) -> None:
 
 
 def _check_data(data: DataConfig) -> None:
-    from tailorfl.data.partition import recipe_named
-    from tailorfl.data.registry import loader_of, options_of
-    from tailorfl.data.splits import read_split
-    from tailorfl.runs.catalogue import partition_options
-
     if data.public is not None:
         loader_of(data.public)
-    options = options_of(data.name)
+    options = source_options(data.name)
     if ":" not in data.name:  # a function of the user's may take any
         _check_options(f"option of data source '{data.name}'", data.options, options)
     if data.partition is not None:
@@ -385,11 +371,10 @@ def _check_data(data: DataConfig) -> None:
         read_split(data.split, has_official)
 
 
-def _check_options(kind: str, given: Mapping[str, object], valid: Iterable[str]) -> None:
-    known = list(valid)
-    for option in given:
-        if option not in known:
-            raise unknown(kind, option, known)
+def _check_options(kind: str, options: Mapping[str, object], valid: Collection[str]) -> None:
+    for option in options:
+        if option not in valid:
+            raise unknown(kind, option, valid)
 
 
 def _check_published(config: ExperimentConfig) -> None:

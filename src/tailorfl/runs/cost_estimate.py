@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -107,29 +106,13 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         sim = make_simulation(job, federation)
         check_sets(config, sim)
         make_selection(config, sim, None)
-        hostile, kept = sim.malicious, sim.features
+        hostile, kept_features = sim.malicious, sim.features
         frozen = max(frozen, sim.model.held_scalars)
-        row: dict[str, Any] = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
-        once = 0.0
-        if kept is not None:
-            once = kept.seconds()
-            row |= {"features_bytes": kept.bytes, "features_seconds": once}
-            features = max(features, 0 if kept.on_disk else kept.bytes)
-        privacy, same = _privacy(job, sim), remarks(sim, job.rounds)
-        answering = simulated_system(sim, job.rounds)
-        if same:
-            reductions[method.label] = same
-        allowed = limit_of(config, job.rounds, method.rounds is not None, sim)
-        costs, state_bytes = _round_costs(config, sim)
-        rounds = allowed.foreseen(
-            costs["bytes_per_round" if allowed.kind == "bytes" else "gradients_per_round"]
-        )
-        between = rounds_between(config, sim)
-        evaluations = 1 + (rounds // between if between else 0)
-        evaluation = costs["seconds_per_round"] * rounds_worth(config, sim, costs["gradients_per_round"])
-        seconds = once + costs["seconds_per_round"] * rounds + evaluation * evaluations
-        row |= {**costs, "rounds": rounds, "evaluations": evaluations, "seconds_per_evaluation": evaluation}
-        rows[method.label] = {**row, "seconds": seconds * len(config.seeds), **answering, **privacy}
+        if kept_features is not None and not kept_features.on_disk:
+            features = max(features, kept_features.bytes)
+        if sentences := remarks(sim, job.rounds):
+            reductions[method.label] = sentences
+        rows[method.label], state_bytes = _row(job, sim)
         if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
             state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
@@ -150,14 +133,34 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
     )
 
 
+def _row(job: Job, sim: Simulation) -> tuple[dict[str, Any], float]:
+    """Return the costs of a method, and the bytes of one client's private state; trains a little at the end."""
+    config, features = job.config, sim.features
+    row: dict[str, Any] = {"model_scalars": sim.model.scalars, "frozen_scalars": sim.model.held_scalars}
+    seconds = 0.0
+    if features is not None:
+        seconds = features.seconds()
+        row |= {"features_bytes": features.bytes, "features_seconds": seconds}
+    privacy, system = _privacy(job, sim), simulated_system(sim, job.rounds)
+    limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
+    costs, state_bytes = _round_costs(config, sim)
+    rounds = limit.foreseen(costs["bytes_per_round" if limit.kind == "bytes" else "gradients_per_round"])
+    interval = rounds_between(config, sim)
+    evaluations = 1 + (rounds // interval if interval else 0)
+    evaluation = costs["seconds_per_round"] * rounds_worth(config, sim, costs["gradients_per_round"])
+    seconds += costs["seconds_per_round"] * rounds + evaluation * evaluations
+    row |= {**costs, "rounds": rounds, "evaluations": evaluations, "seconds_per_evaluation": evaluation}
+    return {**row, "seconds": seconds * len(config.seeds), **system, **privacy}, state_bytes
+
+
 def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
     """Return the noise of a job and the largest ε at its end, where it is private; nothing is trained for that."""
     if sim.level is None or isinstance(sim, Buffered):  # whose cohorts nobody knows before
         return {}
-    found = spent(job, sim, planned(job, sim))
-    assert found is not None
-    least = {"least_noise": min(found.noises)} if found.noises else {}
-    return {"noise": found.noise, **least, "epsilon": found.largest}
+    budget = spent(job, sim, planned(job, sim))
+    assert budget is not None
+    least = {"least_noise": min(budget.noises)} if budget.noises else {}
+    return {"noise": budget.noise, **least, "epsilon": budget.largest}
 
 
 def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
@@ -183,8 +186,8 @@ def _round_costs(config: ExperimentConfig, sim: Simulation) -> tuple[dict[str, A
         tuple(range(sim.federation.num_clients)) if sim.method.participation == "all" else sim.sample(0)
     ) or (0,)  # nobody may be drawn where a mean hides who was
     everyone = (0,) if sim.method.pooled else everyone
-    group, where = next(by_group(sim.groups, everyone))
-    sampled = tuple(everyone[k] for k in where)
+    group, positions = next(by_group(sim.groups, everyone))
+    sampled = tuple(everyone[k] for k in positions)
     sizes = sim.cohort(sampled).sizes
     # Small clients, so that this is quick, but with a full batch if there are any.
     fitting = np.flatnonzero(sizes >= min(sim.train.batch_size, int(sizes.max())))
@@ -200,8 +203,8 @@ def _round_costs(config: ExperimentConfig, sim: Simulation) -> tuple[dict[str, A
         else float(sizes.sum() / sim.cohort(some).sizes.sum()) * len(everyone) / len(sampled)
     )
     traffic, of_a_round = Traffic(), share / (PROBE_ROUNDS - 1)
-    for one in counted[1:]:
-        traffic.add(one.traffic)
+    for result in counted[1:]:
+        traffic.add(result.traffic)
     gradients = counted[-1].gradients * larger
     costs: dict[str, Any] = {
         "trained_scalars": sim.trained_scalars,
@@ -260,8 +263,8 @@ def _client_seconds(
 
 def _step_seconds(sim: Simulation, clients: tuple[int, ...], engine: InProcessEngine) -> tuple[float, float]:
     """Return the seconds of a client and of a gradient of a sample with an engine."""
-    ((group, where),) = by_group(sim.groups, clients)
-    message = message_for(sim.method.broadcast(sim.server, clients), group, where)
+    ((group, positions),) = by_group(sim.groups, clients)
+    message = message_for(sim.method.broadcast(sim.server, clients), group, positions)
     task = CohortTask.of(sim.local, sim.cohort(clients), message)
 
     def limited(batches: int) -> CohortTask:
@@ -344,51 +347,42 @@ def simulated_system(sim: Simulation, rounds: int) -> dict[str, float]:
     """
     if sim.system is None:
         return {}
-    said = _buffered(sim, rounds) if isinstance(sim, Buffered) else _synchronous(sim, rounds)
+    traces = _buffered(sim, rounds) if isinstance(sim, Buffered) else _synchronous(sim, rounds)
     return {
-        "replies_per_round": sum(len(one.answered) for one in said) / rounds,
-        "rounds_without_effect": sum(one.too_few or not one.answered for one in said),
-        "simulated_seconds": sum(one.seconds or 0.0 for one in said),
+        "replies_per_round": sum(len(trace.answered) for trace in traces) / rounds,
+        "rounds_without_effect": sum(trace.too_few or not trace.answered for trace in traces),
+        "simulated_seconds": sum(trace.seconds or 0.0 for trace in traces),
     }
 
 
 def _synchronous(sim: Simulation, rounds: int) -> list[RoundTrace]:
     assert sim.system is not None
-    work, found, clock = _Work(sim), list[RoundTrace](), 0.0
-    wanted = sampled_clients(sim.fraction, sim.participants)
+    work, traces, clock = _work(sim), list[RoundTrace](), 0.0
+    replies = sampled_clients(sim.fraction, sim.participants)
     for number in range(rounds):
         sampled = sim.sample(number)
-        asked = sim.trainees(sampled)
-        one = sim.system.round(number + 1, clock, sampled, asked, work(asked), wanted)
-        clock += one.seconds or 0.0
-        enough = len(set(one.answered) & set(sampled)) >= sim.min_replies
-        found.append(one if enough else one.refused(asked, TOO_FEW))
-    return found
+        trainees = sim.trainees(sampled)
+        trace = sim.system.round(number + 1, clock, sampled, trainees, work(trainees), replies)
+        clock += trace.seconds or 0.0
+        enough = len(set(trace.answered) & set(sampled)) >= sim.min_replies
+        traces.append(trace if enough else trace.refused(trainees, TOO_FEW))
+    return traces
 
 
 def _buffered(sim: Buffered, rounds: int) -> list[RoundTrace]:
-    work, found, timeline = _Work(sim), list[RoundTrace](), Timeline()
+    work, traces, timeline = _work(sim), list[RoundTrace](), Timeline()
     for version in range(rounds):
-        one, timeline = sim.buffer.until_full(timeline, version, work)
-        found.append(one)
-    return found
+        trace, timeline = sim.buffer.until_full(timeline, version, work)
+        traces.append(trace)
+    return traces
 
 
-class _Work:
-    """What clients have to do in a round, each counted once."""
-
-    def __init__(self, sim: Simulation) -> None:
-        self._sim = sim
-        self._of = cache(self._counted)
-
-    def __call__(self, clients: Sequence[int]) -> Mapping[int, ClientWork]:
-        assert self._sim.system is not None
-        if not self._sim.system.devices.takes_time:
-            return dict.fromkeys(clients, ClientWork(0, 0, 0))
-        everybody = self._of()
-        return {i: everybody[i] for i in clients}
-
-    def _counted(self) -> Mapping[int, ClientWork]:
-        clients = tuple(range(self._sim.participants))
-        message = self._sim.method.broadcast(self._sim.server, clients)
-        return work_of(self._sim, message, clients, 0)[0]
+def _work(sim: Simulation) -> Callable[[Sequence[int]], Mapping[int, ClientWork]]:
+    """Return clients -> what each has to do in a round, counted once for all where a device takes time."""
+    assert sim.system is not None
+    everybody = tuple(range(sim.participants))
+    if not sim.system.devices.takes_time:
+        work: Mapping[int, ClientWork] = dict.fromkeys(everybody, ClientWork(0, 0, 0))
+    else:
+        work = work_of(sim, sim.method.broadcast(sim.server, everybody), everybody, 0)[0]
+    return lambda clients: {client: work[client] for client in clients}

@@ -38,9 +38,9 @@ WARN_OUTPUTS = 10_000_000
 """Outputs (of a model for a sample) from which on the last evaluation may be worth a warning."""
 
 
-def is_due(every: int, round: int) -> bool:
-    """Return whether a round is evaluated wherever it stands in a run; `every` 0 evaluates only the last."""
-    return every > 0 and round % every == 0
+def is_due(interval: int, round: int) -> bool:
+    """Return whether a round is evaluated wherever it stands in a run; `interval` 0 evaluates only the last."""
+    return interval > 0 and round % interval == 0
 
 
 def protocol_of(config: ExperimentConfig, final: bool = False) -> Protocol:
@@ -64,22 +64,22 @@ def rounds_between(config: ExperimentConfig, sim: Simulation) -> int:
     """Return `eval.every`, or where that is open what a tenth of the work pays for."""
     if config.eval.every is not None:
         return config.eval.every
-    passes, round, every = evaluation_passes(sim, _looks(config)), training_passes(sim), FIRST
-    while round and passes > SHARE * (round * every + passes):
-        every *= 2
-    return every
+    passes, round, interval = evaluation_passes(sim, _looks(config)), training_passes(sim), FIRST
+    while round and passes > SHARE * (round * interval + passes):
+        interval *= 2
+    return interval
 
 
 def left_out(config: ExperimentConfig, sim: Simulation, rounds: int) -> str:
     """Say what the budget leaves out of a job of so many rounds; empty where it leaves nothing out."""
-    every = rounds_between(config, sim)
-    if config.eval.every is not None or every == FIRST or rounds <= FIRST:
+    interval = rounds_between(config, sim)
+    if config.eval.every is not None or interval == FIRST or rounds <= FIRST:
         return ""
     passes, round = evaluation_passes(sim, _looks(config)), training_passes(sim)
     share = passes / (round * FIRST + passes)
-    where = f"every {every} rounds" if every < rounds else "only at the end"
+    moments = f"every {interval} rounds" if interval < rounds else "only at the end"
     return (
-        f"evaluated {where}, so that evaluations on the way are a tenth of the work at most; "
+        f"evaluated {moments}, so that evaluations on the way are a tenth of the work at most; "
         f"with eval.every={FIRST} they are {100 * share:.0f} % of it"
     )
 
@@ -95,28 +95,28 @@ def training_passes(sim: Simulation) -> float:
     """Return what a round of FedAvg computes on average with the run's steps or epochs, in forward passes."""
     clients, train = sim.federation.num_clients, sim.train
     sampled = 1 if sim.sampling in CYCLIC else sampled_clients(sim.fraction, clients)
-    own = sim.federation.sizes()[:clients]
-    batches = np.maximum(-(-own // train.batch_size), 1) if train.batch_size else 1
-    each = own * (train.epochs or 1) if train.steps is None else own / batches * train.steps
-    return BACKWARD * sampled * float(each.mean())
+    sizes = sim.federation.sizes()[:clients]
+    batches = np.maximum(-(-sizes // train.batch_size), 1) if train.batch_size else 1
+    gradients = sizes * (train.epochs or 1) if train.steps is None else sizes / batches * train.steps
+    return BACKWARD * sampled * float(gradients.mean())
 
 
 def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
     """Return what one evaluation computes of a personal and a global model, in forward passes."""
     federation, sets = sim.federation, protocol.sets
-    clients, held = federation.num_clients, len(federation) - federation.num_clients
+    clients, heldout = federation.num_clients, len(federation) - federation.num_clients
     test = federation.sizes("test")
-    seen = MODELS * float(test[:clients].sum()) if "local" in sets else 0.0
+    samples = MODELS * float(test[:clients].sum()) if "local" in sets else 0.0
     if "participants" in sets and "local" not in sets:
-        seen += MODELS * float(test[:clients].mean()) * sampled_clients(sim.fraction, clients)
+        samples += MODELS * float(test[:clients].mean()) * sampled_clients(sim.fraction, clients)
     if "val" in sets:
-        seen += MODELS * float(federation.sizes("val")[:clients].sum())
-    seen += (clients + 1) * sum(len(rows) for _, rows in common_sets(federation, protocol).values())
-    seen *= (SHARPNESS if protocol.sharpness is not None else 1) + protocol.feature_distance
-    if "heldout" in sets and held:
-        seen += (1 + len(protocol.adapt_steps)) * float(test[clients:].sum())
-        seen += BACKWARD * held * sum(protocol.adapt_steps) * sim.train.batch_size
-    return seen
+        samples += MODELS * float(federation.sizes("val")[:clients].sum())
+    samples += (clients + 1) * sum(len(rows) for _, rows in common_sets(federation, protocol).values())
+    samples *= (SHARPNESS if protocol.sharpness is not None else 1) + protocol.feature_distance
+    if "heldout" in sets and heldout:
+        samples += (1 + len(protocol.adapt_steps)) * float(test[clients:].sum())
+        samples += BACKWARD * heldout * sum(protocol.adapt_steps) * sim.train.batch_size
+    return samples
 
 
 def rounds_worth(config: ExperimentConfig, sim: Simulation, gradients: float) -> float:

@@ -36,45 +36,45 @@ TODAYS = ("engine", "threads", "checkpoint_every", "track")
 """Settings that change no number, so those given last hold."""
 
 
-def extended(out: Path, kept: ExperimentConfig, given: ExperimentConfig) -> ExperimentConfig:
-    """Return the experiment `kept` in a folder, with what `given` has beyond it: methods, seeds, rounds, variants.
+def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> ExperimentConfig:
+    """Return the experiment `stored` in a folder, with what `new` has beyond it: methods, seeds, rounds, variants.
 
     Raises:
         RunError: they differ in something else, or there would be fewer rounds.
     """
-    kept, given = with_all_options(kept), with_all_options(given)
-    found = list(changes(_shared(kept), _shared(given)))
-    found += [
+    stored, new = with_all_options(stored), with_all_options(new)
+    problems = list(changes(_shared(stored), _shared(new)))
+    problems += [
         f"the variant '{name}' was another"
-        for name, settings in given.variants.items()
-        if kept.variants.get(name, settings) != settings
+        for name, settings in new.variants.items()
+        if stored.variants.get(name, settings) != settings
     ]
-    methods = {method.label: method for method in kept.methods}
-    for method in given.methods:
+    methods = {method.label: method for method in stored.methods}
+    for method in new.methods:
         old = methods.get(method.label, method)
-        found += [f"{method.label}: {change}" for change in changes(_but_rounds(old), _but_rounds(method))]
+        problems += [f"{method.label}: {change}" for change in changes(_but_rounds(old), _but_rounds(method))]
         methods[method.label] = method
-    if found:
+    if problems:
         raise RunError(
             f"--extend adds seeds, methods and rounds to '{out}', and what it has must stay as it is: "
-            f"{'; '.join(found)}. Give a method with other options a label of its own "
+            f"{'; '.join(problems)}. Give a method with other options a label of its own "
             "(method={name: ditto, label: Ditto 0.5, lam: 0.5}); for other settings start anew elsewhere (--out)"
         )
-    config = kept.model_copy(
+    config = stored.model_copy(
         update={
             "methods": tuple(methods.values()),
-            "seeds": tuple(dict.fromkeys((*kept.seeds, *given.seeds))),
-            "rounds": given.rounds,
-            "variants": {**kept.variants, **given.variants},
-            **{name: getattr(given, name) for name in TODAYS},
+            "seeds": tuple(dict.fromkeys((*stored.seeds, *new.seeds))),
+            "rounds": new.rounds,
+            "variants": {**stored.variants, **new.variants},
+            **{name: getattr(new, name) for name in TODAYS},
         }
     )
-    for method in kept.methods:
-        then, now = (Job(c, methods_of(c)[method.label], 0).rounds for c in (kept, config))
-        if now < then:
+    for method in stored.methods:
+        before, after = (Job(c, methods_of(c)[method.label], 0).rounds for c in (stored, config))
+        if after < before:
             raise RunError(
-                f"{method.label} in '{out}' has {then} rounds, and --extend takes none of them away (given: {now}); "
-                "start anew in another folder (--out) for fewer"
+                f"{method.label} in '{out}' has {before} rounds, and --extend takes none of them away (given: "
+                f"{after}); start anew in another folder (--out) for fewer"
             )
     return config
 
@@ -84,26 +84,28 @@ def methods_of(config: ExperimentConfig) -> dict[str, MethodConfig]:
     return {method.label: method for method in config.methods}
 
 
-def other_experiment(kept: ExperimentConfig, given: ExperimentConfig, out: Path) -> list[str]:
+def other_experiment(stored: ExperimentConfig, new: ExperimentConfig, out: Path) -> list[str]:
     """Return how the experiment in a folder differs from the one that is given to go on with.
 
     Raises:
         RunError: they have other methods or seeds, or another number of rounds.
     """
-    kept, given = with_all_options(kept), with_all_options(given)
-    jobs = [(sorted(methods_of(c)), sorted(c.seeds), c.rounds, sorted(c.variants)) for c in (kept, given)]
-    for name, then, now in zip(("methods", "seeds", "rounds", "variants"), *jobs, strict=True):
-        if then != now:
+    stored, new = with_all_options(stored), with_all_options(new)
+    jobs = [(sorted(methods_of(c)), sorted(c.seeds), c.rounds, sorted(c.variants)) for c in (stored, new)]
+    for name, before, after in zip(("methods", "seeds", "rounds", "variants"), *jobs, strict=True):
+        if before != after:
             raise RunError(
-                f"'{out}' was started with {name} {then}, but is to go on with {now}; add methods, seeds or rounds "
+                f"'{out}' was started with {name} {before}, but is to go on with {after}; add methods, seeds or rounds "
                 f"with --extend {quoted(out)}, or leave out the settings to go on with its own"
             )
-    before = methods_of(kept)
-    found = list(changes(_shared(kept), _shared(given)))
-    for method in given.methods:
-        old = before[method.label].model_dump(mode="json")
-        found += [f"{method.label}: {change}" for change in changes(old, method.model_dump(mode="json"))]
-    return found
+    methods = methods_of(stored)
+    differences = list(changes(_shared(stored), _shared(new)))
+    for method in new.methods:
+        old = methods[method.label].model_dump(mode="json")
+        differences += [
+            f"{method.label}: {change}" for change in changes(old, method.model_dump(mode="json"))
+        ]
+    return differences
 
 
 def is_longer(job: Job, folder: Path) -> bool:
@@ -111,8 +113,8 @@ def is_longer(job: Job, folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     experiment = RunStore.open(folder, readonly=True).config.get("experiment", {})
-    own = [m.get("rounds") for m in experiment.get("methods", ()) if m.get("label") == job.method.label]
-    nominal = own[0] if own and own[0] is not None else experiment.get("rounds", job.rounds)
+    rounds = [m.get("rounds") for m in experiment.get("methods", ()) if m.get("label") == job.method.label]
+    nominal = rounds[0] if rounds and rounds[0] is not None else experiment.get("rounds", job.rounds)
     return int(nominal) < job.rounds
 
 
@@ -207,10 +209,8 @@ def _but_rounds(method: MethodConfig) -> dict[str, Any]:
     return {key: value for key, value in method.model_dump(mode="json").items() if key != "rounds"}
 
 
-def resumed(
-    folder: Path, given: ExperimentConfig | None, force: bool = False
-) -> tuple[ExperimentConfig, Way]:
-    """Return the experiment to go on with in a folder; where there is none yet, `given` is begun.
+def resumed(folder: Path, new: ExperimentConfig | None, force: bool = False) -> tuple[ExperimentConfig, Way]:
+    """Return the experiment to go on with in a folder; where there is none yet, `new` is begun.
 
     So the same command begins an experiment, and goes on with it however often it is sent again, as a queue of a
     cluster does with a job that lost its machine.
@@ -219,22 +219,22 @@ def resumed(
         ConfigError: the folder has no experiment, and none is given.
         RunError: another one is given than the folder has.
     """
-    if given is None:
+    if new is None:
         return experiment_to_resume(folder), "resume"
     check_name(folder)
     if not (folder / "config.yaml").is_file():
-        return given, "new"
-    differences = other_experiment(experiment_in(folder), given, folder)
+        return new, "new"
+    differences = other_experiment(experiment_in(folder), new, folder)
     if not force:  # else every job that is there notes what was different
         refuse(folder, differences, force)
-    return given, "resume"
+    return new, "resume"
 
 
-def with_more(folder: Path, given: ExperimentConfig) -> tuple[ExperimentConfig, Way]:
-    """Return the experiment in a folder with what `given` adds to it.
+def with_more(folder: Path, new: ExperimentConfig) -> tuple[ExperimentConfig, Way]:
+    """Return the experiment in a folder with what `new` adds to it.
 
     Raises:
         ConfigError: the folder has no experiment.
-        RunError: `given` is something else than more of it.
+        RunError: `new` is something else than more of it.
     """
-    return extended(folder, experiment_in(folder), given), "extend"
+    return extended(folder, experiment_in(folder), new), "extend"

@@ -108,25 +108,25 @@ def digests(federation: Federation) -> dict[str, str]:
 def samples_of(stored: Mapping[str, Any]) -> str | None:
     """Return the digest of the samples that a job's folder notes; older folders call it otherwise."""
     data = stored.get("data") or {}
-    found: str | None = data.get(GIVEN, data.get(PREPARED))
-    return found
+    digest: str | None = data.get(GIVEN, data.get(PREPARED))
+    return digest
 
 
 def data_change(
-    stored: Mapping[str, Any], now: Mapping[str, str], source: Source, same_seed: bool = True
+    stored: Mapping[str, Any], today: Mapping[str, str], source: Source, same_seed: bool = True
 ) -> str:
     """Return how the data of a job's folder differ from those of today, "" where they do not or none are noted.
 
     Args:
         stored: what the folder notes, as `made_with` returns it.
-        now: the `digests` of today's federation.
+        today: the `digests` of today's federation.
         source: of today's federation.
         same_seed: whether both were made with the same seed, and so deal the samples alike.
     """
-    before, now = stored.get("data"), dict(now)
-    if not isinstance(before, dict):
+    stored_data, today = stored.get("data"), dict(today)
+    if not isinstance(stored_data, dict):
         return ""
-    if GIVEN not in before and GIVEN in source.info:
+    if GIVEN not in stored_data and GIVEN in source.info:
         if not same_seed:
             version = stored.get("environment", environment())["tailorfl"]
             return (
@@ -135,10 +135,10 @@ def data_change(
             )
         prepared = hashlib.blake2b(digest_size=16)
         source.feed(prepared)
-        now[GIVEN] = prepared.hexdigest()
-    if samples_of(stored) != now[GIVEN]:
+        today[GIVEN] = prepared.hexdigest()
+    if samples_of(stored) != today[GIVEN]:
         return "the samples were others"
-    if same_seed and before.get("dealt") != now["dealt"]:
+    if same_seed and stored_data.get("dealt") != today["dealt"]:
         return "the samples were dealt to clients in another way"
     return ""
 
@@ -163,35 +163,40 @@ def other_settings(
 
     `longer`: they may have fewer rounds.
     """
-    here = {key: value for key, value in environment().items() if key in ("tailorfl", "torch")}
+    installed = {key: value for key, value in environment().items() if key in ("tailorfl", "torch")}
     for job, stored in _stored(jobs, out):
-        then, now = (
+        before, after = (
             decisive(e, job.method.label, longer)
             for e in (stored.get("experiment", {}), job.config.to_dict())
         )
-        had = {k: v for k, v in stored.get("environment", {}).items() if k in here}
+        stored_versions = {k: v for k, v in stored.get("environment", {}).items() if k in installed}
         if "environment" not in stored or not versions:
-            had = here  # or it was written before versions were kept
-        for change in (*changes(then, now), *changes({"version": had}, {"version": here})):
+            stored_versions = installed  # or it was written before versions were kept
+        for change in (
+            *changes(before, after),
+            *changes({"version": stored_versions}, {"version": installed}),
+        ):
             yield f"{job.name}: {change}"
 
 
 def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> Iterator[str]:
     """Yield which of the jobs that lie in a folder were made of other data than the federation of a `job`."""
-    now = digests(federation)
-    for other, stored in _stored(jobs, out):
-        same_seed = other.config.data.seed_of(other.seed) == job.config.data.seed_of(job.seed)
-        change = data_change(stored, now, federation.source, same_seed)
+    today = digests(federation)
+    for stored_job, stored in _stored(jobs, out):
+        same_seed = stored_job.config.data.seed_of(stored_job.seed) == job.config.data.seed_of(job.seed)
+        change = data_change(stored, today, federation.source, same_seed)
         if change:
-            yield f"{other.name}: {change}"
+            yield f"{stored_job.name}: {change}"
 
 
 def note_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> None:
     """Note the federation of a `job`, which a client has joined, in the folders of all jobs with the same data."""
-    for other, stored in list(_stored(jobs, out)):
-        if other.config.data.seed_of(other.seed) == job.config.data.seed_of(job.seed):
-            folder = out / other.folder
-            write_text(folder / "config.json", encode({**stored, **made_with(other, federation)}, indent=1))
+    for stored_job, stored in list(_stored(jobs, out)):
+        if stored_job.config.data.seed_of(stored_job.seed) == job.config.data.seed_of(job.seed):
+            folder = out / stored_job.folder
+            write_text(
+                folder / "config.json", encode({**stored, **made_with(stored_job, federation)}, indent=1)
+            )
             manifest.renew(folder)
 
 
@@ -237,12 +242,12 @@ def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any
         stored, wrong = store.config, other_job(store)
         groups = [stored.get(key, {}) for key in ("experiment", "environment")]
         methods = groups[0].get("methods", []) if isinstance(groups[0], dict) else None
-        whole = all(isinstance(group, dict) for group in groups) and isinstance(methods, list)
-        if wrong or not whole or not all(isinstance(method, dict) for method in methods or ()):
+        is_whole = all(isinstance(group, dict) for group in groups) and isinstance(methods, list)
+        if wrong or not is_whole or not all(isinstance(method, dict) for method in methods or ()):
             raise RunError(
                 f"'{folder / 'config.json'}' is not what was written for {job.name}"
-                f"{''.join(f' ({what})' for what in wrong)}; restore the job's folder from a copy, or move it away to "
-                "do it anew"
+                f"{''.join(f' ({problem})' for problem in wrong)}; restore the job's folder from a copy, or move it "
+                "away to do it anew"
             )
         yield job, stored
 
@@ -251,21 +256,21 @@ def deciding(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the numbers of an experiment's jobs, beside those of their methods."""
     engine = experiment.get("engine", {})
     precision = engine.get("precision", DEFAULT.engine.precision) if isinstance(engine, Mapping) else None
-    kept = {key: value for key, value in experiment.items() if key not in HARMLESS}
-    return {**kept, "engine": {"precision": precision}}
+    settings = {key: value for key, value in experiment.items() if key not in HARMLESS}
+    return {**settings, "engine": {"precision": precision}}
 
 
 def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
     """Return the settings that decide a job's numbers, those of its method among them; rounds unless `longer`."""
     but = ("rounds",) if longer else ()
-    own = [m for m in experiment.get("methods", ()) if m.get("label") == label]
+    lines = [m for m in experiment.get("methods", ()) if m.get("label") == label]
     shared = {key: value for key, value in deciding(experiment).items() if key not in but}
-    return {**shared, "method": {k: v for k, v in own[0].items() if k not in but} if own else {}}
+    return {**shared, "method": {k: v for k, v in lines[0].items() if k not in but} if lines else {}}
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """Yield which settings of two groups differ, and how; what did not exist then and has its default does not."""
-    old, new = dict(_flat(then)), dict(_flat(now))
+    old, new = dict(_flat(before)), dict(_flat(after))
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] == new[key]:
             continue
@@ -331,6 +336,8 @@ def label_counts(job: Job, federation: Federation) -> dict[str, Any]:
     counts = federation.describe("train")
     if not counts.size or counts.size > MOST_COUNTS:
         return {}
-    given = source.info.get("classes")
-    names = [str(name) for name in given] if given is not None and len(given) == counts.shape[1] else None
+    classes = source.info.get("classes")
+    names = (
+        [str(name) for name in classes] if classes is not None and len(classes) == counts.shape[1] else None
+    )
     return {"labels": {"classes": names or list(map(str, range(counts.shape[1]))), "counts": counts.tolist()}}

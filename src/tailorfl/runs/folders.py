@@ -68,9 +68,11 @@ def check_name(folder: Path) -> None:
     Raises:
         ConfigError: its name holds control characters, or is longer than file systems take.
     """
-    found = harmful(str(folder))
-    if found is not None:
-        raise ConfigError(f"the folder {str(folder)!r} has the character {found!r} in its name; leave it out")
+    character = harmful(str(folder))
+    if character is not None:
+        raise ConfigError(
+            f"the folder {str(folder)!r} has the character {character!r} in its name; leave it out"
+        )
     with reporting(folder, "use the folder"):
         folder.exists()
 
@@ -122,10 +124,10 @@ def discard_jobs(out: Path) -> None:
         RunError: one of them is a link to another place, where nothing is deleted.
     """
     for file in out.glob("*/seed-*/config.json"):
-        for place in (file.parent, file.parent.parent):
-            if place.is_symlink():
+        for folder in (file.parent, file.parent.parent):
+            if folder.is_symlink():
                 raise RunError(
-                    f"'{place}' is a link out of the result folder, behind which nothing is deleted; remove the link, "
+                    f"'{folder}' is a link out of the result folder, behind which nothing is deleted; remove the link, "
                     "or choose another folder with --out"
                 )
         RunStore.discard(file.parent)

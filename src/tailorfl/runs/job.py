@@ -50,30 +50,30 @@ class Job:
 
 def other_job(store: RunStore) -> list[str]:
     """Return what is wrong where a job's folder holds another job, as after folders were exchanged; [] where not."""
-    said, place = store.config, store.path
-    label, seed = said.get("label"), said.get("seed")
+    config, path = store.config, store.path
+    label, seed = config.get("label"), config.get("seed")
     if label is None and seed is None:
         return []  # of a store that no experiment made
-    if place.parts[-2:] == (slug(str(label)), f"seed-{seed}"):
+    if path.parts[-2:] == (slug(str(label)), f"seed-{seed}"):
         return []
     return [f"it holds another job: {label}, seed {seed}"]
 
 
-def trouble(place: Path) -> str:
+def trouble(folder: Path) -> str:
     """Return why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
-    if not (place / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         return "was not started"
-    store = RunStore.open(place, readonly=True)
+    store = RunStore.open(folder, readonly=True)
     try:
-        found = [*store.problems(), *other_job(store)]
+        problems = [*store.problems(), *other_job(store)]
         status = store.status
-        if not found and status == "finished" and not (place / manifest.NAME).is_file():
+        if not problems and status == "finished" and not (folder / manifest.NAME).is_file():
             store.rounds()  # of before there were manifests, which say that files are as they were written
             store.clients()
     except RunError as error:
         return f"damaged: {error}"
-    if found:
-        return f"damaged: {', '.join(found)}; restore it from a copy, or do it again with --resume"
+    if problems:
+        return f"damaged: {', '.join(problems)}; restore it from a copy, or do it again with --resume"
     return "" if status == "finished" else f"not finished ({status})"
 
 
@@ -134,27 +134,27 @@ for _hook in [name for name in vars(Observer) if not name.startswith("_")]:
 def jobs_of(folder: Path, config: ExperimentConfig) -> Iterator[tuple[str, Path]]:
     """Yield (name, folder) of every job that an experiment has, those of its variants too."""
     for variant, experiment in expand(config).items():
-        place = folder / slug(variant) if variant else folder
+        variant_folder = folder / slug(variant) if variant else folder
         for method in experiment.methods:
             for seed in experiment.seeds:
                 name = ", ".join(filter(None, (variant, method.label, f"seed {seed}")))
-                yield name, place / slug(method.label) / f"seed-{seed}"
+                yield name, variant_folder / slug(method.label) / f"seed-{seed}"
 
 
-def job_problems(place: Path) -> list[tuple[bool, str]]:
+def job_problems(folder: Path) -> list[tuple[bool, str]]:
     """Return (is it damage?, what) of all that is to be said of a job's folder; nothing of a whole, finished one."""
-    if not (place / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         return [(False, "not started")]
-    store = RunStore.open(place, readonly=True)
+    store = RunStore.open(folder, readonly=True)
     try:
-        told = (*store.problems(), *other_job(store), *store.checkpoint_problems())
-        found = [(True, text) for text in told]
+        sentences = (*store.problems(), *other_job(store), *store.checkpoint_problems())
+        problems = [(True, text) for text in sentences]
         status = store.status
         store.clients()
         for name in ("rounds.jsonl", TRACE):
-            rounds = numbers(place / name)
+            rounds = numbers(folder / name)
             if rounds != list(range(1, len(rounds) + 1)):
-                found.append((True, f"{name} has holes, or several records of a round"))
+                problems.append((True, f"{name} has holes, or several records of a round"))
     except RunError as error:
         return [(True, str(error))]
-    return found if status == "finished" else [*found, (False, f"not finished ({status})")]
+    return problems if status == "finished" else [*problems, (False, f"not finished ({status})")]

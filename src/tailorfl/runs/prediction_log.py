@@ -59,14 +59,14 @@ def _stored(job: Job, sim: Simulation) -> bool:
     return covered and 0 < samples <= job.config.eval.predictions
 
 
-def finish(kept: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, Any]:
+def finish(predictions: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, Any]:
     """Write what was kept into a job's folder and return what its summary says of it."""
-    test = kept.part("local")
+    test = predictions.part("local")
     if _stored(job, sim):
         save_predictions(store.path, test)
-    if "val" not in kept.parts:
+    if "val" not in predictions.parts:
         return {}
-    frame = calibrated(test, kept.part("val"), sim.federation.names)
+    frame = calibrated(test, predictions.part("val"), sim.federation.names)
     text = io.StringIO()
     frame.to_csv(text, index=False, lineterminator="\n")
     write_text(store.path / CALIBRATION, text.getvalue())
@@ -87,16 +87,16 @@ def calibrated(test: Predictions, val: Predictions, names: Any) -> Any:
 
     rows = []
     for client in np.union1d(test.client, val.client).tolist():
-        mine, seen = test.of(client), val.of(client)
-        temperature = fitted(seen)
+        test_part, val_part = test.of(client), val.of(client)
+        temperature = fitted(val_part)
         row = {
             "client": client,
             "name": str(names[client]),
-            "val_samples": len(seen.y),
-            "samples": len(mine.y),
+            "val_samples": len(val_part.y),
+            "samples": len(test_part.y),
             "temperature": np.nan if temperature is None else temperature,
         }
-        before, after = measures(mine), measures(mine, temperature or 1.0)
+        before, after = measures(test_part), measures(test_part, temperature or 1.0)
         for measure, value in before.items():
             row[measure] = value
             row[f"{measure}_calibrated"] = np.nan if temperature is None else after[measure]
@@ -112,17 +112,17 @@ def temperature_of(store: RunStore, client: int | None) -> float | None:
     if client is None or not file.is_file():
         return None
     frame = pd.read_csv(file)
-    found = frame.loc[frame["client"] == client, "temperature"].dropna()
-    return float(found.iloc[0]) if len(found) else None
+    temperatures = frame.loc[frame["client"] == client, "temperature"].dropna()
+    return float(temperatures.iloc[0]) if len(temperatures) else None
 
 
-def save_predictions(folder: Path, said: Predictions) -> None:
+def save_predictions(folder: Path, predictions: Predictions) -> None:
     """Write predictions. Raises RunError where that fails."""
     from safetensors.numpy import save_file
 
     with replacing(folder / PREDICTIONS) as part:
-        arrays = {name: getattr(said, name).copy() for name in ARRAYS}
-        save_file(arrays, part, metadata={"task": said.task})
+        arrays = {name: getattr(predictions, name).copy() for name in ARRAYS}
+        save_file(arrays, part, metadata={"task": predictions.task})
 
 
 def load_predictions(folder: Path) -> Predictions | None:

@@ -104,8 +104,8 @@ def experiment_of(weights: Path) -> ExperimentConfig:
     """
     file = running(weights) / "config.yaml"
     if not file.is_file():
-        known = f"'{weights}' is finished" if weights.is_file() else f"'{weights}' was never begun"
-        raise RunError(f"there is no pretraining to resume: {known}; start one without --resume")
+        state = f"'{weights}' is finished" if weights.is_file() else f"'{weights}' was never begun"
+        raise RunError(f"there is no pretraining to resume: {state}; start one without --resume")
     return load(file)
 
 
@@ -116,7 +116,7 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
         ConfigError: settings that pretraining cannot follow.
     """
     train = config.train
-    for wrong, why in (
+    for wrong, reason in (
         (config.variants, "pretraining is of one model, but the experiment has variants; leave them out"),
         (config.model.larger, "pretraining is of one model; leave out model.larger"),
         (
@@ -130,7 +130,7 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
         (train.dp, "pretraining is on public data, which need no privacy; leave out train.dp"),
     ):
         if wrong:
-            raise ConfigError(why)
+            raise ConfigError(reason)
     everything: dict[str, Any] = {
         "partition": "iid", "partition_options": {}, "clients": 1, "heldout_clients": 0,
         "public": None, "public_samples": None, "corruptions": None, "official_set": False, "shifts": {},
@@ -199,12 +199,14 @@ def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
         return
     begun = (running(weights) / "config.yaml").is_file()
     if (weights.exists() or begun) and not overwrite:
-        what = (
+        problem = (
             f"was begun and not finished; continue it with --resume {quoted(weights)}"
             if begun
             else "exists already; use it"
         )
-        raise RunError(f"'{weights}' {what}, replace it with --overwrite, or choose another file with --out")
+        raise RunError(
+            f"'{weights}' {problem}, replace it with --overwrite, or choose another file with --out"
+        )
 
 
 class _Pretraining(Observer):

@@ -49,8 +49,8 @@ Build = Callable[[SampleDP | None, ClientDP | None], Simulated]
 
 def privacy_of(job: Job) -> PrivacyConfig | None:
     """Return the privacy settings of a job: those of its method, else of the experiment; None without."""
-    given = {**job.config.train.model_dump(), **job.method.train}["dp"]
-    return None if given is None else PrivacyConfig.model_validate(given)
+    settings = {**job.config.train.model_dump(), **job.method.train}["dp"]
+    return None if settings is None else PrivacyConfig.model_validate(settings)
 
 
 def with_privacy(job: Job, build: Build[Simulated]) -> Simulated:
@@ -67,25 +67,25 @@ def with_privacy(job: Job, build: Build[Simulated]) -> Simulated:
         return build(*_levels(settings, settings.noise))
     assert settings.epsilon is not None
     unit = build(*_levels(settings, 1.0))
-    ledger, asked = planned(job, unit), (settings.epsilon, settings.delta, settings.accountant)
-    own: tuple[float, ...] = ()
+    ledger, target = planned(job, unit), (settings.epsilon, settings.delta, settings.accountant)
+    noises_of_clients: tuple[float, ...] = ()
     if settings.noise_of_each:
-        found = noises_needed(ledger, *asked)
-        noise = max(found.values(), default=0.0)
-        own = tuple(found.get(client, noise) for client in range(len(unit.federation.train)))
+        noises = noises_needed(ledger, *target)
+        noise = max(noises.values(), default=0.0)
+        noises_of_clients = tuple(noises.get(client, noise) for client in range(len(unit.federation.train)))
     else:
-        noise = noise_needed(ledger, *asked)
+        noise = noise_needed(ledger, *target)
     log.info(
         "%s, seed %d: epsilon = %g needs noise = %g", job.method.label, job.seed, settings.epsilon, noise
     )
-    return build(*_levels(settings, noise, own))
+    return build(*_levels(settings, noise, noises_of_clients))
 
 
 def _levels(
-    settings: PrivacyConfig, noise: float, own: tuple[float, ...] = ()
+    settings: PrivacyConfig, noise: float, noises: tuple[float, ...] = ()
 ) -> tuple[SampleDP | None, ClientDP | None]:
     if settings.level == "sample":
-        return SampleDP(settings.clip, noise, settings.sampling, own), None
+        return SampleDP(settings.clip, noise, settings.sampling, noises), None
     return None, ClientDP(settings.clip, noise)
 
 
@@ -112,12 +112,12 @@ def noises_needed(
     ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant
 ) -> dict[int, float]:
     """Return the noise with which each client of a ledger made with noise 1 reaches ε = `target`, and no more."""
-    found: dict[tuple[Entry, ...], float] = {}
+    noises: dict[tuple[Entry, ...], float] = {}
     for client in ledger.clients:
         history = ledger.entries(client)
-        if history not in found:
-            found[history] = noise_for(target, delta, history, accountant)
-    return {client: found[ledger.entries(client)] for client in ledger.clients}
+        if history not in noises:
+            noises[history] = noise_for(target, delta, history, accountant)
+    return {client: noises[ledger.entries(client)] for client in ledger.clients}
 
 
 def _size(history: Iterable[Entry]) -> float:
@@ -147,12 +147,12 @@ class Spent:
     @property
     def largest(self) -> float:
         """ε of the client that spent most."""
-        return max((found for found, _ in self.epsilons.values()), default=0.0)
+        return max((value for value, _ in self.epsilons.values()), default=0.0)
 
     def summary(self) -> dict[str, Any]:
         """Return the settings, ε over the clients that train (and over those held out), and what composed."""
-        of_training = [found for client, (found, _) in self.epsilons.items() if client < self.clients]
-        of_others = [found for client, (found, _) in self.epsilons.items() if client >= self.clients]
+        of_training = [value for client, (value, _) in self.epsilons.items() if client < self.clients]
+        of_others = [value for client, (value, _) in self.epsilons.items() if client >= self.clients]
         settings = self.settings
         return {
             "level": settings.level,
@@ -195,7 +195,7 @@ def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spe
     ids = sorted({*range(sim.participants), *book.clients})
     epsilons = {i: _told(book.entries(i), settings.delta, settings.accountant) for i in ids}
     noises = dp.own[: sim.participants] if isinstance(dp, SampleDP) else ()
-    found = Spent(settings, dp.noise, book, epsilons, sim.participants, sim.cohort_is_secret, noises)
+    result = Spent(settings, dp.noise, book, epsilons, sim.participants, sim.cohort_is_secret, noises)
     if any(by != settings.accountant for _, by in epsilons.values()):
         log.warning(
             "%s, seed %d: epsilon is too large for the accountant prv; the looser bound of rdp is reported",
@@ -203,17 +203,17 @@ def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spe
             job.seed,
             extra={"once": (job.method.label, "the accountant")},
         )
-    if settings.epsilon is not None and found.largest > settings.epsilon * (1 + SLACK):
+    if settings.epsilon is not None and result.largest > settings.epsilon * (1 + SLACK):
         log.warning(
             "%s, seed %d: epsilon is %g, above the wanted %g: this method used more of its data than could be known "
             "before the first round",
             job.method.label,
             job.seed,
-            found.largest,
+            result.largest,
             settings.epsilon,
             extra={"once": (job.method.label, "the wanted epsilon")},
         )
-    return found
+    return result
 
 
 def epsilon_so_far(job: Job, sim: Simulation) -> dict[str, float]:
@@ -240,13 +240,13 @@ def _told(entries: tuple[Entry, ...], delta: float, accountant: Accountant) -> t
 
 
 def _statistics(values: list[float]) -> dict[str, float]:
-    found = np.array(values)
+    array = np.array(values)
     with np.errstate(invalid="ignore"):  # infinite ones have no spread
         return {
-            "mean": float(found.mean()),
-            "std": float(found.std()),
-            "min": float(found.min()),
-            "max": float(found.max()),
+            "mean": float(array.mean()),
+            "std": float(array.std()),
+            "min": float(array.min()),
+            "max": float(array.max()),
         }
 
 
@@ -254,13 +254,13 @@ def _composed(ledger: PrivacyLedger) -> dict[str, dict[str, float]]:
     """By purpose: how many clients (all of them, where it concerns all alike), and the steps of each."""
     steps: dict[str, dict[int, int]] = {}
     for purpose, client, _, count in ledger.rows():
-        mine = steps.setdefault(purpose, {})
-        mine[client] = mine.get(client, 0) + count
+        counts = steps.setdefault(purpose, {})
+        counts[client] = counts.get(client, 0) + count
     return {
         purpose: {
-            **({} if EVERYONE in mine else {"clients": len(mine)}),
-            "steps_mean": float(np.mean(list(mine.values()))),
-            "steps_max": max(mine.values()),
+            **({} if EVERYONE in counts else {"clients": len(counts)}),
+            "steps_mean": float(np.mean(list(counts.values()))),
+            "steps_max": max(counts.values()),
         }
-        for purpose, mine in steps.items()
+        for purpose, counts in steps.items()
     }

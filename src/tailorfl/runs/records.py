@@ -22,16 +22,16 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
     """Return what is stored of a round, evaluations apart; `seconds` that the job has taken so far."""
     traffic = sim.traffic.as_dict()
     # Where ε counts on nobody seeing who took part, no record says it.
-    who: dict[str, Any] = (
+    participants: dict[str, Any] = (
         {} if sim.cohort_is_secret else {"clients": list(done.clients), "rejected": list(done.rejected)}
     )
     if done.trace is not None:
-        who["absent"] = list(done.absent)
+        participants["absent"] = list(done.absent)
     if done.trace is not None and done.trace.simulated:
-        who[SECONDS] = sim.clock
+        participants[SECONDS] = sim.clock
     return {
         "round": sim.round,
-        **who,
+        **participants,
         **{f"loss/{stage}": value for stage, value in done.losses.items()},
         **traffic,
         "bytes": traffic["bytes_up"] + traffic["bytes_down"],
@@ -55,8 +55,8 @@ def summary_of(
         raise TailorflError(f"no client was evaluated after round {sim.round}, so there is no result")
     final = frame[frame["round"] == sim.round]
     rows = [{str(k): v for k, v in row.items()} for row in final.to_dict("records")]
-    own = final[(final["model"] == model) & (final["set"] == "local")]
-    if own.empty:
+    headline_rows = final[(final["model"] == model) & (final["set"] == "local")]
+    if headline_rows.empty:
         raise TailorflError(
             f"no client was evaluated on its local test data (model {model}); add 'local' to eval.final"
         )
@@ -66,7 +66,7 @@ def summary_of(
         "rounds": sim.round,
         "model": model,
         "metric": metric,
-        "metrics": {**_over_clients(own, metric), **summaries(rows)},
+        "metrics": {**_over_clients(headline_rows, metric), **summaries(rows)},
         "best_by_validation": _best_by_validation(frame, model, metric),
         "bytes_up": sim.traffic.bytes_up,
         "bytes_down": sim.traffic.bytes_down,
@@ -95,24 +95,24 @@ def _of_the_system(store: RunStore) -> dict[str, float]:
     if "absent" not in rounds:
         return {}
     absent = rounds["absent"].map(len).sum()
-    asked = sum(
+    reached = sum(
         len({*row["clients"], *row["absent"]}) for row in rounds[["clients", "absent"]].to_dict("records")
     )
-    found = {"answered": 1.0 - float(absent) / max(asked, 1)}
-    return found | ({"simulated_seconds": float(rounds[SECONDS].iloc[-1])} if SECONDS in rounds else {})
+    facts = {"answered": 1.0 - float(absent) / max(reached, 1)}
+    return facts | ({"simulated_seconds": float(rounds[SECONDS].iloc[-1])} if SECONDS in rounds else {})
 
 
-def _over_clients(own: Any, metric: str) -> dict[str, float]:
-    return summarize(own[metric], own["samples"], higher_is_better=metric not in LOWER_IS_BETTER)
+def _over_clients(rows: Any, metric: str) -> dict[str, float]:
+    return summarize(rows[metric], rows["samples"], higher_is_better=metric not in LOWER_IS_BETTER)
 
 
 def _rejected(sim: Simulation, store: RunStore) -> dict[str, Any]:
     """How many updates were rejected, and in which rounds, by name of the client."""
-    found: dict[str, list[int]] = {}
+    rejected: dict[str, list[int]] = {}
     for row in store.rounds()[["round", "rejected"]].to_dict("records"):
         for client in row["rejected"]:
-            found.setdefault(sim.federation.names[client], []).append(int(row["round"]))
-    return {"rejected": sum(map(len, found.values())), "rejected_clients": found}
+            rejected.setdefault(sim.federation.names[client], []).append(int(row["round"]))
+    return {"rejected": sum(map(len, rejected.values())), "rejected_clients": rejected}
 
 
 def _malicious(sim: Simulation) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
 
 def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
     """Return the evaluated round with the best mean validation metric, and the test metric there, or None."""
-    mine = frame[frame["model"] == model]
-    means = mine.groupby(["set", "round"])[metric].mean()
+    rows = frame[frame["model"] == model]
+    means = rows.groupby(["set", "round"])[metric].mean()
     if "val" not in means.index.get_level_values(0) or means["val"].isna().all():
         return None
     best = int(means["val"].idxmin() if metric in LOWER_IS_BETTER else means["val"].idxmax())

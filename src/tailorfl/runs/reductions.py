@@ -53,10 +53,10 @@ def unsuited(sim: Simulation) -> list[str]:
 
 def named(sim: Simulation, rounds: int) -> list[str]:
     """Return a sentence for every other method that a run's method is with its settings."""
-    found = sim.method.reductions(setup_of(sim, rounds))
+    reductions = sim.method.reductions(setup_of(sim, rounds))
     grouped: dict[tuple[str, str, str], list[Reduction]] = {}
-    for one in found:
-        grouped.setdefault((one.because, one.other, one.remark), []).append(one)
+    for reduction in reductions:
+        grouped.setdefault((reduction.because, reduction.other, reduction.remark), []).append(reduction)
     return [sentence(sim.method, same) for same in grouped.values()]
 
 
@@ -71,15 +71,15 @@ def sentence(method: Method, same: Sequence[Reduction]) -> str:
         return f"{start.removesuffix(',')}: {MODELS[first.model]} {verb} never trained"
     if first.other == method.name:
         return f"{start.removesuffix(',')}: its personal models are its global one"
-    other = make_method(first.other, dict(first.options))
+    equal = make_method(first.other, dict(first.options))
     differing = {
         **{
-            n: v for n, v in first.options.items() if getattr(other, n) != type(other).model_fields[n].default
+            n: v for n, v in first.options.items() if getattr(equal, n) != type(equal).model_fields[n].default
         },
         **{n: v for n, v in first.train.items() if v is not None},
     }
     both = len(same) > 1 or not (method.has_personal and method.has_global)
-    return f"{start} is {other.title}{_settings(differing)}{'' if both else f' in {MODELS[first.model]}'}"
+    return f"{start} is {equal.title}{_settings(differing)}{'' if both else f' in {MODELS[first.model]}'}"
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

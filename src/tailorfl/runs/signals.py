@@ -35,15 +35,15 @@ def ended_in_order() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    mine = [number for number in TOLD if signal.getsignal(number) is signal.SIG_DFL]
-    for number in mine:
+    handled = [number for number in TOLD if signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, _end)
     try:
         yield
     finally:
-        for number in mine:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
-        if mine:
+        if handled:
             _told.clear()
 
 

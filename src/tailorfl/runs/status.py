@@ -71,8 +71,8 @@ class StatusFile:
         if self._job is not None and self._sim is not None:
             facts |= {"job": self._job.name, "rounds": self._job.rounds}
             facts |= {} if status == "running" else {"round": self._sim.round}
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_text(self._out / NAME, encode({**facts, "process": os.getpid(), "updated": now}, indent=1))
+        updated = datetime.now(UTC).isoformat(timespec="seconds")
+        write_text(self._out / NAME, encode({**facts, "process": os.getpid(), "updated": updated}, indent=1))
 
 
 def sentence(out: Path) -> str:
@@ -82,13 +82,13 @@ def sentence(out: Path) -> str:
         return ""
     try:
         facts = dict(decode(file.read_bytes()))
-        where = f"{facts['done']} of {facts['jobs']} jobs done"
+        progress = f"{facts['done']} of {facts['jobs']} jobs done"
         if "job" in facts:
             after = f" after round {facts['round']} of {facts['rounds']}" if "round" in facts else ""
-            where += f", in {facts['job']}{after}"
+            progress += f", in {facts['job']}{after}"
         running = facts["status"] == "running"
         status = "interrupted (the process was killed)" if running and not is_locked(out) else facts["status"]
         message = f" ({facts['message']})" if facts["message"] else ""
     except (ValueError, KeyError, TypeError) as error:
         return f"{NAME} cannot be read ({error!r})"
-    return "" if status == "finished" else f"{status}{message}: {where}"
+    return "" if status == "finished" else f"{status}{message}: {progress}"

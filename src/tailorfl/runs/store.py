@@ -186,8 +186,8 @@ class RunStore:
         self._check_writable()
         if status not in get_args(Status):
             raise ValueError(f"status is one of {', '.join(get_args(Status))}, got '{status}'")
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        facts = {"status": status, "process": os.getpid(), "updated": now, "message": message}
+        updated = datetime.now(UTC).isoformat(timespec="seconds")
+        facts = {"status": status, "process": os.getpid(), "updated": updated, "message": message}
         write_text(self.path / "status.json", encode(facts, indent=1))
         self._is_marked_running = status == "running"
 
@@ -226,12 +226,12 @@ class RunStore:
 
         Raises RunError if it is damaged, or if it is not of the last round of a finished run.
         """
-        there = checkpoints.rounds(self.path)
-        if not there:
+        rounds = checkpoints.rounds(self.path)
+        if not rounds:
             return None
         if self._lost_checkpoint:
             raise RunError(self._lost_checkpoint)
-        return there[-1], *checkpoints.load(self.path, there[-1])
+        return rounds[-1], *checkpoints.load(self.path, rounds[-1])
 
     def checkpoint_problems(self) -> list[str]:
         """Return what is wrong with the checkpoints, a sentence each; a finished run may do without any."""
@@ -246,11 +246,11 @@ class RunStore:
     @property
     def _lost_checkpoint(self) -> str:
         """What is said of a finished run whose checkpoints end before its last round, "" of all others."""
-        there = checkpoints.rounds(self.path)
-        if not there or self.status != "finished":
+        rounds = checkpoints.rounds(self.path)
+        if not rounds or self.status != "finished":
             return ""
         last = max(numbers(self.path / "rounds.jsonl"), default=0)
-        return "" if there[-1] >= last else f"the checkpoint of the last round, {last}, is missing"
+        return "" if rounds[-1] >= last else f"the checkpoint of the last round, {last}, is missing"
 
     def truncate_after(self, round: int) -> None:
         """Forget all records, checkpoints and results of rounds later than `round`, to resume a run there.
@@ -285,9 +285,9 @@ class RunStore:
 
     def problems(self) -> list[str]:
         """Return what is wrong with a finished run's files, a sentence each: see `tailorfl.runs.manifest`."""
-        found = manifest.problems(self.path)
-        if found or self.status != "finished":
-            return found
+        problems = manifest.problems(self.path)
+        if problems or self.status != "finished":
+            return problems
         # Runs of before there were manifests did not keep the versions they were made with either.
         needed = ["summary.json", *([manifest.NAME] if "environment" in self.config else [])]
         lost = [name for name in needed if not (self.path / name).is_file()]

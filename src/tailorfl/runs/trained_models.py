@@ -130,8 +130,8 @@ class Restored:
         if self.selection is not None and steps is None:
             models, round = self.selection.models(ids), self.selection.choices[client].round
         else:
-            found = sim.personal_models(ids) if steps is None else sim.newcomer_models(ids, steps)
-            ((_, models),) = found
+            portions = sim.personal_models(ids) if steps is None else sim.newcomer_models(ids, steps)
+            ((_, models),) = portions
         group = self._group(client)
         model = next(g.model for g in sim.groups if g.name == group)
         module = model.alone(tree.tensors(models[0]))
@@ -176,22 +176,24 @@ def restore(
     chosen = config.methods[0 if method is None else labels.index(method)]
     job = Job(config, chosen, config.seeds[0] if seed is None else seed)
     check_source(folder, source)
-    place = folder / job.folder
-    found = _newest(job, place, folder) if (place / "config.json").is_file() else None
-    if found is None:
-        if (place / "summary.json").is_file():
+    job_folder = folder / job.folder
+    checkpoint = _newest(job, job_folder, folder) if (job_folder / "config.json").is_file() else None
+    if checkpoint is None:
+        if (job_folder / "summary.json").is_file():
             raise RunError(
-                f"'{place}' is finished, but its checkpoint-* files, which hold the models, are gone; bring them back "
-                "from a copy, or move the folder away and do the job again with --resume"
+                f"'{job_folder}' is finished, but its checkpoint-* files, which hold the models, are gone; bring them "
+                "back from a copy, or move the folder away and do the job again with --resume"
             )
-        raise RunError(f"'{place}' has no checkpoint yet; continue the run with --resume {quoted(folder)}")
+        raise RunError(
+            f"'{job_folder}' has no checkpoint yet; continue the run with --resume {quoted(folder)}"
+        )
     sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
-    _, tensors, facts = found
+    _, tensors, facts = checkpoint
     sim.load(tensors, facts)
     selection = make_selection(config, sim, None)
     if selection is not None:
         selection.load(tensors)
-    store = RunStore.open(place, readonly=True)
+    store = RunStore.open(job_folder, readonly=True)
     if data_change(store.config, digests(sim.given), sim.given.source):
         raise RunError(
             f"the data are not those that '{folder}' was made with, and models that look at data once more before they "
@@ -200,9 +202,9 @@ def restore(
     return Restored(job, sim, selection, store)
 
 
-def _newest(job: Job, place: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+def _newest(job: Job, job_folder: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
     """Return the newest checkpoint of a job, whose settings are still those that it was made with."""
-    store = RunStore.open(place, readonly=True)
+    store = RunStore.open(job_folder, readonly=True)
     differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
     if differences:
         raise RunError(

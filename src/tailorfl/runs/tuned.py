@@ -25,15 +25,15 @@ def value_of(config: ExperimentConfig, method: MethodConfig, setting: str) -> An
         KeyError: it has no such setting.
     """
     group, _, path = setting.partition(".")
-    found: Any = {
+    value: Any = {
         "train": {**config.train.model_dump(mode="json"), **method.train},
         "method": make_method(method.name, method.options).all_options(),
     }[group]
     for step in path.split("."):
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise KeyError(setting)
-        found = found[step]
-    return found
+        value = value[step]
+    return value
 
 
 def beside(file: str | Path | None, config: ExperimentConfig) -> Path | None:
@@ -42,12 +42,14 @@ def beside(file: str | Path | None, config: ExperimentConfig) -> Path | None:
     Raises:
         RunError: it cannot be read.
     """
-    found = None if file is None else Path(file).parent / NAME
-    if found is None or not Path(str(file)).is_file() or not found.is_file():
+    tuning = None if file is None else Path(file).parent / NAME
+    if tuning is None or not Path(str(file)).is_file() or not tuning.is_file():
         return None
-    lines, chosen = {m.label: m for m in config.methods}, read(found)["methods"]
+    lines, chosen = {m.label: m for m in config.methods}, read(tuning)["methods"]
     return (
-        found if set(lines) == set(chosen) and all(_has(config, lines[n], chosen[n]) for n in lines) else None
+        tuning
+        if set(lines) == set(chosen) and all(_has(config, lines[n], chosen[n]) for n in lines)
+        else None
     )
 
 
@@ -61,18 +63,18 @@ def _has(config: ExperimentConfig, method: MethodConfig, row: Mapping[str, Any])
 def read(file: Path) -> dict[str, Any]:
     """Return the content of a tuning.json. Raises RunError where it is none."""
     try:
-        found = decode(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not {"budget", "sampler", "metric", "methods"} <= found.keys():
+        content = decode(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not {"budget", "sampler", "metric", "methods"} <= content.keys():
             raise ValueError("it lacks budget, sampler, metric or methods")
     except (OSError, ValueError) as error:
         raise RunError(f"'{file}' is damaged: {error}; restore it from a copy, or tune again") from error
-    return found
+    return content
 
 
 def best_score(row: Mapping[str, Any]) -> float | None:
     """Return the score of the chosen settings of a method, or None where no trial came to its end."""
-    found = [t["score"] for t in row["trials"] if t["state"] == "complete" and t["values"] == row["chosen"]]
-    return found[0] if found else None
+    scores = [t["score"] for t in row["trials"] if t["state"] == "complete" and t["values"] == row["chosen"]]
+    return scores[0] if scores else None
 
 
 def written(values: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ engines and evaluation take defaults from it and have none of their own; `tailor
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -52,6 +53,26 @@ class Settings(BaseModel):
     """Base of all groups of settings: frozen, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    short_form: ClassVar[str | None] = None
+    """The setting that a text in place of the whole group stands for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short_form(cls, values: Any) -> Any:
+        return {cls.short_form: values} if cls.short_form and isinstance(values, str) else values
+
+    def check_owner(self, owner: str, owners: Mapping[str, Sequence[str]]) -> None:
+        """Check that no setting was changed that another value of `owner` has: setting -> the values that have it.
+
+        Raises:
+            ValueError: one was; says which.
+        """
+        value = getattr(self, owner)
+        for name, values in owners.items():
+            if value not in values and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"has {name}, which belongs to {owner}={' or '.join(values)}, but {owner}={value}"
+                )
 
 
 class Named(Settings):
@@ -65,24 +86,22 @@ class Named(Settings):
         default={}, description="options of the named thing; may stand beside the name"
     )
 
+    short_form: ClassVar[str | None] = "name"
+
     @model_validator(mode="before")
     @classmethod
-    def _gather_options(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            return {"name": given}
-        if not isinstance(given, dict):
-            return given
-        own = {key: value for key, value in given.items() if key in cls.model_fields}
-        beside = {str(key): value for key, value in given.items() if key not in cls.model_fields}
-        if not beside:
-            return own
-        options = own.get("options", {})
-        if not isinstance(options, dict):
-            return own
-        twice = beside.keys() & options.keys()
+    def _gather_options(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        fields = {key: value for key, value in values.items() if key in cls.model_fields}
+        beside_name = {str(key): value for key, value in values.items() if key not in cls.model_fields}
+        options = fields.get("options", {})
+        if not beside_name or not isinstance(options, dict):
+            return fields
+        twice = beside_name.keys() & options.keys()
         if twice:
             raise ValueError(f"gives '{min(twice)}' twice, beside the name and in options")
-        return {**own, "options": {**options, **beside}}
+        return {**fields, "options": {**options, **beside_name}}
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -91,9 +110,9 @@ class Named(Settings):
         # An option called like a setting of ours (`weights` of a user's own model) stays inside `options`.
         inner = {key: value for key, value in options.items() if key in fields}
         outer = {key: value for key, value in options.items() if key not in fields}
-        own = {
+        changed = {
             key: value
             for key, value in plain.items()
             if key == "name" or value not in (fields[key].default, [])
         }
-        return {**own, **outer, **({"options": inner} if inner else {})}
+        return {**changed, **outer, **({"options": inner} if inner else {})}

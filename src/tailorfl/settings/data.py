@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -43,6 +43,8 @@ class CorruptionConfig(Settings):
 
 class DataConfig(Settings):
     """Where data come from and how clients get them; `model_dump()` fits `data.build.build`."""
+
+    short_form: ClassVar[str | None] = "name"
 
     name: str = Field(default="digits", description="data source, see `tailorfl list data`")
     path: str | None = Field(default=None, description="where the source lies, for sources of your own")
@@ -108,26 +110,24 @@ class DataConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            return {"name": given}
-        short = given.get("partition") if isinstance(given, dict) else None
+    def _flower_partition(cls, values: Any) -> Any:
+        short = values.get("partition") if isinstance(values, dict) else None
         if not isinstance(short, dict):
-            return given
-        if "flwr" not in short or given.get("partition_options"):
+            return values
+        if "flwr" not in short or values.get("partition_options"):
             raise ValueError(
                 "partition is a name, with options in partition_options, or {flwr: NAME, ...} with all its options"
             )
         options = {key: value for key, value in short.items() if key != "flwr"}
         dealt = {"partitioner": short["flwr"], "options": options}
-        return {**given, "partition": "flwr", "partition_options": dealt}
+        return {**values, "partition": "flwr", "partition_options": dealt}
 
     @field_validator("heldout_clients")
     @classmethod
-    def _not_negative(cls, given: int | tuple[str, ...]) -> int | tuple[str, ...]:
-        if isinstance(given, int) and given < 0:
+    def _not_negative(cls, value: int | tuple[str, ...]) -> int | tuple[str, ...]:
+        if isinstance(value, int) and value < 0:
             raise ValueError("should be a number of at least 0, or names of clients")
-        return given
+        return value
 
     @field_serializer("split")
     def _only_given_shares(self, split: SplitShares | str | None) -> Any:

@@ -50,7 +50,7 @@ class DeployConfig(Settings):
 
     @field_validator("max_norm")
     @classmethod
-    def _above_zero(cls, given: float | str | None) -> float | str | None:
-        if isinstance(given, float) and given <= 0:
+    def _above_zero(cls, value: float | str | None) -> float | str | None:
+        if isinstance(value, float) and value <= 0:
             raise ValueError("should be above 0")
-        return given
+        return value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from tailorfl.settings.base import Number, Settings, Whole
 
@@ -17,6 +17,8 @@ FeaturePlace = Literal["auto", "disk", "off"]
 
 class EngineConfig(Settings):
     """What runs the clients; `engine: auto` is short for `{name: auto}`."""
+
+    short_form: ClassVar[str | None] = "name"
 
     name: EngineName = Field(
         default="auto",
@@ -52,17 +54,12 @@ class EngineConfig(Settings):
 
     @field_validator("device")
     @classmethod
-    def _is_a_device(cls, given: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", given):
+    def _is_a_device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError("should be auto, cpu, cuda or cuda:N")
-        return given
+        return value
 
     @property
     def arguments(self) -> dict[str, Any]:
         """What `make_engine` takes."""
         return self.model_dump(exclude={"states", "features", "features_memory"})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given

@@ -71,60 +71,60 @@ EXPECTED = {
 def explain(
     error: ValidationError,
     schema: type[BaseModel],
-    given: Mapping[str, Any],
-    where: str,
+    settings: Mapping[str, Any],
+    origin: str,
     elsewhere: Elsewhere | None = None,
 ) -> ConfigError:
     """Return a ConfigError with a line for every mistake: dotted place, value, what was expected, nearest key.
 
-    `given` is what was validated against `schema`, and `where` says where it came from. `elsewhere` knows where a key
-    would be right that is unknown where it stands.
+    `settings` is what was validated against `schema`, and `origin` says where it came from. `elsewhere` knows where a
+    key would be right that is unknown where it stands.
     """
-    found: dict[Place, list[str]] = {}
+    mistakes: dict[Place, list[str]] = {}
     for mistake in error.errors(include_url=False):
-        place = _place(mistake["loc"], given, str(mistake["type"]))
-        said, expected = _say(mistake, place, schema, elsewhere)
-        found.setdefault(place, [said]).append(expected)
+        path = _place(mistake["loc"], settings, str(mistake["type"]))
+        start, expected = _say(mistake, path, schema, elsewhere)
+        mistakes.setdefault(path, [start]).append(expected)
     # A value that fits no alternative of a union is reported once for every alternative; where one of them
     # points further inside, it is the one that was meant.
     deepest = [
-        place
-        for place in found
-        if not any(other != place and other[: len(place)] == place for other in found)
+        path
+        for path in mistakes
+        if not any(longer != path and longer[: len(path)] == path for longer in mistakes)
     ]
     lines = [
-        dotted(place) + found[place][0] + ", or ".join(dict.fromkeys(found[place][1:])) for place in deepest
+        dotted(path) + mistakes[path][0] + ", or ".join(dict.fromkeys(mistakes[path][1:])) for path in deepest
     ]
     if len(lines) == 1:
-        return ConfigError(f"in {where}: {lines[0]}")
-    return ConfigError("\n  ".join([f"{len(lines)} mistakes in {where}:", *lines]))
+        return ConfigError(f"in {origin}: {lines[0]}")
+    return ConfigError("\n  ".join([f"{len(lines)} mistakes in {origin}:", *lines]))
 
 
-def dotted(place: Sequence[str | int]) -> str:
+def dotted(path: Sequence[str | int]) -> str:
     """`train.lr`, `methods.0.lam`."""
-    return ".".join(str(step) for step in place)
+    return ".".join(str(step) for step in path)
 
 
 def unknown_key(
-    place: Sequence[str | int], key: str, valid: Sequence[str], elsewhere: Elsewhere | None = None
+    path: Sequence[str | int], key: str, valid: Sequence[str], elsewhere: Elsewhere | None = None
 ) -> str:
     """Return what to say of a key that does not exist.
 
     That is the place where it would be right, or the nearest valid key.
     """
-    hint, there = nearest(key, valid), elsewhere(key) if elsewhere is not None else None
-    meant = there if there is not None and not nearest(key, valid, cutoff=0.8) else None
-    meant = meant or (dotted((*place, hint)) if hint else None)
+    hint, destination = nearest(key, valid), elsewhere(key) if elsewhere is not None else None
+    meant = destination if destination is not None and not nearest(key, valid, cutoff=0.8) else None
+    meant = meant or (dotted((*path, hint)) if hint else None)
     suggestion = f" Did you mean '{meant}'?" if meant else ""
     return f": unknown key.{suggestion} Valid here: {', '.join(sorted(valid))}."
 
 
-def _say(mistake: Any, place: Place, schema: type[BaseModel], elsewhere: Elsewhere | None) -> tuple[str, str]:
+def _say(mistake: Any, path: Place, schema: type[BaseModel], elsewhere: Elsewhere | None) -> tuple[str, str]:
     """Return what follows the place: what was given, and what was expected."""
     kind, value, context = str(mistake["type"]), mistake["input"], mistake.get("ctx") or {}
     if kind == "extra_forbidden":
-        valid = list(_group(schema, place[:-1]).model_fields)
-        return "", unknown_key(place[:-1], str(place[-1]), valid, elsewhere)
+        valid = list(_group(schema, path[:-1]).model_fields)
+        return "", unknown_key(path[:-1], str(path[-1]), valid, elsewhere)
     if kind == "missing":
         return " ", "is missing"
     if kind == "literal_error":
@@ -135,31 +135,31 @@ def _say(mistake: Any, place: Place, schema: type[BaseModel], elsewhere: Elsewhe
         plain = str(mistake["msg"]).removeprefix("Value error, ").replace("Input should", "should")
         expected = EXPECTED.get(kind, plain)
     if isinstance(value, Mapping | BaseModel):
-        return (" " if place else ""), expected
+        return (" " if path else ""), expected
     return f" = {shown(value)}: ", expected
 
 
-def _place(loc: Sequence[str | int], given: Any, kind: str) -> Place:
+def _place(loc: Sequence[str | int], settings: Any, kind: str) -> Place:
     """Return the part of pydantic's location that stands in the file; the rest are names of alternatives."""
-    place: list[str | int] = []
+    path: list[str | int] = []
     for number, step in enumerate(loc):
-        if _has(given, step):
-            given = given[step]
+        if _has(settings, step):
+            settings = settings[step]
         elif kind != "missing" or number < len(loc) - 1:
             continue
-        place.append(step)
-    return tuple(place)
+        path.append(step)
+    return tuple(path)
 
 
-def _has(given: Any, step: str | int) -> bool:
-    if isinstance(given, Mapping):
-        return step in given
-    return isinstance(given, list | tuple) and isinstance(step, int) and step < len(given)
+def _has(settings: Any, step: str | int) -> bool:
+    if isinstance(settings, Mapping):
+        return step in settings
+    return isinstance(settings, list | tuple) and isinstance(step, int) and step < len(settings)
 
 
-def _group(schema: type[BaseModel], place: Place) -> type[BaseModel]:
+def _group(schema: type[BaseModel], path: Place) -> type[BaseModel]:
     """Return the settings class that stands at a place of the schema."""
-    for step in place:
+    for step in path:
         if isinstance(step, str):
             schema = groups_in(schema.model_fields[step].annotation)[0]
     return schema
@@ -168,10 +168,10 @@ def _group(schema: type[BaseModel], place: Place) -> type[BaseModel]:
 @functools.cache
 def places() -> Mapping[str, tuple[str, ...]]:
     """Return key -> the dotted places where the schema has it, the least deep first."""
-    found: dict[str, list[str]] = {}
-    for place in sorted((key for key, _ in keys_of(ExperimentConfig)), key=lambda place: place.count(".")):
-        found.setdefault(place.rpartition(".")[2], []).append(place)
-    return {key: tuple(at) for key, at in found.items()}
+    by_key: dict[str, list[str]] = {}
+    for path in sorted((key for key, _ in keys_of(ExperimentConfig)), key=lambda path: path.count(".")):
+        by_key.setdefault(path.rpartition(".")[2], []).append(path)
+    return {key: tuple(at) for key, at in by_key.items()}
 
 
 def meant(key: str, labels: Mapping[str, str] | None = None) -> str | None:
@@ -190,9 +190,9 @@ def meant(key: str, labels: Mapping[str, str] | None = None) -> str | None:
     having = [label for label, name in lines.items() if key in known("methods").get(name, ())]
     if having:
         return f"method.{key}" if len(lines) == 1 else f"methods.{having[0]}.{key}"
-    for kind, place in OPTIONS:
+    for kind, path in OPTIONS:
         if any(key in options for options in known(kind).values()):
-            return f"{place}.{key}"
+            return f"{path}.{key}"
     close = nearest(key, places(), cutoff=0.75)
     return None if close is None else places()[close][0]
 
@@ -202,21 +202,21 @@ def written(word: str, value: str | None = None) -> str | None:
 
     `value` is the word after it, where there is one.
     """
-    for kind, place in NAMES:
+    for kind, setting in NAMES:
         if word in known(kind):
-            return f"{place}={word}"
+            return f"{setting}={word}"
     if word in known("partitions"):
         return f"data.partition={word}"
     key = word.rpartition(".")[2]
     if word in SYNONYMS or word in ("method", "methods", "data", "model", "engine"):
-        place = SYNONYMS.get(word, word)
+        setting = SYNONYMS.get(word, word)
     elif any(word in at for at in places().values()):
-        place = word
+        setting = word
     elif key in places():
-        place = places()[key][0]
+        setting = places()[key][0]
     else:
         return None
-    return f"{place}={'...' if value is None or '=' in value else value}"
+    return f"{setting}={'...' if value is None or '=' in value else value}"
 
 
 @functools.cache
@@ -248,8 +248,8 @@ def check_names(config: ExperimentConfig) -> None:
     if data.public is not None:
         _check_name("data", data.public, {}, "data source", "")
     if data.partition is not None:
-        what = f"option of partition '{data.partition}'"
-        _check_name("partitions", data.partition, data.partition_options, "partition", what)
+        option_of = f"option of partition '{data.partition}'"
+        _check_name("partitions", data.partition, data.partition_options, "partition", option_of)
     _check_name("rules", config.server.robust.rule, {}, "rule of server.robust", "")
 
 
@@ -261,43 +261,45 @@ def check_checkpoint(model: OneModelConfig) -> None:
         raise ConfigError(f"model.checkpoint: {problem}; give a folder that save_pretrained wrote")
 
 
-def _check_name(kind: Kind, name: str, options: dict[str, object], what: str, what_option: str) -> None:
+def _check_name(
+    kind: Kind, name: str, options: dict[str, object], kind_words: str, option_words: str
+) -> None:
     names = known(kind)
     if ":" in name:  # of a module of the user's
         return
     if name not in names:
-        raise unknown(what, name, names)
+        raise unknown(kind_words, name, names)
     for option in options:
         if option not in names[name]:
-            raise unknown(what_option, option, names[name])
+            raise unknown(option_words, option, names[name])
 
 
-def check_values(given: Any, where: str) -> None:
-    """Check that settings are within the bounds of this module; `where` says in messages where they came from.
+def check_values(settings: Any, origin: str) -> None:
+    """Check that settings are within the bounds of this module; `origin` says in messages where they came from.
 
     Raises:
         ConfigError: one is not; names its place.
     """
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), given)]
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), settings)]
     for count in range(MOST_VALUES + 1):
         if not waiting:
             return
-        place, value = waiting.pop()
-        if len(place) > DEEPEST:
-            raise ConfigError(too_deep(where))
+        path, value = waiting.pop()
+        if len(path) > DEEPEST:
+            raise ConfigError(too_deep(origin))
         if count == MOST_VALUES:
-            raise ConfigError(too_many(where))
-        problem = _problem(value, SEVERAL_LINES if _may_have_lines(place) else "")
+            raise ConfigError(too_many(origin))
+        problem = _problem(value, SEVERAL_LINES if _may_have_lines(path) else "")
         if problem is not None:
-            raise ConfigError(f"in {where}: {'.'.join(place) or 'the value'} {problem}")
+            raise ConfigError(f"in {origin}: {'.'.join(path) or 'the value'} {problem}")
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 problem = _problem(key, "")
                 if problem is not None:
-                    raise ConfigError(f"in {where}: a key in {'.'.join(place) or 'the settings'} {problem}")
-                waiting.append(((*place, str(key)), inner))
+                    raise ConfigError(f"in {origin}: a key in {'.'.join(path) or 'the settings'} {problem}")
+                waiting.append(((*path, str(key)), inner))
         elif isinstance(value, list | tuple | set | frozenset):
-            waiting += [((*place, str(number)), inner) for number, inner in enumerate(value)]
+            waiting += [((*path, str(number)), inner) for number, inner in enumerate(value)]
 
 
 def _problem(value: Any, allowed: str) -> str | None:
@@ -305,9 +307,9 @@ def _problem(value: Any, allowed: str) -> str | None:
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             return f"is a text of {len(value):,} characters; the longest may have {LONGEST_TEXT:,}"
-        found = harmful(value, but=allowed)
-        if found is not None:
-            return f"holds the character {found!r}, which would change how a terminal or a page shows it; leave it out"
+        sign = harmful(value, but=allowed)
+        if sign is not None:
+            return f"holds the character {sign!r}, which would change how a terminal or a page shows it; leave it out"
     elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         return f"is a whole number of {value.bit_length()} bits; numbers here lie within ±{LARGEST}"
     elif hasattr(value, "__len__") and not isinstance(
@@ -322,17 +324,15 @@ def _problem(value: Any, allowed: str) -> str | None:
     return None
 
 
-def _may_have_lines(place: tuple[str, ...]) -> bool:
-    return place[-1:] == ("description",) or "published" in place
+def _may_have_lines(path: tuple[str, ...]) -> bool:
+    return path[-1:] == ("description",) or "published" in path
 
 
-def too_deep(what: str) -> str:
+def too_deep(source: str) -> str:
     """Return the message for settings that are nested too deep."""
-    return (
-        f"{what} nests values more than {DEEPEST} deep; no setting is that deep, so a bracket may be missing"
-    )
+    return f"{source} nests values more than {DEEPEST} deep; no setting is that deep, so a bracket may be missing"
 
 
-def too_many(what: str) -> str:
+def too_many(source: str) -> str:
     """Return the message for settings with too many values."""
-    return f"{what} holds more than {MOST_VALUES:,} values, aliases counted as often as they stand; leave some out"
+    return f"{source} holds more than {MOST_VALUES:,} values, aliases counted as often as they stand; leave some out"

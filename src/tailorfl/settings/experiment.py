@@ -140,21 +140,21 @@ class ExperimentConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_after_its_data(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "name" in given:
-            return given
-        data = given.get("data")
+    def _named_after_its_data(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "name" in values:
+            return values
+        data = values.get("data")
         name = data.get("name") if isinstance(data, dict) else getattr(data, "name", data)
-        return {**given, "name": name} if isinstance(name, str) else given
+        return {**values, "name": name} if isinstance(name, str) else values
 
     @field_validator("seeds", mode="before")
     @classmethod
-    def _count_of_seeds(cls, given: Any) -> Any:
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            return given
-        if not 1 <= given <= MOST_SEEDS or given != int(given):
+    def _count_of_seeds(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        if not 1 <= value <= MOST_SEEDS or value != int(value):
             raise ValueError(f"should be how many seeds, from 1 to {MOST_SEEDS:,}, or a list of them")
-        return list(range(int(given)))
+        return list(range(int(value)))
 
     @field_validator("seeds")
     @classmethod
@@ -172,19 +172,19 @@ class ExperimentConfig(Settings):
 
     @field_validator("methods", mode="before")
     @classmethod
-    def _method_alone(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str | dict | MethodConfig) else given
+    def _method_alone(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict | MethodConfig) else value
 
     @field_validator("methods")
     @classmethod
     def _labelled(cls, methods: tuple[MethodConfig, ...]) -> tuple[MethodConfig, ...]:
         pairs = zip(methods, labels(methods), strict=True)
         named = tuple(method.model_copy(update={"label": label}) for method, label in pairs)
-        seen: set[str] = set()
+        taken: set[str] = set()
         for method in named:
-            if method.label in seen:
+            if method.label in taken:
                 raise ValueError(f"has '{method.label}' twice; give one of them another label")
-            seen.add(method.label)
+            taken.add(method.label)
         return named
 
     @model_validator(mode="after")
@@ -194,8 +194,8 @@ class ExperimentConfig(Settings):
                 self.model_of(method)
             except ValidationError as error:
                 problem = error.errors()[0]
-                where = ".".join(map(str, ("methods", method.label, "model", *problem["loc"])))
-                raise ValueError(f"has {where} = {problem['input']!r}: {problem['msg']}") from error
+                key = ".".join(map(str, ("methods", method.label, "model", *problem["loc"])))
+                raise ValueError(f"has {key} = {problem['input']!r}: {problem['msg']}") from error
         return self
 
     def model_of(self, method: MethodConfig) -> ModelConfig:
@@ -234,10 +234,10 @@ def check_published(key: str, value: Any) -> None:
         return
     for column, number in value.items():
         several = column == CLIENTS and isinstance(number, list | tuple)
-        for one in number if several else [number]:
-            if isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one):
-                wanted = "a list of numbers" if column == CLIENTS else "a number"
-                raise ValueError(f"has {key}.{column} = {shown(number)}, which should be {wanted}")
+        for entry in number if several else [number]:
+            if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
+                expected = "a list of numbers" if column == CLIENTS else "a number"
+                raise ValueError(f"has {key}.{column} = {shown(number)}, which should be {expected}")
         if column == CLIENTS and not several:
             raise ValueError(f"has {key}.{column} = {shown(number)}, which should be a list of numbers")
 

@@ -125,16 +125,16 @@ def takes_list(path: Sequence[str]) -> bool:
 
 
 def _holds_list(schema: type[BaseModel], path: Sequence[str]) -> bool:
-    step, *rest = path
+    step, *inner_path = path
     field = schema.model_fields.get(step)
     if field is None:  # an option beside the name of the thing it belongs to
         return "options" in schema.model_fields and step not in ("path", "checkpoint")
-    if not rest:
+    if not inner_path:
         return _has_tuple(field.annotation)
     inner = groups_in(field.annotation)
     if inner:
-        return _holds_list(inner[0], rest)
-    return get_origin(field.annotation) is dict and rest[-1] not in ("path", "checkpoint")
+        return _holds_list(inner[0], inner_path)
+    return get_origin(field.annotation) is dict and inner_path[-1] not in ("path", "checkpoint")
 
 
 def _has_tuple(annotation: Any) -> bool:

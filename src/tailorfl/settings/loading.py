@@ -59,7 +59,7 @@ SHORT_FORMS = ("data", "model", "engine")
 
 
 def load(
-    given: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
+    base: str | Path | Mapping[str, Any] | ExperimentConfig | None = None,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     methods: Sequence[str] | None = None,
@@ -69,7 +69,7 @@ def load(
     """Return the experiment of a YAML file, a packaged recipe or plain values, changed by overrides.
 
     Args:
-        given: a file, the name of a recipe, settings, or None for the default experiment (digits, 20 clients,
+        base: a file, the name of a recipe, settings, or None for the default experiment (digits, 20 clients,
             Dirichlet 0.3, a small MLP, 3 seeds).
         overrides: `key=value` texts, applied in order; the key is a dotted path, the value is read as YAML, and
             `a,b` is a list where one may stand. `method.lam=1` is for an experiment with one method,
@@ -83,46 +83,46 @@ def load(
     Raises:
         ConfigError: the settings have mistakes; names the place of each, what was expected, the nearest key.
     """
-    check_kind("config", given, str, Path, Mapping, ExperimentConfig, None)
-    for values in (given, overrides):
+    check_kind("config", base, str, Path, Mapping, ExperimentConfig, None)
+    for values in (base, overrides):
         if isinstance(values, Mapping):
             check_values(values, "the settings")  # before they are copied
     if may_import:
         for path, value in _changes(overrides):
             if tuple(path) in NAMING:
                 name_in(value)
-    raw = _plain(given)
-    where = f"'{given}'" if isinstance(given, str | Path) and not overrides else "the settings"
-    _use_plural(raw, where)
+    raw = _plain(base)
+    origin = f"'{base}'" if isinstance(base, str | Path) and not overrides else "the settings"
+    _use_plural(raw, origin)
     if scale is not None:
-        _use_scale(raw, scale, where)
+        _use_scale(raw, scale, origin)
     before = deepcopy(raw)
     raw.setdefault("model", ExperimentConfig().to_dict()["model"])
     if methods is not None:
         raw.setdefault("methods", list(methods))
     _apply(raw, overrides)
     _say_dropped(before, raw)
-    check_values(raw, where)
+    check_values(raw, origin)
     try:
         return ExperimentConfig.model_validate(raw)
     except ValidationError as error:
         python = overrides if isinstance(overrides, Mapping) else {}
-        raise explain(error, ExperimentConfig, raw, where, _elsewhere(raw, python)) from None
+        raise explain(error, ExperimentConfig, raw, origin, _elsewhere(raw, python)) from None
 
 
 def read(path: str | Path) -> dict[str, Any]:
     """Return the content of a YAML file or of the recipe of that name. Raises ConfigError if it cannot be read."""
     file = Path(path)
     if not _is_file(file):
-        known = recipes()
-        if str(path) not in known:
-            hint = did_you_mean(str(path), known, "the recipe ")
+        packaged = recipes()
+        if str(path) not in packaged:
+            hint = did_you_mean(str(path), packaged, "the recipe ")
             raise ConfigError(
                 f"'{path}' is neither a file nor a recipe.{hint} "
-                f"Recipes: {', '.join(known) or 'none'}. "
+                f"Recipes: {', '.join(packaged) or 'none'}. "
                 f"Settings are written key=value, for example {written(str(path)) or 'method=ditto'}"
             )
-        file = known[str(path)]
+        file = packaged[str(path)]
     try:
         with file.open(encoding="utf-8") as opened:
             text = opened.read(MOST_CHARACTERS + 1)
@@ -150,33 +150,33 @@ def recipes() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
-def _plain(given: str | Path | Mapping[str, Any] | ExperimentConfig | None) -> dict[str, Any]:
+def _plain(base: str | Path | Mapping[str, Any] | ExperimentConfig | None) -> dict[str, Any]:
     """Return settings as nested dicts of their own, which overrides may write to."""
-    if given is None:
+    if base is None:
         return {}
-    if isinstance(given, str | Path):
-        return read(given)
-    return given.to_dict() if isinstance(given, ExperimentConfig) else deepcopy(dict(given))
+    if isinstance(base, str | Path):
+        return read(base)
+    return base.to_dict() if isinstance(base, ExperimentConfig) else deepcopy(dict(base))
 
 
-def _use_plural(raw: dict[str, Any], where: str) -> None:
+def _use_plural(raw: dict[str, Any], origin: str) -> None:
     """Turn `method: x` into `methods: [x]`."""
     if "method" not in raw:
         return
     if "methods" in raw:
-        raise ConfigError(f"in {where}: both 'method' and 'methods' are given; give one of them")
+        raise ConfigError(f"in {origin}: both 'method' and 'methods' are given; give one of them")
     raw["methods"] = _as_list(raw.pop("method"))
 
 
-def _use_scale(raw: dict[str, Any], scale: str, where: str) -> None:
+def _use_scale(raw: dict[str, Any], scale: str, origin: str) -> None:
     """Make the changes of one of the `scales` of settings."""
-    known = raw.get("scales") or {}
-    if not isinstance(known, Mapping) or not known:
-        raise ConfigError(f"{where} has no scales, so scale={scale} means nothing; leave it out")
-    if scale not in known:
-        raise unknown("scale", scale, list(known))
-    found = known[scale]
-    _apply(raw, (found.get("settings") or {}) if isinstance(found, Mapping) else {})
+    scales = raw.get("scales") or {}
+    if not isinstance(scales, Mapping) or not scales:
+        raise ConfigError(f"{origin} has no scales, so scale={scale} means nothing; leave it out")
+    if scale not in scales:
+        raise unknown("scale", scale, list(scales))
+    chosen = scales[scale]
+    _apply(raw, (chosen.get("settings") or {}) if isinstance(chosen, Mapping) else {})
     raw["scale"] = scale
 
 
@@ -184,17 +184,17 @@ def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere
     """Where a key belongs to, as the command line and files write it; for keyword arguments also as Python does."""
     lines = {title: str(_flat(method).get("name")) for title, method in _lines(plain).items()}
 
-    def place(key: str) -> str | None:
-        found = meant(key, lines or {"": "ditto"})
-        if found is None or key not in python or found.startswith("method"):
-            return found
-        group, *inside = found.split(".")
+    def destination(key: str) -> str | None:
+        path = meant(key, lines or {"": "ditto"})
+        if path is None or key not in python or path.startswith("method"):
+            return path
+        group, *inside = path.split(".")
         value = repr(python[key])
         for step in reversed(inside):
             value = f"{{{json.dumps(step)}: {value}}}"
-        return f"{found}', in Python '{group}={value}"
+        return f"{path}', in Python '{group}={value}"
 
-    return place
+    return destination
 
 
 def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -203,17 +203,17 @@ def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     named = [(g, old, new) for g, old, new in named if _flat(old).get("name") != _flat(new).get("name")]
     lines = _lines(after)
     named += [(f"methods.{t}", old, lines[t]) for t, old in _lines(before).items() if t in lines]
-    for place, old, new in named:
-        kept = _flat(new)
-        lost = {key: value for key, value in _flat(old).items() if key not in (*kept, "name", "label")}
+    for path, old, new in named:
+        remaining = _flat(new)
+        lost = {key: value for key, value in _flat(old).items() if key not in (*remaining, "name", "label")}
         if lost:
             listed = ", ".join(
-                f"{place}.{key}={json.dumps(value, default=str)}" for key, value in lost.items()
+                f"{path}.{key}={json.dumps(value, default=str)}" for key, value in lost.items()
             )
             log.warning(
                 "%s=%s starts from its own defaults, without what the file sets: %s; write again what should stay",
-                place,
-                kept.get("name"),
+                path,
+                remaining.get("name"),
                 listed,
             )
 
@@ -276,8 +276,8 @@ def _split(override: str) -> tuple[list[str], Any]:
         meant = written(override) or "for example train.lr=0.1"
         raise ConfigError(f"'{override}' is not a setting; write key=value, {meant}")
     path = key.strip().split(".")
-    what = f"the value of '{override[:80]}'"
-    value = parsed(text, Loader, what)
+    source = f"the value of '{override[:80]}'"
+    value = parsed(text, Loader, source)
     return path, _separated(path, value) if value == text.strip() else value
 
 
@@ -302,22 +302,22 @@ def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
     _put(group, path, value)
 
 
-def _enter(group: Any, place: list[str], step: str) -> Any:
-    """Return the group `step` inside the group at `place`."""
+def _enter(group: Any, path: list[str], step: str) -> Any:
+    """Return the group `step` inside the group at `path`."""
     if isinstance(group, list):
-        return group[_position(group, place, step)]
-    if not place and step == "methods" and step not in group:
+        return group[_position(group, path, step)]
+    if not path and step == "methods" and step not in group:
         group[step] = [method.name for method in ExperimentConfig().methods]
     inner = group.setdefault(step, {})
     if inner is None:
         inner = group[step] = {}
-    if isinstance(inner, str) and not place and step in SHORT_FORMS:
+    if isinstance(inner, str) and not path and step in SHORT_FORMS:
         inner = group[step] = {"name": inner}
-    if not place and step == "methods":
+    if not path and step == "methods":
         inner = group[step] = [{"name": m} if isinstance(m, str) else m for m in _as_list(inner)]
     if not isinstance(inner, dict | list):
         raise ConfigError(
-            f"{dotted([*place, step])} = {shown(inner)} has no settings inside it that could be changed"
+            f"{dotted([*path, step])} = {shown(inner)} has no settings inside it that could be changed"
         )
     return inner
 
@@ -346,15 +346,15 @@ def _set_method(raw: dict[str, Any], path: list[str], value: Any) -> None:
     _set(raw, ["methods", "0", *path[1:]], value)
 
 
-def _position(items: list[Any], place: list[str], step: str) -> int:
+def _position(items: list[Any], path: list[str], step: str) -> int:
     """Where in a list a path goes: a number, the label of a method, or its name if no other has it."""
     if step.isdigit() and int(step) < len(items):
         return int(step)
     titles, names = _titles(items), [_current_name(item) for item in items]
-    for known in (titles, names):
-        if known.count(step) == 1:
-            return known.index(step)
-    raise unknown(f"entry of {dotted(place)}", step, {*titles, *map(str, range(len(items)))})
+    for candidates in (titles, names):
+        if candidates.count(step) == 1:
+            return candidates.index(step)
+    raise unknown(f"entry of {dotted(path)}", step, {*titles, *map(str, range(len(items)))})
 
 
 def _titles(items: Sequence[Any]) -> list[str]:
@@ -375,15 +375,15 @@ class Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a node; raises where a key comes twice: YAML would silently keep the last."""
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str) or key == "<<":
                 continue
-            if key in seen:
+            if key in keys:
                 problem = f"the key '{key}' comes twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -394,31 +394,33 @@ Loader.add_implicit_resolver(
 )
 
 
-def parsed(text: str, loader: type[yaml.SafeLoader], what: str) -> Any:
-    """Return the value of a YAML text; `what` names the text in messages.
+def parsed(text: str, loader: type[yaml.SafeLoader], source: str) -> Any:
+    """Return the value of a YAML text; `source` names the text in messages.
 
     Raises:
         ConfigError: it is not valid, too long, nested too deeply, or means too many values.
     """
     if len(text) > MOST_CHARACTERS:
         raise ConfigError(
-            f"{what} has {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}, so this is another file"
+            f"{source} has {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}, so this is another file"
         )
     try:
-        _check_size(text, loader, what)
+        _check_size(text, loader, source)
         return yaml.load(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ConfigError(f"{what} is not valid YAML: {error.problem or error.context}{place}") from error
+        position = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigError(
+            f"{source} is not valid YAML: {error.problem or error.context}{position}"
+        ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{what} is not valid YAML: {error}") from error
+        raise ConfigError(f"{source} is not valid YAML: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Values of a kind that YAML knows and Python cannot make: a date 2001-99-99, a number of 5,000 digits.
-        raise ConfigError(f"{what} holds a value that cannot be read: {error}") from error
+        raise ConfigError(f"{source} holds a value that cannot be read: {error}") from error
 
 
-def _check_size(text: str, loader: type[yaml.SafeLoader], what: str) -> None:
+def _check_size(text: str, loader: type[yaml.SafeLoader], source: str) -> None:
     """Raise ConfigError where reading a text would take too much; looks at it once, from left to right."""
     sizes: dict[str, int] = {}
     open_: list[list[Any]] = [[None, 0]]
@@ -430,11 +432,11 @@ def _check_size(text: str, loader: type[yaml.SafeLoader], what: str) -> None:
         elif isinstance(event, yaml.CollectionStartEvent):
             open_.append([event.anchor, 1])
             if len(open_) > DEEPEST + 1:
-                raise ConfigError(too_deep(what))
+                raise ConfigError(too_deep(source))
             continue
         elif isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for anchor, _ in open_):
-                raise ConfigError(f"in {what}: '*{event.anchor}' stands inside what it stands for")
+                raise ConfigError(f"in {source}: '*{event.anchor}' stands inside what it stands for")
             size = sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.ScalarEvent):
             size = 1
@@ -444,7 +446,7 @@ def _check_size(text: str, loader: type[yaml.SafeLoader], what: str) -> None:
             continue
         open_[-1][1] += size
         if open_[-1][1] > MOST_VALUES:
-            raise ConfigError(too_many(what))
+            raise ConfigError(too_many(source))
 
 
 def expand(config: ExperimentConfig) -> dict[str, ExperimentConfig]:

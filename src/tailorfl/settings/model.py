@@ -44,8 +44,8 @@ class ModelConfig(OneModelConfig):
     @property
     def architectures(self) -> dict[str, OneModelConfig]:
         """All models by name, the smallest first; a name that comes twice is numbered."""
-        found: dict[str, OneModelConfig] = {}
+        models: dict[str, OneModelConfig] = {}
         for model in (self, *self.larger):
-            again = sum(other.name == model.name for other in found.values())
-            found[f"{model.name}-{again + 1}" if again else model.name] = model
-        return found
+            count = sum(earlier.name == model.name for earlier in models.values())
+            models[f"{model.name}-{count + 1}" if count else model.name] = model
+        return models

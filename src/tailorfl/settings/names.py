@@ -51,18 +51,18 @@ def slug(label: str) -> str:
     return f"{name}-{_digits(label)}" if name in OWN_FILES or name.endswith(".png") else name
 
 
-def check_distinct(labels: Iterable[str], what: str) -> None:
+def check_distinct(labels: Iterable[str], kind: str) -> None:
     """Nothing if labels name folders of their own, also where upper and lower case are one.
 
     Raises:
-        ConfigError: two of them would share a folder; says which. `what` they are labels of.
+        ConfigError: two of them would share a folder; says which. `kind` they are labels of.
     """
     taken: dict[str, str] = {}
     for label in labels:
         folder = slug(label)
         if folder.lower() in taken:
             raise ConfigError(
-                f"{what}: the labels '{taken[folder.lower()]}' and '{label}' would share the folder "
+                f"{kind}: the labels '{taken[folder.lower()]}' and '{label}' would share the folder "
                 f"'{folder}'; change one of them"
             )
         taken[folder.lower()] = label

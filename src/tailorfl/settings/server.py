@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from tailorfl.settings.base import Number, Settings, Whole, number
 
@@ -19,6 +19,8 @@ def _bound(value: Any) -> Any:
 
 class RobustConfig(Settings):
     """How updates of hostile clients are kept from the mean; the rule alone is a short form."""
+
+    short_form: ClassVar[str | None] = "rule"
 
     rule: str = Field(
         default="none",
@@ -47,11 +49,6 @@ class RobustConfig(Settings):
         ge=0,
         description="of norm_bound: standard deviation of normal noise in the mean (weak DP)",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rule_alone(cls, given: Any) -> Any:
-        return {"rule": given} if isinstance(given, str) else given
 
 
 class ServerConfig(Settings):

@@ -6,7 +6,7 @@ Nothing of it is there by default: all clients that are asked answer at once. Al
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,15 +33,10 @@ _SIMULATED = (
 )
 
 
-def _only_of(group: Settings, kinds: dict[str, tuple[str, ...]], kind: str) -> None:
-    """Raise ValueError where an option was changed that the chosen kind does not look at."""
-    for name, wanted in kinds.items():
-        if kind not in wanted and getattr(group, name) != type(group).model_fields[name].default:
-            raise ValueError(f"has {name}, which belongs to kind={' or '.join(wanted)}, but kind={kind}")
-
-
 class AvailabilityConfig(Settings):
     """When clients can be reached; the kind alone is a short form."""
+
+    short_form: ClassVar[str | None] = "kind"
 
     kind: AvailabilityKind = Field(
         default="always",
@@ -62,15 +57,11 @@ class AvailabilityConfig(Settings):
         default=None, gt=0, description="of file: seconds after which it begins again; null: never"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _kind_alone(cls, given: Any) -> Any:
-        return {"kind": given} if isinstance(given, str) else given
-
     @model_validator(mode="after")
     def _of_this_kind(self) -> Self:
-        own = {"share": ("share", "wave"), "period": ("wave",), "spread": ("wave",), "file": ("file",)}
-        _only_of(self, {**own, "repeat": ("file",)}, self.kind)
+        wave, file = ["wave"], ["file"]
+        owners = {"share": ["share", "wave"], "period": wave, "spread": wave, "file": file, "repeat": file}
+        self.check_owner("kind", owners)
         if self.kind == "file" and self.file is None:
             raise ValueError("is of kind file, which needs file: the CSV")
         return self
@@ -78,6 +69,8 @@ class AvailabilityConfig(Settings):
 
 class RateConfig(Settings):
     """How many a second; the median alone is a short form of `fixed`."""
+
+    short_form: ClassVar[str | None] = "kind"
 
     kind: Distribution = Field(
         default="instant",
@@ -94,16 +87,21 @@ class RateConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, given: Any) -> Any:
-        if isinstance(given, int | float) and not isinstance(given, bool):
-            return {"kind": "fixed", "median": given}
-        return {"kind": given} if isinstance(given, str) else given
+    def _short(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return {"kind": "fixed", "median": value}
+        return value
 
     @model_validator(mode="after")
     def _of_this_kind(self) -> Self:
-        drawn = ("lognormal", "half_normal", "uniform")
-        own = {"median": ("fixed", *drawn), "spread": ("lognormal", "uniform"), "redraw": drawn}
-        _only_of(self, {**own, "file": ("file",)}, self.kind)
+        drawn = ["lognormal", "half_normal", "uniform"]
+        owners = {
+            "median": ["fixed", *drawn],
+            "spread": ["lognormal", "uniform"],
+            "redraw": drawn,
+            "file": ["file"],
+        }
+        self.check_owner("kind", owners)
         if self.kind == "file" and self.file is None:
             raise ValueError("is of kind file, which needs file: the CSV")
         if self.kind == "uniform" and self.spread >= 1:
@@ -178,10 +176,7 @@ class SystemConfig(Settings):
 
     @model_validator(mode="after")
     def _of_this_mode(self) -> Self:
-        synchronous = ("over_selection", "min_replies")
-        buffered = ("buffer", "concurrency", "staleness")
-        for name in buffered if self.mode == "synchronous" else synchronous:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                other = "buffered" if self.mode == "synchronous" else "synchronous"
-                raise ValueError(f"has {name}, which belongs to mode={other}, but mode={self.mode}")
+        synchronous, buffered = ["synchronous"], ["buffered"]
+        owners = {"buffer": buffered, "concurrency": buffered, "staleness": buffered}
+        self.check_owner("mode", {"over_selection": synchronous, "min_replies": synchronous, **owners})
         return self

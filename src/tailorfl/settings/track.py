@@ -26,17 +26,17 @@ class TrackConfig(Settings):
 
     @field_validator("mlflow")
     @classmethod
-    def _an_address(cls, given: bool | str) -> bool | str:
-        if isinstance(given, str) and ":" not in given:
+    def _an_address(cls, value: bool | str) -> bool | str:
+        if isinstance(value, str) and ":" not in value:
             raise ValueError(
                 "should be true, or an address such as http://127.0.0.1:5000 or sqlite:///mlflow.db"
             )
-        if isinstance(given, str) and re.match(r"https?://[^/]*@", given):
+        if isinstance(value, str) and re.match(r"https?://[^/]*@", value):
             raise ValueError(
                 "should hold no password, since result folders keep it; MLflow takes one from MLFLOW_TRACKING_USERNAME "
                 "and MLFLOW_TRACKING_PASSWORD"
             )
-        return given
+        return value
 
     @property
     def leaves_the_machine(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -30,6 +30,8 @@ MOST_EPOCHS = 10**6
 class RoundScheduleSettings(Settings):
     """How the learning rate falls from round to round; the kind alone is a short form."""
 
+    short_form: ClassVar[str | None] = "kind"
+
     kind: Fall = Field(
         default="constant",
         description="step: × factor at milestones; cosine: to floor; inverse: shift/(shift + t)",
@@ -46,21 +48,10 @@ class RoundScheduleSettings(Settings):
         default="last", description="rate of tuning before a model is used: of the last round, or the first"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _kind_alone(cls, given: Any) -> Any:
-        return {"kind": given} if isinstance(given, str) else given
-
     @model_validator(mode="after")
     def _of_this_kind(self) -> Self:
-        for name, kind in (
-            ("milestones", "step"),
-            ("factor", "step"),
-            ("floor", "cosine"),
-            ("shift", "inverse"),
-        ):
-            if self.kind != kind and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"has {name}, which belongs to kind={kind}, but kind={self.kind}")
+        owners = {"milestones": ["step"], "factor": ["step"], "floor": ["cosine"], "shift": ["inverse"]}
+        self.check_owner("kind", owners)
         return self
 
 
@@ -109,10 +100,10 @@ class TrainSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _steps_replace_epochs(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("steps") is not None and "epochs" not in given:
-            return {**given, "epochs": None}
-        return given
+    def _steps_replace_epochs(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("steps") is not None and "epochs" not in values:
+            return {**values, "epochs": None}
+        return values
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -122,9 +113,8 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _gamma_is_of_the_balanced(self) -> Self:
-        given = self.gamma != type(self).model_fields["gamma"].default
-        if given and self.objective == "task" and not isinstance(self, TrainOverrides):
-            raise ValueError("has gamma, which belongs to objective=balanced_softmax, but objective=task")
+        if not isinstance(self, TrainOverrides):
+            self.check_owner("objective", {"gamma": ["balanced_softmax"]})
         return self
 
     @model_validator(mode="after")
@@ -151,10 +141,10 @@ class TrainOverrides(TrainSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _epochs_replace_steps(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("epochs") is not None and "steps" not in given:
-            return {**given, "steps": None}
-        return given
+    def _epochs_replace_steps(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("epochs") is not None and "steps" not in values:
+            return {**values, "steps": None}
+        return values
 
     def keys(self) -> list[str]:
         """Return the settings that were given."""

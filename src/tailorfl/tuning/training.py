@@ -91,7 +91,7 @@ class Trainer:
         """
         of_data = self.config.data.seed_of(seed)
         if of_data not in self._federations:
-            federation = make_federation(self.config, of_data, said=self._warnings)
+            federation = make_federation(self.config, of_data, logged=self._warnings)
             if not federation.sizes("val")[: federation.num_clients].any():
                 raise DataError(
                     "tuning chooses by validation samples, but no client has any; leave a share for them in "
