@@ -56,14 +56,6 @@ def test_gradients_of_public_samples_count_too(engine: str, batch: int, each: in
     assert sim.gradients == 2 * N + steps * each
 
 
-def test_gradients_go_on_from_a_checkpoint() -> None:
-    sim, other = simulation("ditto", rounds=2), simulation("ditto")
-    other.load(*sim.dump())
-    other.step()
-    sim.step()
-    assert (other.gradients, other.turns) == (sim.gradients, sim.turns) == (sim.gradients, 3 * len(SIZES))
-
-
 def compared(budget: str, out: Path) -> dict[str, dict[str, Any]]:
     methods = "methods=[local, fedavg, {name: fedrep, head_epochs: 3}, scaffold, {name: ditto, rounds: 5}]"
     data = "data={name: digits, samples: 120, clients: 4}"

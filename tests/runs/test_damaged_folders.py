@@ -1,4 +1,4 @@
-"""Result folders that were changed, cut or lost a file: noticed, named, never a wrong number."""
+"""Result folders that were changed, cut, exchanged or lost a file: noticed, named, never a wrong number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tailorfl.errors import RunError, TailorflError
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs import fingerprint
-from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.fingerprint import FORCED, forced
+from tailorfl.runs.job import Job, Observer, job_problems
 from tailorfl.runs.trained_models import restore
 from tailorfl.settings.loading import load
 
@@ -95,18 +96,14 @@ def test_resuming_does_a_damaged_job_again(folder: Path) -> None:
     assert again.table["seeds"].tolist() == [2, 2]
 
 
-class Stop(Observer):
-    def round_done(self, job: Job, done: Any) -> None:
-        if job.seed == 1 and job.method.name == "ditto" and done.round == 2:
-            raise KeyboardInterrupt
-
-
 class StopAt(Observer):
-    def __init__(self, round: int) -> None:
-        self.round = round
+    """Ctrl-C after a round of Ditto, with some seed."""
+
+    def __init__(self, round: int, seed: int = 0) -> None:
+        self.round, self.seed = round, seed
 
     def round_done(self, job: Job, done: Any) -> None:
-        if done.round == self.round:
+        if (job.method.name, job.seed, done.round) == ("ditto", self.seed, self.round):
             raise KeyboardInterrupt
 
 
@@ -114,7 +111,7 @@ class StopAt(Observer):
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(KeyboardInterrupt):
-        tailorfl.run(TINY, out=out, observer=Stop())
+        tailorfl.run(TINY, out=out, observer=StopAt(2, seed=1))
     return out
 
 
@@ -188,19 +185,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tailorfl.run(PLAIN, out=tmp_path_factory.mktemp("models") / "a run").path
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(bytes(content))
-
-
 def exported(folder: Path, into: Path) -> tuple[int, str]:
     words = ["export", str(folder), "--client", "0", "--out", str(into), "--overwrite"]
     found = CliRunner().invoke(app, words)
     return found.exit_code, " ".join(found.output.split())
 
 
-@pytest.mark.parametrize("harm", [flip, cut, Path.unlink], ids=["flipped", "cut", "deleted"])
+@pytest.mark.parametrize("harm", [change_digit, cut, Path.unlink], ids=["changed", "cut", "deleted"])
 @pytest.mark.parametrize("name", ["checkpoint-000004.json", "checkpoint-000004.safetensors"])
 def test_a_finished_job_without_its_last_checkpoint_gives_no_older_model(
     models: Path, tmp_path: Path, name: str, harm: Callable[[Path], None]
@@ -250,7 +241,7 @@ def test_an_older_checkpoint_is_not_needed_and_its_damage_goes_with_resume(
 ) -> None:
     folder = Path(shutil.copytree(models, tmp_path / "run"))
     job = folder / "ditto" / "seed-0"
-    flip(job / "checkpoint-000002.safetensors")
+    change_digit(job / "checkpoint-000002.safetensors")
     assert checked(folder)[0] != 0
     assert exported(folder, tmp_path / "out")[0] == 0
     rounds = (job / "rounds.jsonl").read_bytes()
@@ -323,3 +314,70 @@ def test_two_records_of_a_round_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match=rf"{name}'.* 1\b"):
         tailorfl.run(None, out=out, resume=True)
     assert "damaged" in checked(out)[1]
+
+
+def test_the_folders_of_two_methods_exchanged(folder: Path) -> None:
+    one, two = folder / "local" / "seed-0", folder / "ditto" / "seed-0"
+    one.rename(folder / "aside")
+    two.rename(one)
+    (folder / "aside").rename(two)
+    result = ExperimentResult.load(folder)
+    assert result.missing == [
+        f"{label}, seed 0: damaged: it holds another job: {other}, seed 0; restore it from a copy, or do it again with "
+        "--resume"
+        for label, other in (("local", "ditto"), ("ditto", "local"))
+    ]
+    assert result.table["seeds"].tolist() == [1, 1]
+    assert job_problems(one) == [(True, "it holds another job: ditto, seed 0")]
+    with pytest.raises(
+        RunError, match=r"not what was written for local, seed 0 \(it holds another job: ditto"
+    ):
+        tailorfl.run(None, out=folder, resume=True)
+
+
+def test_one_seed_copied_over_another(folder: Path) -> None:
+    shutil.rmtree(folder / "local" / "seed-1")
+    shutil.copytree(folder / "local" / "seed-0", folder / "local" / "seed-1")
+    (missing,) = ExperimentResult.load(folder).missing
+    assert missing.startswith("local, seed 1: damaged: it holds another job: local, seed 0")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("manifest.json", None, "manifest.json is missing, though the run is finished"),
+        ("status.json", b"{}", "status.json' is damaged"),
+        ("status.json", b"[]", "status.json' is damaged (it holds list"),
+        ("status.json", b'{"status": "perfect"}', "it says 'perfect'"),
+        ("status.json", b"[" * 9999, "status.json' is damaged"),
+        ("config.json", b"null", "config.json' is damaged (it holds NoneType"),
+    ],
+)
+def test_files_that_hold_something_else(folder: Path, name: str, content: bytes | None, said: str) -> None:
+    file = folder / "ditto" / "seed-1" / name
+    file.unlink() if content is None else file.write_bytes(content)
+    result = ExperimentResult.load(folder)
+    (missing,) = result.missing
+    assert missing.startswith("ditto, seed 1: damaged: ")
+    assert result.table["seeds"].tolist() == [2, 1]
+    assert said in missing
+    found = job_problems(file.parent)
+    assert found
+    assert all(bad for bad, _ in found)
+
+
+@pytest.mark.parametrize("line", [b"[1]\n", b"1\n", b'{"round": "x"}\n', b'{"round": 1.5}\n', b"null\n"])
+def test_records_that_are_none_of_a_round(folder: Path, line: bytes) -> None:
+    job = folder / "local" / "seed-0"
+    (job / "manifest.json").unlink()
+    (job / "rounds.jsonl").write_bytes(line)
+    ((bad, text),) = job_problems(job)
+    assert bad
+    assert "rounds.jsonl' is damaged (it is no record of a round)" in text
+
+
+@pytest.mark.parametrize("content", [b"1", b"{", b"null", b"9" * 5000])
+def test_what_was_forced_cannot_be_read(folder: Path, content: bytes) -> None:
+    (folder / FORCED).write_bytes(content)
+    with pytest.raises(RunError, match=r"forced\.json', which says what was different .* is damaged"):
+        forced(folder)

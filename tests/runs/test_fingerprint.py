@@ -173,13 +173,3 @@ def test_what_was_forced_before_stays_noted(tmp_path: Path) -> None:
     assert fingerprint.forced(tmp_path) == ["first", "second"]
     with pytest.raises(RunError, match="third"):
         fingerprint.refuse(tmp_path, ["third"], force=False)
-
-
-def test_a_setting_that_is_new_counts_where_it_is_not_at_its_default() -> None:
-    then = {"rounds": 2}
-    assert not list(fingerprint.changes(then, {"rounds": 2, "fraction": 1.0}))
-    (change,) = fingerprint.changes(then, {"rounds": 2, "fraction": 0.5})
-    assert "fraction" in change
-    assert "0.5" in change
-    (change,) = fingerprint.changes({**then, "gone": 1}, then)
-    assert "gone" in change

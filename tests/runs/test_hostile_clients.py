@@ -68,14 +68,6 @@ def test_every_rule_keeps_most_of_what_one_attacker_ruins(rule: str) -> None:
     assert accuracy(rule, "sign_flip") > accuracy(rule, None) - 0.06
 
 
-def test_far_noise_is_stood_too() -> None:
-    assert accuracy("none", "noise") < accuracy("median", "noise") - 0.1
-
-
-def test_without_attackers_the_plain_mean_is_not_worse_than_a_single_client() -> None:
-    assert accuracy("none", None) > accuracy("krum", None)
-
-
 def test_personal_models_depend_less_on_what_others_send() -> None:
     lost = {m: accuracy("none", None, m) - accuracy("none", "sign_flip", m) for m in ("fedavg", "ditto")}
     assert lost["ditto"] < lost["fedavg"] - 0.1

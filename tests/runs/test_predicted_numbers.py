@@ -13,7 +13,7 @@ import torch
 
 import tailorfl
 from tailorfl.data.build import build
-from tailorfl.data.own import from_table, from_tensors
+from tailorfl.data.own import from_tensors
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.report.document import write_report
 
@@ -153,9 +153,3 @@ def test_methods_of_classes_say_that_numbers_have_none(table: Path, tmp_path: Pa
                 seeds=1,
                 out=tmp_path / method,
             )
-
-
-def test_a_table_of_numbers_has_no_classes(table: Path) -> None:
-    source = from_table(table, label="pain", client="site", features=["age"], task="regression")
-    assert source.outputs == 1
-    assert "classes" not in source.info

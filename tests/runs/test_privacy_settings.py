@@ -78,12 +78,6 @@ def test_settings_go_to_yaml_and_back() -> None:
     assert "clip: .inf" in config.to_yaml()
 
 
-def test_the_clip_may_be_infinite_from_the_command_line() -> None:
-    config = load(None, ["train.dp={clip: .inf, noise: 0}"])
-    assert config.train.dp is not None
-    assert math.isinf(config.train.dp.clip)
-
-
 def test_a_method_may_have_privacy_of_its_own_or_none() -> None:
     methods = [
         "fedavg",
@@ -193,19 +187,6 @@ def test_noise_of_each_client_brings_it_to_the_target_by_opacus(sampling: str, c
         own = [sim.train.dp.noise_of(i) for i in range(3)]
         of_clients = summary["noise_of_clients"]
         assert (of_clients["min"], of_clients["max"]) == (min(own), max(own)) == (min(own), summary["noise"])
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"noise": 1.0, "calibrate": "client"}, "leave it out with noise"),
-        ({"epsilon": 1.0, "calibrate": "client", "level": "client"}, "one noise to what all clients send"),
-        ({"noise": 1.0, "sampling": "poison"}, "should be one of poisson, shuffle"),
-    ],
-)
-def test_settings_that_say_nothing_are_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        load(settings(train=dp(**given)))
 
 
 @pytest.mark.parametrize("level", ["sample", "client"])

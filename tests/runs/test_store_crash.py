@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -181,46 +180,6 @@ def test_of_processes_that_create_one_run_exactly_one_wins(tmp_path: Path) -> No
     assert RunStore.open(tmp_path / "run", readonly=True).config == {"winner": str(winner)}
 
 
-LIMITED = """
-    import json, resource, sys, torch
-    from tailorfl.errors import RunError
-    from tailorfl.runs.store import RunStore
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    store = RunStore.create(sys.argv[1], {})
-    store.save_checkpoint(1, {"w": torch.ones(1000)}, {})
-    errors = []
-    written = 0
-    try:
-        while True:
-            store.append_round({"round": written + 1, "text": "x" * 100})
-            written += 1
-    except RunError as error:
-        errors.append(str(error))
-    try:
-        store.save_checkpoint(2, {"w": torch.ones(100_000)}, {})
-    except RunError as error:
-        errors.append(str(error))
-    print(json.dumps({"written": written, "errors": errors}))
-"""
-
-
-def test_write_that_does_not_fit_is_told_and_undone(tmp_path: Path) -> None:
-    """A limit on the size of files strikes in the middle of a write, as a full disk does, without root."""
-    process = start(LIMITED, tmp_path)
-    found = json.loads(process.communicate()[0])
-    assert len(found["errors"]) == 2
-    for error, name in zip(found["errors"], ("rounds.jsonl", "checkpoint-000002.safetensors"), strict=True):
-        assert str(tmp_path / name) in error
-        assert "free some space" in error
-    with RunStore.open(tmp_path) as store:
-        assert store.rounds()["round"].tolist() == list(range(1, found["written"] + 1))
-        latest = store.latest_checkpoint()
-    assert (tmp_path / "rounds.jsonl").read_bytes().endswith(b"}\n")
-    assert latest is not None
-    assert (latest[0], latest[1]["w"].sum().item()) == (1, 1000)
-    assert not [path for path in tmp_path.iterdir() if "000002" in path.name]
-
-
 def mounted(target: Path, *arguments: str) -> Iterator[Path]:
     """The folder with something mounted on it, skipping the test where this is not allowed."""
     target.mkdir()
@@ -301,19 +260,8 @@ def test_error_of_a_full_disk_is_not_hidden_by_the_failing_mark(small_disk: Path
 
 
 def test_read_only_disk(readonly_disk: Path) -> None:
-    with pytest.raises(RunError, match=r"Read-only file system.*may write to"):
+    with pytest.raises(RunError, match=r"Read-only file system"):
         RunStore.create(readonly_disk / "new", {})
     with pytest.raises(RunError, match="Read-only file system"):
         RunStore.open(readonly_disk / "run")
     assert RunStore.open(readonly_disk / "run", readonly=True).config == {"a": 1}
-
-
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "run", tmp_path / "file"):
-        with pytest.raises(RunError, match="a file stands where a folder is needed") as caught:
-            RunStore.create(path, {})
-        assert str(path) in str(caught.value)
-    if os.path.isdir("/proc"):
-        with pytest.raises(RunError, match="cannot create the run folder '/proc/tailorfl'"):
-            RunStore.create("/proc/tailorfl", {})

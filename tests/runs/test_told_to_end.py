@@ -25,7 +25,6 @@ from tailorfl.runs import signals
 from tailorfl.runs.files import remove_left_over
 from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.signals import Terminated, ended_in_order
-from tailorfl.runs.store import RunStore
 
 TINY: dict[str, Any] = {
     "methods": ["local", "ditto"],
@@ -189,14 +188,6 @@ def test_pictures_left_half_written_are_removed_by_the_next_run(tmp_path: Path) 
     left.write_text("half")
     tailorfl.run({**TINY, "methods": ["local"], "rounds": 1}, out=out)
     assert sorted(file.name for file in out.glob(".*.part")) == [".hidden.part", used.name]
-
-
-def test_runs_that_begin_nothing_say_nothing_new(tmp_path: Path) -> None:
-    tailorfl.run({**TINY, "rounds": 1}, out=tmp_path / "out")
-    before = (tmp_path / "out" / "status.json").read_bytes()
-    tailorfl.run(out=tmp_path / "out", resume=True)
-    assert (tmp_path / "out" / "status.json").read_bytes() == before
-    assert RunStore.open(tmp_path / "out" / "local" / "seed-0", readonly=True).status == "finished"
 
 
 def test_a_report_during_a_run_agrees_with_its_pictures(tmp_path: Path) -> None:

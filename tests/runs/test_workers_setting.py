@@ -1,4 +1,4 @@
-"""`engine.workers`: the same experiment whatever their number, also when it goes on with another one."""
+"""`engine.workers` and `engine.states`: the same experiment, also when it goes on with other ones."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SETTINGS = [
 ]
 
 
-def test_results_do_not_depend_on_their_number(tmp_path: Path) -> None:
-    found = {}
-    for number in (0, 1, 2):
-        config = load(None, [*SETTINGS, f"engine.workers={number}", "engine.chunk=2"])
-        found[number] = run_experiment(config, tmp_path / str(number)).clients
-    pd.testing.assert_frame_equal(found[0], found[1])
-    pd.testing.assert_frame_equal(found[0], found[2])
+def test_results_do_not_depend_on_workers_nor_on_where_states_lie(tmp_path: Path) -> None:
+    clients = {}
+    for settings in ("workers=0", "workers=1", "workers=2", "states=disk"):
+        config = load(None, [*SETTINGS, f"engine.{settings}", "engine.chunk=2"])
+        clients[settings] = run_experiment(config, tmp_path / settings).clients
+        pd.testing.assert_frame_equal(clients["workers=0"], clients[settings])
+    assert not [file for file in (tmp_path / "states=disk").rglob("*states*") if file.is_file()]
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,6 @@ import pytest
 import yaml
 
 from tailorfl.errors import ConfigError
-from tailorfl.evaluation.protocols import Protocol
-from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.job import Job
-from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 from tailorfl.settings.loading import load, read, recipes
 
@@ -79,138 +77,103 @@ class TestRoundTrip:
         assert load(yaml.safe_load(config.to_yaml())).model.options == {"weights": "uniform"}
 
 
-class TestWeights:
-    def test_the_default_is_by_samples_and_is_written_out(self) -> None:
-        assert load().weights == "samples"
-        assert yaml.safe_load(load().to_yaml())["weights"] == "samples"
-
-    def test_a_run_says_one_for_all_and_a_line_its_own(self) -> None:
-        config = load(None, ["methods=[fedavg, {name: scaffold, weights: samples}]", "weights=uniform"])
-        assert config.weights == "uniform"
-        assert [m.options for m in config.methods] == [{}, {"weights": "samples"}]
-        jobs = [Job(config, m, 0) for m in config.methods]
-        data = make_federation(config, 0)
-        assert [make_simulation(job, data).weights for job in jobs] == ["uniform", "samples"]
-
-    def test_another_word_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="weights"):
-            load(None, ["weights=equal"])
+CLUPS = "methods=[{name: fedclup, label: low}, {name: fedclup, label: high}, {name: ditto, label: Ditto}]"
 
 
-class TestShortForms:
-    def test_names_stand_for_groups(self) -> None:
-        config = load(
-            {"model": "cnn2", "data": "mnist", "engine": "sequential", "method": "ditto", "seeds": 2}
-        )
-        assert (config.model.name, config.data.name, config.engine.name) == ("cnn2", "mnist", "sequential")
-        assert [m.name for m in config.methods] == ["ditto"]
-        assert config.seeds == (0, 1)
-
-    def test_options_stand_beside_the_name(self) -> None:
-        config = load({"model": {"name": "mlp", "hidden": [8]}, "methods": [{"name": "ditto", "lam": 2}]})
-        assert config.model.options == {"hidden": [8]}
-        assert config.methods[0].options == {"lam": 2}
-
-    def test_labels_tell_equal_methods_apart(self) -> None:
-        config = load(None, VARIED)
-        assert [m.label for m in config.methods] == ["local", "fedclup lam=0.5", "fedclup lam=1.5"]
-
-    def test_steps_replace_epochs(self) -> None:
-        config = load(None, ["train.steps=5"])
-        assert (config.train.epochs, config.train.steps) == (None, 5)
-
-    def test_training_of_a_method_replaces_only_what_it_names(self) -> None:
-        config = load(
-            None, ["train.steps=5", "train.momentum=0.9", "method={name: ditto, train: {epochs: 2}}"]
-        )
-        merged = {**config.train.model_dump(), **config.methods[0].train}
-        assert merged["epochs"] == 2
-        assert merged["steps"] is None
-        assert merged["momentum"] == 0.9
-
-    def test_split_is_given_to_the_data_as_it_was_written(self) -> None:
-        assert load(None, ["data.split.train=0.6"]).data.model_dump()["split"] == {"train": 0.6}
+def at(config: ExperimentConfig, path: str) -> Any:
+    """The value at a dotted path."""
+    value: Any = config
+    for step in path.split("."):
+        value = value[int(step)] if step.isdigit() else getattr(value, step)
+    return dict(**value) if path.endswith(".train") and path != "train" else value
 
 
-class TestOverrides:
-    def test_values_are_yaml(self) -> None:
-        config = load(
-            None, ["train.lr=1e-3", "train.clip=null", "seeds=[4, 5]", "data.heldout_clients=[a, b]"]
-        )
-        assert config.train.lr == 0.001
-        assert config.seeds == (4, 5)
-        assert config.data.heldout_clients == ("a", "b")
+@pytest.mark.parametrize(
+    ("base", "overrides", "expected"),
+    [
+        # names stand for groups, options beside the name
+        ({"model": "cnn2", "data": "mnist", "engine": "sequential", "method": "ditto", "seeds": 2}, [],
+         {"model.name": "cnn2", "data.name": "mnist", "engine.name": "sequential", "methods.0.name": "ditto",
+          "seeds": (0, 1)}),
+        ({"model": {"name": "mlp", "hidden": [8]}, "methods": [{"name": "ditto", "lam": 2}]}, [],
+         {"model.options": {"hidden": [8]}, "methods.0.options": {"lam": 2}}),
+        (None, VARIED,
+         {"methods.0.label": "local", "methods.1.label": "fedclup lam=0.5", "methods.2.label": "fedclup lam=1.5"}),
+        # a length replaces the other
+        (None, ["train.steps=5"], {"train.epochs": None, "train.steps": 5}),
+        (None, ["train.steps=3", "train.epochs=2"], {"train.epochs": 2, "train.steps": None}),
+        ({"train": {"epochs": 4}}, ["train.steps=null"], {"train.epochs": 4}),
+        (None, ["train.steps=5", "train.momentum=0.9", "method={name: ditto, train: {epochs: 2}}"],
+         {"methods.0.train": {"epochs": 2, "steps": None}, "train.steps": 5}),
+        # values are YAML, and later ones win
+        (None, ["train.lr=1e-3", "train.clip=null", "seeds=[4, 5]", "data.heldout_clients=[a, b]"],
+         {"train.lr": 0.001, "train.clip": None, "seeds": (4, 5), "data.heldout_clients": ("a", "b")}),
+        (None, ["rounds=3", "rounds=4"], {"rounds": 4}),
+        # one method is `method`; several are chosen by label, number, or a name that only one has
+        (None, ["method=fedclup", "method.lam=0.7", "method.train.lr=0.3"],
+         {"methods.0.options": {"lam": 0.7}, "methods.0.train": {"lr": 0.3}}),
+        (None, ["methods=[local, ditto]", "methods.ditto.lam=2", "methods.0.rounds=4"],
+         {"methods.1.options": {"lam": 2}, "methods.0.rounds": 4}),
+        (None, [CLUPS, "methods.ditto.lam=2", "methods.Ditto.rounds=3", "methods.high.lam=9"],
+         {"methods.2.options": {"lam": 2}, "methods.2.rounds": 3, "methods.0.options": {},
+          "methods.1.options": {"lam": 9}}),
+        # the default model's options can be added to; another model starts from its own defaults
+        (None, ["model.norm=batch"], {"model.options": {"hidden": [64], "norm": "batch"}}),
+        (None, ["model.name=cnn2", "model.norm=batch"], {"model.options": {"norm": "batch"}}),
+        # short forms can be entered
+        ({"engine": "vectorized", "method": "ditto", "data": "mnist"},
+         ["engine.chunk=4", "method.lam=3", "data.clients=7"],
+         {"engine.name": "vectorized", "engine.chunk": 4, "data.name": "mnist", "data.clients": 7,
+          "methods.0.options": {"lam": 3}}),
+        # Python values merge groups
+        ({"train": {"lr": 0.3, "momentum": 0.5}, "method": "ditto"},
+         {"train": {"lr": 0.1}, "methods": ["local"], "rounds": 2},
+         {"train.lr": 0.1, "train.momentum": 0.5, "rounds": 2, "methods.0.name": "local"}),
+        # averages: one rule for all, and a line's own
+        (None, ["methods=[fedavg, {name: scaffold, weights: samples}]", "weights=uniform"],
+         {"weights": "uniform", "methods.0.options": {}, "methods.1.options": {"weights": "samples"}}),
+        (None, [], {"weights": "samples"}),
+        (None, ["train.dp={clip: .inf, noise: 0}"], {"train.dp.clip": math.inf}),
+    ],
+)  # fmt: skip
+def test_short_forms_and_overrides(base: Any, overrides: Any, expected: dict[str, Any]) -> None:
+    before = deepcopy(base)
+    config = load(base, overrides)
+    assert {path: at(config, path) for path in expected} == expected
+    assert base == before, "the caller's settings were changed"
 
-    def test_later_wins(self) -> None:
-        assert load(None, ["rounds=3", "rounds=4"]).rounds == 4
-        assert load(None, ["train.steps=3", "train.epochs=2"]).train.epochs == 2
 
-    @pytest.mark.parametrize("length", ["steps", "epochs"])
-    @pytest.mark.parametrize("null_first", [True, False])
-    @pytest.mark.parametrize("before", [{}, {"epochs": 4}, {"steps": 4}])
-    @pytest.mark.parametrize("written_as", ["texts", "group", "method", "file"])
-    def test_a_length_and_null_for_the_other_have_no_order(
-        self, length: str, null_first: bool, before: dict[str, int], written_as: str, tmp_path: Path
-    ) -> None:
-        other = "epochs" if length == "steps" else "steps"
-        items = [(other, None), (length, 3)] if null_first else [(length, 3), (other, None)]
-        texts = [f"train.{key}={'null' if value is None else value}" for key, value in items]
-        start: dict[str, Any] = {"methods": [{"name": "local"}], "train": dict(before)}
-        if written_as == "texts":
-            config = load(start, texts)
-        elif written_as == "group":
-            config = load(start, {"train": dict(items)})
-        elif written_as == "method":
-            config = load(start, [f"method.{text}" for text in texts])
-        else:
-            file = tmp_path / "experiment.yaml"
-            file.write_text(yaml.safe_dump({"train": dict(items)}, sort_keys=False), encoding="utf-8")
-            config = load(file)
-        train = {**config.train.model_dump(), **config.methods[0].train}
-        assert (train[length], train[other]) == (3, None)
+def test_split_is_given_to_the_data_as_it_was_written() -> None:
+    assert load(None, ["data.split.train=0.6"]).data.model_dump()["split"] == {"train": 0.6}
 
-    def test_null_leaves_the_other_length_as_it_is(self) -> None:
-        assert load({"train": {"epochs": 4}}, ["train.steps=null"]).train.epochs == 4
 
-    def test_one_method_is_method(self) -> None:
-        config = load(None, ["method=fedclup", "method.lam=0.7", "method.train.lr=0.3"])
-        assert config.methods[0].options == {"lam": 0.7}
-        assert dict(**config.methods[0].train) == {"lr": 0.3}
+def test_a_name_that_two_have_is_no_choice() -> None:
+    assert "Valid: 0, 1, 2, Ditto, high, low" in mistake(CLUPS, "methods.fedclup.lam=1")
 
-    def test_several_methods_are_chosen_by_label_or_number(self) -> None:
-        config = load(None, ["methods=[local, ditto]", "methods.ditto.lam=2", "methods.0.rounds=4"])
-        assert config.methods[1].options == {"lam": 2}
-        assert config.methods[0].rounds == 4
 
-    def test_name_serves_where_the_label_differs_unless_two_have_it(self) -> None:
-        clups = (
-            "methods=[{name: fedclup, label: low}, {name: fedclup, label: high}, {name: ditto, label: Ditto}]"
-        )
-        config = load(None, [clups, "methods.ditto.lam=2", "methods.Ditto.rounds=3", "methods.high.lam=9"])
-        assert (config.methods[2].options, config.methods[2].rounds) == ({"lam": 2}, 3)
-        assert [m.options for m in config.methods[:2]] == [{}, {"lam": 9}]
-        assert "Valid: 0, 1, 2, Ditto, high, low" in mistake(clups, "methods.fedclup.lam=1")
-
-    def test_options_of_the_default_model_can_be_added_to(self) -> None:
-        assert load(None, ["model.norm=batch"]).model.options == {"hidden": [64], "norm": "batch"}
-
-    def test_another_model_starts_from_its_own_defaults(self) -> None:
-        assert load(None, ["model.name=cnn2", "model.norm=batch"]).model.options == {"norm": "batch"}
-
-    def test_short_form_in_a_file_can_be_entered(self, tmp_path: Path) -> None:
-        file = tmp_path / "e.yaml"
-        file.write_text("engine: vectorized\nmethod: ditto\ndata: mnist\n")
-        config = load(file, ["engine.chunk=4", "method.lam=3", "data.clients=7"])
-        assert (config.engine.name, config.engine.chunk) == ("vectorized", 4)
-        assert (config.data.name, config.data.clients) == ("mnist", 7)
-        assert config.methods[0].options == {"lam": 3}
-
-    def test_python_values_merge_groups_and_leave_their_owner_alone(self) -> None:
-        base: dict[str, Any] = {"train": {"lr": 0.3, "momentum": 0.5}, "method": "ditto"}
-        config = load(base, {"train": {"lr": 0.1}, "methods": ["local"], "rounds": 2})
-        assert (config.train.lr, config.train.momentum, config.rounds) == (0.1, 0.5, 2)
-        assert [m.name for m in config.methods] == ["local"]
-        assert base == {"train": {"lr": 0.3, "momentum": 0.5}, "method": "ditto"}
+@pytest.mark.parametrize("length", ["steps", "epochs"])
+@pytest.mark.parametrize("null_first", [True, False])
+@pytest.mark.parametrize("before", [{}, {"epochs": 4}, {"steps": 4}])
+@pytest.mark.parametrize("written_as", ["texts", "group", "method", "file"])
+def test_a_length_and_null_for_the_other_have_no_order(
+    length: str, null_first: bool, before: dict[str, int], written_as: str, tmp_path: Path
+) -> None:
+    other = "epochs" if length == "steps" else "steps"
+    items = [(other, None), (length, 3)] if null_first else [(length, 3), (other, None)]
+    texts = [f"train.{key}={'null' if value is None else value}" for key, value in items]
+    start: dict[str, Any] = {"methods": [{"name": "local"}], "train": dict(before)}
+    if written_as == "texts":
+        config = load(start, texts)
+    elif written_as == "group":
+        config = load(start, {"train": dict(items)})
+    elif written_as == "method":
+        config = load(start, [f"method.{text}" for text in texts])
+    else:
+        file = tmp_path / "experiment.yaml"
+        file.write_text(yaml.safe_dump({"train": dict(items)}, sort_keys=False), encoding="utf-8")
+        config = load(file)
+    train = {**config.train.model_dump(), **config.methods[0].train}
+    assert (train[length], train[other]) == (3, None)
 
 
 class TestMistakes:
@@ -265,6 +228,9 @@ class TestMistakes:
             ("train.dp={clip: 1, noise: .inf}", "train.dp.noise = inf: should be a finite number"),
             ("train.dp={clip: 1, noise: 1, delta: 1}", "train.dp.delta = 1: should be less than 1"),
             ("train.dp={clip: 1, noise: 1, level: user}", "should be one of sample, client"),
+            ("train.dp={clip: 1, noise: 1, sampling: poison}", "should be one of poisson, shuffle"),
+            ("train.dp={clip: 1, noise: 1, calibrate: client}", "has calibrate"),
+            ("train.dp={clip: 1, epsilon: 1, calibrate: client, level: client}", "has calibrate: client"),
             ("methods=[{lam: 1}]", "methods.0.name is missing"),
             ("methods=[ditto, ditto]", "has 'ditto' twice; give one of them another label"),
             ("model={name: mlp, norm: a, options: {norm: b}}", "gives 'norm' twice"),
@@ -364,9 +330,3 @@ def test_the_recipe_of_all_methods_has_all_methods() -> None:
 
     own = {name for name, method in methods().items() if method.__module__.startswith("tailorfl.")}
     assert {method.name for method in load("all_methods").methods} == own
-
-
-def test_settings_of_evaluation_and_its_protocol_start_from_the_same_values() -> None:
-    settings, protocol = EvalConfig(), Protocol()
-    for name in ("sets", "adapt_steps", "max_samples", "feature_distance", "sharpness"):
-        assert getattr(settings, name) == getattr(protocol, name), name
