@@ -57,9 +57,9 @@ class MissingExtraError(TailorflError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        wanted = " ".join(f"'{one}'" for one in _needed(extra) or [package])
+        packages = " ".join(f"'{name}'" for name in _needed(extra) or [package])
         super().__init__(
-            f"this needs the package '{package}', which is not installed; install it with: pip install {wanted} "
+            f"this needs the package '{package}', which is not installed; install it with: pip install {packages} "
             f"(the extra '{extra}' of tailorfl)"
         )
 
@@ -72,39 +72,39 @@ def _needed(extra: str) -> list[str]:
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
-        asked = requires("tailorfl") or ()
+        lines = requires("tailorfl") or ()
     except PackageNotFoundError:
         return []
-    found = (line.partition(";") for line in asked)
-    return [what.strip() for what, _, when in found if re.search(rf"extra == ['\"]{extra}['\"]", when)]
+    pairs = (line.partition(";") for line in lines)
+    return [need.strip() for need, _, marker in pairs if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
 
 
 def nearest(name: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the option most like `name`, or None if nothing is close; `cutoff` is how like, 1 being equal."""
-    found = difflib.get_close_matches(name, sorted(options), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, sorted(options), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
-def did_you_mean(name: str, options: Iterable[str], what: str = "") -> str:
+def did_you_mean(name: str, options: Iterable[str], prefix: str = "") -> str:
     """Return the question after the option most like `name`, with a space before it, or "" if nothing is close.
 
     >>> did_you_mean("dito", ["ditto", "fedavg"])
     " Did you mean 'ditto'?"
     """
     hint = nearest(name, options)
-    return f" Did you mean {what}'{hint}'?" if hint else ""
+    return f" Did you mean {prefix}'{hint}'?" if hint else ""
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
     """Return a ConfigError for a name that does not exist, with the nearest valid name and all of them."""
-    known = sorted(options)
+    valid = sorted(options)
     if not isinstance(name, str):
         return ConfigError(
-            f"{kind} should be a text, but is a {type(name).__name__}. Valid: {', '.join(known)}."
+            f"{kind} should be a text, but is a {type(name).__name__}. Valid: {', '.join(valid)}."
         )
     if "\n" in name:  # rows of a table, say, which are nobody's to read in a message
-        return ConfigError(f"{kind} is a text of {len(name):,} characters. Valid: {', '.join(known)}.")
-    return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, known)} Valid: {', '.join(known)}.")
+        return ConfigError(f"{kind} is a text of {len(name):,} characters. Valid: {', '.join(valid)}.")
+    return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, valid)} Valid: {', '.join(valid)}.")
 
 
 def first_few(words: Sequence[str], most: int, between: str = ", ") -> str:

@@ -64,10 +64,10 @@ def _likeness(name: str, hook: str) -> float:
 
 def _likeness_of_words(name: str, hook: str) -> float:
     """Return how alike the least alike words of two names are: server_step is another word than server_state."""
-    words, others = name.split("_"), hook.split("_")
-    if len(words) != len(others):
+    words, hook_words = name.split("_"), hook.split("_")
+    if len(words) != len(hook_words):
         return 0.0
-    return min(_likeness(word, other) for word, other in zip(words, others, strict=True))
+    return min(_likeness(word, hook_word) for word, hook_word in zip(words, hook_words, strict=True))
 
 
 def _check_kind(cls: type, name: str, value: Any, hook: Any) -> None:

@@ -25,8 +25,8 @@ def no_such_folder(name: str) -> str:
     """Return what is wrong with a name that can only be a folder and is none; "" where nothing is."""
     if Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
         return ""
-    what = "is a file and no folder" if Path(name).expanduser().is_file() else "does not exist"
-    return f"the folder '{name}' {what}, and no name on a hub looks like that (NAME or OWNER/NAME)"
+    problem = "is a file and no folder" if Path(name).expanduser().is_file() else "does not exist"
+    return f"the folder '{name}' {problem}, and no name on a hub looks like that (NAME or OWNER/NAME)"
 
 
 def loaded(load: Callable[..., T], name: str, **options: Any) -> T:

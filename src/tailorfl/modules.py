@@ -37,8 +37,8 @@ def name_in(value: Any) -> None:
 
     The value is a name, `{name: ...}`, or a list of these. Nothing is imported before it is needed.
     """
-    for one in value if isinstance(value, list | tuple) else [value]:
-        name = one.get("name") if isinstance(one, Mapping) else one
+    for entry in value if isinstance(value, list | tuple) else [value]:
+        name = entry.get("name") if isinstance(entry, Mapping) else entry
         if isinstance(name, str) and ":" in name:
             module = name.partition(":")[0]
             _NAMED.setdefault(module, module)
@@ -75,9 +75,9 @@ def _imported(name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     try:
-        here = Path(f"{name}.py")
-        if importlib.util.find_spec(name) is None and here.is_file():
-            return _from_file(here)
+        file = Path(f"{name}.py")
+        if importlib.util.find_spec(name) is None and file.is_file():
+            return _from_file(file)
         return importlib.import_module(name)
     except ConfigError:
         raise
@@ -86,20 +86,20 @@ def _imported(name: str) -> ModuleType:
 
 
 def _from_file(file: Path) -> ModuleType:
-    name, place = file.stem, file.resolve()
-    if not place.is_file():
+    name, resolved = file.stem, file.resolve()
+    if not resolved.is_file():
         raise ConfigError(f"--import {file}: there is no such file")
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ is not None and Path(known.__file__).resolve() == place:
-        return known
-    if known is not None or importlib.util.find_spec(name) is not None:
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ is not None and Path(loaded.__file__).resolve() == resolved:
+        return loaded
+    if loaded is not None or importlib.util.find_spec(name) is not None:
         raise ConfigError(f"--import {file}: another module is called '{name}'; rename the file")
-    spec = importlib.util.spec_from_file_location(name, place)
+    spec = importlib.util.spec_from_file_location(name, resolved)
     if spec is None or spec.loader is None:
         raise ConfigError(f"--import {file}: this is no Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.append(str(place.parent))  # worker processes that start anew look for it by its name
+    sys.path.append(str(resolved.parent))  # worker processes that start anew look for it by its name
     try:
         spec.loader.exec_module(module)
     except Exception as error:

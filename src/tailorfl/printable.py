@@ -26,7 +26,7 @@ def harmful(text: str, but: str = "") -> str | None:
     >>> harmful("a\x1b[31mb")
     '\x1b'
     """
-    return next((found[0] for found in _HARMFUL.finditer(text) if found[0] not in but), None)
+    return next((match[0] for match in _HARMFUL.finditer(text) if match[0] not in but), None)
 
 
 def visible(text: str, but: str = "") -> str:
@@ -35,7 +35,7 @@ def visible(text: str, but: str = "") -> str:
     >>> print(visible("clinic\n\x1b[31m7"))
     clinic\n\x1b[31m7
     """
-    return _HARMFUL.sub(lambda found: found[0] if found[0] in but else _written(found[0]), text)
+    return _HARMFUL.sub(lambda match: match[0] if match[0] in but else _written(match[0]), text)
 
 
 def shown(value: Any) -> str:
@@ -48,12 +48,12 @@ def shown(value: Any) -> str:
     'mlp' [16, 16] a list of 2 values
     """
     if isinstance(value, str):
-        whole = len(value) <= LONGEST_SHOWN and harmful(value) is None
-        return repr(value) if whole else f"a text of {len(value):,} characters"
+        is_short = len(value) <= LONGEST_SHOWN and harmful(value) is None
+        return repr(value) if is_short else f"a text of {len(value):,} characters"
     if value is None or isinstance(value, int | float | complex):
         return repr(value)
     if isinstance(value, list | tuple | set | frozenset):
-        numbers = all(one is None or isinstance(one, int | float) for one in value)
+        numbers = all(entry is None or isinstance(entry, int | float) for entry in value)
         name = "list" if isinstance(value, list) else type(value).__name__
         return repr(value) if numbers and len(value) <= MOST_SHOWN else f"a {name} of {len(value):,} values"
     if isinstance(value, Mapping):

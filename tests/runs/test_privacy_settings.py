@@ -24,7 +24,7 @@ from tailorfl.privacy.ledger import PrivacyLedger, Use
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import check, make_federation, make_simulation
 from tailorfl.runs.cost_estimate import estimate
-from tailorfl.runs.job import Job
+from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.privacy import Spent, noise_needed, planned, privacy_of, spent
 from tailorfl.settings.loading import load
 from tailorfl.settings.privacy import PrivacyConfig
@@ -47,15 +47,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 def results(out: Path, **changes: Any) -> ExperimentResult:
-    return run(
-        settings(**changes),
-        out=out,
-        resume=False,
-        overwrite=False,
-        force=False,
-        observer=None,
-        source=None,
-    )
+    return run(settings(**changes), out=out)
 
 
 def dp(**given: Any) -> dict[str, Any]:
@@ -308,7 +300,7 @@ def test_summary_and_table_of_a_run(tmp_path: Path) -> None:
         *((str(i), "deployment") for i in range(4)),
         ("4", "newcomer"),
     ]
-    federation = make_federation(result_config(tmp_path / "out"), 0)
+    federation = make_federation(load(tmp_path / "out/config.yaml"), 0)
     for client in range(4):
         n = len(federation.train[client])
         mine = [r for r in rows if r["client"] == str(client)]
@@ -326,10 +318,6 @@ def test_summary_and_table_of_a_run(tmp_path: Path) -> None:
     assert column.title in (tmp_path / "out/comparison.md").read_text()
     assert not (tmp_path / "out/open/seed-0/privacy.csv").exists()
     assert "privacy" not in json.loads((tmp_path / "out/open/seed-0/summary.json").read_text())
-
-
-def result_config(out: Path) -> Any:
-    return load(out / "config.yaml", [])
 
 
 @opacus
@@ -367,8 +355,6 @@ def test_experiments_without_privacy_have_no_column_of_it(tmp_path: Path) -> Non
 
 @opacus
 def test_an_interrupted_private_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
-    from tailorfl.runs.job import Observer
-
     class Stop(Observer):
         def round_done(self, job: Job, done: Any) -> None:
             if done.round == 1:
@@ -376,11 +362,10 @@ def test_an_interrupted_private_run_ends_as_an_uninterrupted_one(tmp_path: Path)
 
     given = settings(train=dp(epsilon=8.0), checkpoint_every=1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    same = {"resume": False, "overwrite": False, "force": False, "source": None}
-    run(given, out=whole, observer=None, **same)
+    run(given, out=whole)
     with pytest.raises(KeyboardInterrupt):
-        run(given, out=cut, observer=Stop(), **same)
-    run(out=cut, observer=None, resume=True, overwrite=False, force=False, source=None)
+        run(given, out=cut, observer=Stop())
+    run(out=cut, resume=True)
     names = ("privacy.csv", "summary.json")
     first, second = ([(out / "fedavg_ft/seed-0" / n).read_text() for n in names] for out in (whole, cut))
     assert first[0] == second[0]
