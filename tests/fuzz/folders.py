@@ -22,7 +22,7 @@ from tailorfl.export.predict import predict
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.faults import told as as_library_errors
+from tailorfl.runs.faults import as_library_error
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job, Observer, job_problems, jobs_of
 from tailorfl.runs.trained_models import restore
@@ -111,7 +111,7 @@ def case(random_: random.Random, folder: Path, root: Path) -> None:
     kind = random_.choice(KINDS)
     out = Path(shutil.copytree(root / kind, folder / "run"))
     told = harm(out, random_)
-    with as_library_errors():
+    with as_library_error():
         if kind == "exported":
             pd.testing.assert_frame_equal(predict(out, TOWNS), predict(root / kind, TOWNS))
         elif kind == "tuning":
