@@ -33,7 +33,6 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.deploy.flower import free_port
 from tailorfl.deploy.keys import make_keys
 from tailorfl.runs.build import make_federation
 from tailorfl.runs.job import Job
@@ -122,6 +121,13 @@ def train(message, context):
     content = RecordDict({{"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}})
     return Message(content=content, reply_to=message)
 """
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass

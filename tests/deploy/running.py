@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,6 @@ import yaml
 from torch import Tensor
 
 from deploy.federating import same, simulated
-from tailorfl.deploy.flower import free_port
 from tailorfl.rounds.participation import RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.checkpoints import load, rounds
@@ -222,6 +222,13 @@ class Field:
 def newest(folder: Path) -> dict[str, Tensor]:
     """The tensors of the newest checkpoint in a folder."""
     return load(folder, rounds(folder)[-1])[0]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def until(there: Callable[[], bool], seconds: float, what: str) -> None:

@@ -62,7 +62,7 @@ def twin(post: Leaky, folder: Path) -> list[bytes]:
 
 def test_a_second_client_of_a_name_is_turned_away_with_the_reason(post: Leaky, tmp_path: Path) -> None:
     said: list[str] = []
-    connected = ConnectedClients(post, told=said.append)
+    connected = ConnectedClients(post, notify=said.append)
     assert connected.refresh() == {"0", "1"}
     asked = twin(post, tmp_path)
     assert connected.refresh() == {"0", "1"}
@@ -84,7 +84,7 @@ def test_a_client_takes_the_place_of_its_dead_former_self(post: Leaky, tmp_path:
 
 def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky, tmp_path: Path) -> None:
     said: list[str] = []
-    connected = ConnectedClients(post, told=said.append)
+    connected = ConnectedClients(post, notify=said.append)
     connected.close_to(["0", "7"])
     assert connected.refresh() == {"0"}
     assert "a node is turned away: the federation began without '1': it is of 2 clients, 0, 7" in said
@@ -103,7 +103,7 @@ def test_a_client_that_was_late_is_asked_again_as_soon_as_it_says_that_it_is_the
     connected.refresh()
     post.deaf.add(100)
     hello = Packet("hello", {"version": "0", "protocol": 1})
-    assert connected.ask({"0": hello}, 60.0, enough=lambda answers: True)["0"].fate == "late"
+    assert connected.ask({"0": hello}, 0.2)["0"].fate == "late"
     assert connected.ask({"0": hello}, 60.0)["0"].reason == "still at an earlier question"
     post.deaf.clear()
 

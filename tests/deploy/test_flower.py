@@ -12,21 +12,15 @@ from types import ModuleType
 
 import pytest
 
-from deploy.running import until
+from deploy.running import free_port, until
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, revoke, server_keys
 from tailorfl.deploy.transport import Arrival, Letter
 from tailorfl.errors import RunError
 
 pytest.importorskip("flwr")
-from tailorfl.deploy import flower
-from tailorfl.deploy.flower import (
-    Connection,
-    ForgottenError,
-    Link,
-    ServerMessage,
-    UnreachableError,
-    free_port,
-)
+from tailorfl.deploy import flower_client, flower_server
+from tailorfl.deploy.flower_client import Connection, ForgottenError, ServerMessage, UnreachableError
+from tailorfl.deploy.flower_server import Link
 
 
 class Ends:
@@ -136,7 +130,7 @@ def test_a_client_that_leaves(ends: Ends) -> None:
 
 
 def test_a_client_whose_process_is_killed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "LEFT_SECONDS", 0.5)
+    monkeypatch.setattr(flower_server, "LEFT_SECONDS", 0.5)
     client = ends.client()
     ticket = ends.send(b"?")
     asked(client)
@@ -147,8 +141,8 @@ def test_a_client_whose_process_is_killed(ends: Ends, monkeypatch: pytest.Monkey
 
 
 def test_a_client_that_computes_is_still_there(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "HEARTBEAT_SECONDS", 0.4)
-    monkeypatch.setattr(flower, "GONE_SECONDS", 1.5)
+    monkeypatch.setattr(flower_client, "HEARTBEAT_SECONDS", 0.4)
+    monkeypatch.setattr(flower_server, "GONE_SECONDS", 1.5)
     client = ends.client()
     ticket = ends.send(b"?")
     question = asked(client)
@@ -180,7 +174,7 @@ def test_a_letter_that_is_lost_on_its_way(ends: Ends, monkeypatch: pytest.Monkey
     ticket = ends.send(b"?")
 
     def cut(request: object) -> None:
-        raise flower.UnreachableError("cut")
+        raise UnreachableError("cut")
 
     with monkeypatch.context() as patch:
         patch.setattr(client._calls, "PullObject", cut)

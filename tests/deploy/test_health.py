@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from deploy.federating import experiment
-from deploy.running import Field, until
+from deploy.running import Field, free_port, until
 from tailorfl.deploy.health import exposition, served
 from tailorfl.errors import RunError
 
 pytest.importorskip("flwr")
-from tailorfl.deploy.flower import free_port
 
 
 def got(port: int, path: str) -> tuple[int, str]:

@@ -332,7 +332,7 @@ def client_of(
         name=None if attack.file else "1",
         policy=Policy(**attack.policy),
         accept=tuple(experiment_digest(config) for config in configs),
-        told=said.append,
+        notify=said.append,
     )
 
 

@@ -160,7 +160,7 @@ def test_turned_away(case: str) -> None:
     said: list[str] = []
     post = Keyed({7: lambda question: Packet("hello", {**HELLO, **changes}).encoded()})
     try:
-        assert ConnectedClients(post, told=said.append).refresh() == frozenset()
+        assert ConnectedClients(post, notify=said.append).refresh() == frozenset()
     finally:
         post.close()
     assert len(said) == 1
@@ -173,7 +173,7 @@ def test_versions_that_differ_in_the_last_number_are_compatible(tmp_path: Path) 
     other, said = f"{MAJOR}.{MINOR}.{int(PATCH) + 5}", list[str]()
     post = InProcessTransport({7: lambda question: Packet("hello", {**HELLO, "version": other}).encoded()})
     try:
-        assert ConnectedClients(post, told=said.append).refresh() == frozenset({"north"})
+        assert ConnectedClients(post, notify=said.append).refresh() == frozenset({"north"})
     finally:
         post.close()
     assert any(other in sentence and VERSION in sentence for sentence in said)
@@ -186,7 +186,7 @@ def test_two_nodes_with_one_name() -> None:
     said: list[str] = []
     post = InProcessTransport({node: lambda question: Packet("hello", HELLO).encoded() for node in (7, 8)})
     try:
-        assert ConnectedClients(post, told=said.append).refresh() == frozenset({"north"})
+        assert ConnectedClients(post, notify=said.append).refresh() == frozenset({"north"})
     finally:
         post.close()
     assert "a node is turned away: a client 'north' is there already" in said

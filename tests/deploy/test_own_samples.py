@@ -155,6 +155,7 @@ def test_no_statistic_of_public_scaling_is_told(tmp_path: Path) -> None:
     write_images(files)
     for scaling, counts in (("public", 0), ("train", 3)):
         config = of_files("folder", files, "logistic", {"scaling": scaling})
-        told = clients(tmp_path, files, config)[7].data.summary(config, 5, 1, [24, 30, 39]).summary
+        own = clients(tmp_path, files, config)[7].data.of_kind(config.data)
+        _, told = own.summary(config, 5, 1, [24, 30, 39])
         assert len(told["pixels"]) == counts
         assert (told["source"]["mean"] is None) == (scaling == "train")

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.federating import experiment
 from deploy.running import Field, Program, until
-from tailorfl.deploy.flower import GONE_SECONDS
+from tailorfl.deploy.flower_server import GONE_SECONDS
 from tailorfl.runs.checkpoints import rounds
 from tailorfl.settings.experiment import ExperimentConfig
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tailorfl.deploy.flower import free_port
+from deploy.running import free_port
 from tailorfl.deploy.keys import Tls, client_keys, make_keys, server_keys
 from tailorfl.deploy.reaching import Reach, in_the_way
 from tailorfl.errors import ConfigError, RunError

@@ -229,7 +229,7 @@ def test_the_quota_names_old_experiments(tmp_path: Path) -> None:
     setup = next(q for node, q, _ in post.passed if node == 101 and Packet.decoded(q).kind == "setup")
     settings = {**Packet.decoded(setup).facts["experiment"], "name": "second"}
     said: list[str] = []
-    member = member_of(state=tmp_path / "state-1", name="1", policy=Policy(max_disk=1000), told=said.append)
+    member = member_of(state=tmp_path / "state-1", name="1", policy=Policy(max_disk=1000), notify=said.append)
     assert Packet.decoded(member.answer(with_facts(setup, experiment=settings))).kind == "failure"
     assert "oldest first: " in said[-1]
     assert config.name in said[-1]
@@ -325,7 +325,7 @@ def test_an_older_copy_of_a_client_s_folder_is_noticed(
     state = Path(shutil.copytree(copy, tmp_path / "state"))
     assert math.isfinite(verified(state)[-1]["epsilon"])
     said: list[str] = []
-    member = member_of(state=state, name="1", told=said.append)
+    member = member_of(state=state, name="1", notify=said.append)
     for _ in range(2):
         answer = Packet.decoded(member.answer(question.encoded()))
         assert answer.facts["code"] == "state-missing"

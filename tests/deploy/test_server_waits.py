@@ -61,7 +61,7 @@ class Field(Tampered):
 
     def host(self, config: ExperimentConfig) -> ExperimentResult:
         """Run the server."""
-        return host_experiment(self, config, self.folder / "out", told=self.told)
+        return host_experiment(self, config, self.folder / "out", notify=self.told)
 
     def asked(self, kind: str) -> list[int]:
         """Return the nodes that were asked a kind of question, in order."""

@@ -87,7 +87,7 @@ def server(
         state.under_way(folder / "config.yaml", f"tailorfl server {words}")
         watch = Observer() if quiet else ProgressLines(log)
         result = run_server(
-            config, folder, listen, keys, told=log, observer=watch, anywhere=anywhere, health=health
+            config, folder, listen, keys, notify=log, observer=watch, anywhere=anywhere, health=health
         )
     state.done()
     show_result(result)
@@ -137,14 +137,14 @@ def client(
             state=state,
             data=data,
             name=name,
-            told=log,
+            notify=log,
             policy=DEFAULT_POLICY if policy is None else Policy.read(policy),
             experiment=None if experiment_file is None else load(experiment_file),
             accept=tuple(accept or ()),
         )
         member.leaves = leave
         log(f"connects to {server}; private states are kept in '{state}'")
-        run_client(member, server, keys, told=log, stay=stay, health=health)
+        run_client(member, server, keys, notify=log, stay=stay, health=health)
 
 
 @app.command("leave")

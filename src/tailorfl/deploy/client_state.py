@@ -1,5 +1,8 @@
-"""What a client keeps on its own disk of one job: private states by round, and its last answer.
+"""What a client keeps on its own disk.
 
+    STATE/left.jsonl, left.head      the log of what has left (`release_log`)
+    STATE/secret                     32 bytes, from which private training draws batches and noise
+    STATE/agreements/DIGEST.json     what was agreed on for a job, by which the client goes on after its own restart
     STATE/<experiment>/<label>/seed-<s>/
         job.json                     what the job is; another one under the same name is refused
         checkpoint-000007.*          the private state after round 7, with a digest (`tailorfl.runs.checkpoints`)
@@ -12,8 +15,10 @@ answer leaves, each file whole or not at all, so a crash at any moment loses not
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import math
+import re
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,15 +27,81 @@ from typing import Any
 from torch import Tensor
 
 from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.membership import Agreement
+from tailorfl.deploy.release_log import ReleaseLog
 from tailorfl.errors import MessageError, RunError
-from tailorfl.privacy.ledger import Use, Uses
 from tailorfl.runs import checkpoints
-from tailorfl.runs.files import FolderLock, decode, encode, replacing, write_text
+from tailorfl.runs.files import FolderLock, decode, encode, replacing, reporting, write_text
 
 log = logging.getLogger(__name__)
 
 NEVER = 0
 """In place of a round: the client has never taken part."""
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+class StateFolder:
+    """The folder of a client: its log, its secret, and what it has agreed on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log: ReleaseLog | None = None
+
+    @property
+    def log(self) -> ReleaseLog:
+        """What has left this client; read again where somebody else wrote to it, or the folder was taken away."""
+        if self._log is None or not self._log.is_current:
+            self._log = ReleaseLog(self.path)
+        return self._log
+
+    def seed(self, job: str) -> int:
+        """Return the seed of this client's own random numbers in a job, from the secret, which is made if need be."""
+        path = self.path / "secret"
+        if not path.is_file():
+            with reporting(self.path, "write to"):
+                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(path) as part:
+                part.touch(mode=0o600)
+                part.write_bytes(secrets.token_bytes(32))
+        with reporting(path, "read"):
+            return int.from_bytes(hashlib.sha256(path.read_bytes() + job.encode()).digest()[:8])
+
+    def keep_agreement(self, digest: str, agreement: Agreement) -> None:
+        """Write down what was agreed on for a job."""
+        path = self._agreement(digest)
+        with reporting(path, "write"):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_text(path, encode(agreement.facts()))
+
+    def agreement(self, digest: str) -> Agreement | None:
+        """Return what was agreed on for a job; None where that is not there, or damaged."""
+        path = self._agreement(digest)
+        if not path.is_file():
+            return None
+        try:
+            return Agreement.read(decode(path.read_text(encoding="utf-8")))
+        except (ValueError, MessageError) as error:
+            log.warning("'%s' is damaged, so the server is asked for it again: %s", path, error)
+            return None
+
+    def _agreement(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise MessageError(f"a job is named by a digest, but this is '{digest[:40]}'")
+        return self.path / "agreements" / f"{digest}.json"
+
+    def check_size(self, most: int) -> None:
+        """Raise RunError where the folder holds more bytes than the policy allows; names what lies there."""
+        sizes: Counter[str] = Counter()
+        for path in self.path.rglob("*"):
+            if path.is_file():
+                sizes[path.relative_to(self.path).parts[0]] += path.stat().st_size
+        if sizes.total() > most:
+            oldest = sorted(sizes, key=lambda name: (self.path / name).stat().st_mtime)
+            listed = ", ".join(f"{name} ({sizes[name]:,} bytes)" for name in oldest[:10])
+            raise RunError(
+                f"'{self.path}' holds {sizes.total():,} bytes; max_disk of the policy is {most:,}: take away what is "
+                f"not needed any more (oldest first: {listed}), but for left.jsonl and left.head"
+            )
 
 
 class ClientState:
@@ -50,14 +121,14 @@ class ClientState:
             write_text(about, encode(dict(job), indent=1))
             return
         try:
-            held = dict(decode(about.read_text(encoding="utf-8")))
+            written = dict(decode(about.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
             self.release()
             raise RunError(
                 f"'{about}' is damaged, which says whose private states lie beside it; bring it back from a copy, or "
                 "move that folder away and begin under another name"
             ) from error
-        differing = sorted(key for key in {*job, *held} if job.get(key) != held.get(key))
+        differing = sorted(key for key in {*job, *written} if job.get(key) != written.get(key))
         if differing:
             self.release()
             raise MessageError(
@@ -110,22 +181,3 @@ class ClientState:
 
     def _answer(self, round: int) -> Path:
         return self.folder / f"answer-{round:06d}.packet"
-
-
-def uses_as_facts(uses: Uses) -> list[list[float]]:
-    """Return uses as JSON can hold them: [rate, noise, gradients, how many]."""
-    return [[use.rate, use.noise, use.gradients, count] for use, count in sorted(uses.items())]
-
-
-def uses_from_facts(facts: Any) -> Uses:
-    """Return what `uses_as_facts` was given. Raises MessageError where it is something else."""
-    try:
-        found: Uses = Counter({Use(float(q), float(sigma), int(r)): int(n) for q, sigma, r, n in facts})
-    except (TypeError, ValueError, OverflowError) as error:
-        raise MessageError(f"uses of private samples cannot be read: {str(facts)[:80]!r}") from error
-    if any(
-        not (0 <= use.rate <= 1 and 0 <= use.noise < math.inf and use.gradients >= 1 and 0 <= n < 2**53)
-        for use, n in found.items()
-    ):
-        raise MessageError(f"uses of private samples cannot be read: {str(facts)[:80]!r}")
-    return found

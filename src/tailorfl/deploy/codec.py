@@ -7,7 +7,9 @@ tells bytes that were damaged on the way; who sent them, TLS and the keys of nod
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal, get_args
@@ -17,6 +19,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.errors import MessageError
+from tailorfl.privacy.ledger import Use, Uses
 from tailorfl.runs.files import decode, encode
 from tailorfl.training import tree
 
@@ -57,12 +60,12 @@ class Packet:
         """Return its bytes. Raises MessageError where they are more than `LARGEST`."""
         from safetensors.torch import save
 
-        once = self._same_memory()
-        plain = {n: t.detach().cpu().contiguous().clone() for n, t in self.tensors.items() if n not in once}
+        same = self._same_memory()
+        plain = {n: t.detach().cpu().contiguous().clone() for n, t in self.tensors.items() if n not in same}
         # safetensors sorts by name, and sums over the tensors of a model are rounded as these are ordered.
         order = list(self.tensors)
         about = encode(
-            {"protocol": PROTOCOL, "kind": self.kind, "order": order, "same": once, "facts": dict(self.facts)}
+            {"protocol": PROTOCOL, "kind": self.kind, "order": order, "same": same, "facts": dict(self.facts)}
         )
         body = save(plain, metadata={_FACTS: about})
         if len(body) + DIGEST > LARGEST:
@@ -76,13 +79,13 @@ class Packet:
 
         So it is where the global model is what is deployed.
         """
-        first: dict[tuple[Any, ...], str] = {}
-        found: dict[str, str] = {}
+        first_names: dict[tuple[Any, ...], str] = {}
+        same: dict[str, str] = {}
         for name, t in self.tensors.items():
             key = (t.data_ptr(), t.device, t.dtype, t.shape, t.stride())
-            if first.setdefault(key, name) != name:
-                found[name] = first[key]
-        return found
+            if first_names.setdefault(key, name) != name:
+                same[name] = first_names[key]
+        return same
 
     @classmethod
     def decoded(cls, data: bytes, largest: int = LARGEST) -> Packet:
@@ -117,11 +120,11 @@ class Packet:
                     "tailorfl on the server and all clients"
                 )
             loaded, kind, facts = load(body), about["kind"], about["facts"]
-            again = {name: loaded[other] for name, other in about["same"].items()}
-            size = len(body) + sum(t.nbytes for t in again.values())
+            repeated = {name: loaded[first] for name, first in about["same"].items()}
+            size = len(body) + sum(t.nbytes for t in repeated.values())
             if size > largest:
                 raise MessageError(f"a message has {size:,} bytes of tensors; at most {largest:,} are taken")
-            loaded |= {name: tensor.clone() for name, tensor in again.items()}
+            loaded |= {name: tensor.clone() for name, tensor in repeated.items()}
             tensors = {name: loaded.pop(name) for name in about["order"]} | loaded
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise MessageError(f"a message cannot be read: {type(error).__name__}: {error}"[:300]) from error
@@ -135,21 +138,20 @@ class Packet:
 
     def fact(self, name: str, kind: type | tuple[type, ...]) -> Any:
         """Return a fact. Raises MessageError where it is missing, or of another type."""
-        found = self.facts.get(name)
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-            raise MessageError(f"a message '{self.kind}' has no usable '{name}': {str(found)[:60]!r}")
-        return found
+        value = self.facts.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            raise MessageError(f"a message '{self.kind}' has no usable '{name}': {str(value)[:60]!r}")
+        return value
 
     def part(self, name: str) -> TensorDict:
         """Return the tensors whose names begin with `name`/, as the tree that was sent."""
         start = f"{name}/"
-        found = {n[len(start) :]: t for n, t in self.tensors.items() if n.startswith(start)}
-        return tree.nest(found.items())
+        return tree.nest((n[len(start) :], t) for n, t in self.tensors.items() if n.startswith(start))
 
 
-def flat(name: str, given: TensorDict) -> dict[str, Tensor]:
+def flat(name: str, tensors: TensorDict) -> dict[str, Tensor]:
     """Return the leaves of a tree as tensors of a packet, which `Packet.part(name)` puts together again."""
-    return {f"{name}/{path}": tensor for path, tensor in tree.leaves(given)}
+    return {f"{name}/{path}": tensor for path, tensor in tree.leaves(tensors)}
 
 
 def compatible(other: str) -> bool:
@@ -162,23 +164,30 @@ def failure(reason: str, code: str = "refused") -> Packet:
     return Packet("failure", {"reason": reason[:500], "code": code})
 
 
-def same_shape(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
-    """Nothing if tensors have the names, shapes and dtypes of `wanted`.
+class RefusalError(MessageError):
+    """A question is not answered; `code` is a word for it that programs read."""
+
+    def __init__(self, reason: str, code: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def same_shape(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str) -> None:
+    """Check that tensors have the names, shapes and dtypes of `like`.
 
     Raises:
-        MessageError: says which is missing, not asked for, or another one.
+        MessageError: one is missing, not asked for, or another one; names it.
     """
-    for name in wanted:
-        if name not in found:
+    for name in like:
+        if name not in tensors:
             raise MessageError(f"{what} lacks '{name}'")
-    for name, tensor in found.items():
-        if name not in wanted:
+    for name, tensor in tensors.items():
+        if name not in like:
             raise MessageError(f"{what} has '{name[:80]}', which was not asked for")
-        like = wanted[name]
-        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
             raise MessageError(
-                f"{what}: '{name}' is {tensor.dtype} of shape {list(tensor.shape)}, but should be {like.dtype} of "
-                f"shape {list(like.shape)}"
+                f"{what}: '{name}' is {tensor.dtype} of shape {list(tensor.shape)}, but should be {like[name].dtype} "
+                f"of shape {list(like[name].shape)}"
             )
 
 
@@ -187,3 +196,28 @@ def all_finite(tensors: Mapping[str, Tensor]) -> str:
     return next(
         (n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())), ""
     )
+
+
+def uses_as_facts(uses: Uses) -> list[list[float]]:
+    """Return uses as JSON can hold them: [rate, noise, gradients, how many]."""
+    return [[use.rate, use.noise, use.gradients, count] for use, count in sorted(uses.items())]
+
+
+def uses_from_facts(facts: Any) -> Uses:
+    """Return what `uses_as_facts` was given. Raises MessageError where it is something else."""
+    problem = f"uses of private samples cannot be read: {str(facts)[:80]!r}"
+    try:
+        uses: Uses = Counter({Use(float(q), float(sigma), int(r)): int(n) for q, sigma, r, n in facts})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MessageError(problem) from error
+    for use, count in uses.items():
+        if not (
+            0 <= use.rate <= 1 and 0 <= use.noise < math.inf and use.gradients >= 1 and 0 <= count < 2**53
+        ):
+            raise MessageError(problem)
+    return uses
+
+
+def structure(tensors: Iterable[tuple[str, Any]]) -> list[list[Any]]:
+    """Return the names, shapes and types of tensors, as JSON can hold them."""
+    return [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]

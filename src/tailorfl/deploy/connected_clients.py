@@ -25,13 +25,13 @@ DOUBT_SECONDS = 15.0
 KINDS: dict[str, Kind] = {"train": "train", "evaluate": "evaluate", "finish": "evaluate"}
 
 Fate = Literal["answered", "refused", "late", "lost", "unavailable"]
-"""What became of a question: an answer; a refusal, by either side; none in time; the node or the post failed; nobody
+"""The outcome of a question: an answer; a refusal, by either side; none in time; the node or the post failed; nobody
 was there to ask."""
 
 
 @dataclass(frozen=True)
 class QuestionOutcome:
-    """What became of a question to one client.
+    """The outcome of a question to one client.
 
     Attributes:
         packet: the answer, where there is one.
@@ -39,7 +39,6 @@ class QuestionOutcome:
         reason: in a sentence, where it is no answer.
         code: of a refusal, a word for programs.
         seconds: until it came.
-        bytes_down, bytes_up: of both packets.
     """
 
     packet: Packet | None
@@ -47,8 +46,6 @@ class QuestionOutcome:
     reason: str = ""
     code: str = ""
     seconds: float = 0.0
-    bytes_down: int = 0
-    bytes_up: int = 0
 
     @property
     def replied(self) -> bool:
@@ -62,13 +59,13 @@ class ConnectedClients:
     Args:
         post: how packets travel.
         largest: bytes of an answer that are taken.
-        told: what is called with a sentence when somebody comes, goes, or is turned away.
+        notify: called with a sentence when somebody comes, goes, or is turned away.
     """
 
     def __init__(
-        self, post: Transport, largest: int = LARGEST, told: Callable[[str], None] = lambda sentence: None
+        self, post: Transport, largest: int = LARGEST, notify: Callable[[str], None] = lambda sentence: None
     ) -> None:
-        self.post, self.largest, self.told = post, largest, told
+        self.post, self.largest, self.notify = post, largest, notify
         self._names: dict[int, str] = {}
         self._refused: set[int] = set()
         self._late: dict[str, int] = {}  # ticket of a letter that was not answered in time -> node
@@ -86,19 +83,19 @@ class ConnectedClients:
 
     def refresh(self, seconds: float = HELLO_SECONDS) -> frozenset[str]:
         """Return the names of the clients that are there; new nodes have `seconds` to say who they are."""
-        there = self.post.nodes()
+        nodes = self.post.nodes()
         self._probe()
-        self._names = {node: name for node, name in self._names.items() if node in there}
-        self._refused &= set(there)
-        self._silent &= set(there)
-        new = [n for n in there if n not in self._names and n not in self._refused and not self._waits(n)]
+        self._names = {node: name for node, name in self._names.items() if node in nodes}
+        self._refused &= set(nodes)
+        self._silent &= set(nodes)
+        new = [n for n in nodes if n not in self._names and n not in self._refused and not self._waits(n)]
         for node, answer in self._exchange(dict.fromkeys(new, _HELLO), seconds).items():
-            self._meet(node, answer, there[node])
+            self._meet(node, answer, nodes[node])
         present = frozenset(self._names.values())
         for name in sorted(present - self._present):
-            self.told(f"client '{name}' is there ({len(present)} in all)")
+            self.notify(f"client '{name}' is there ({len(present)} in all)")
         for name in sorted(self._present - present):
-            self.told(f"client '{name}' is gone")
+            self.notify(f"client '{name}' is gone")
         self._present = present
         return present
 
@@ -113,7 +110,7 @@ class ConnectedClients:
             if not compatible(version):
                 raise MessageError(f"it has tailorfl {version[:40]}, the server {VERSION}: {SAME_MINOR}")
             if (version, torch_version) != (VERSION, torch.__version__):
-                self.told(
+                self.notify(
                     f"client '{name[:80]}' has tailorfl {version[:40]} and torch {torch_version[:40]}, the server "
                     f"{VERSION} and {torch.__version__}: a replay of the trace is equal to rounding, not to the bit"
                 )
@@ -127,18 +124,21 @@ class ConnectedClients:
         except MessageError as error:
             self._turn_away(node, str(error))
             return
-        for other in [n for n, taken in self._names.items() if taken == name]:
-            if self._waits(other):
+        for namesake in self._nodes_of(name):
+            if self._waits(namesake):
                 return  # nobody knows which of them is alive: asked again when that one is done or given up
-            if self._exchange({other: _HELLO}, DOUBT_SECONDS)[other].packet is not None:
+            if self._exchange({namesake: _HELLO}, DOUBT_SECONDS)[namesake].packet is not None:
                 self._turn_away(node, f"a client '{name}' is there already")
                 return
-            del self._names[other]
+            del self._names[namesake]
         self._names[node] = name
+
+    def _nodes_of(self, name: str) -> list[int]:
+        return [node for node, taken in self._names.items() if taken == name]
 
     def leave_out(self, name: str, reason: str) -> None:
         """Turn the client of a name away."""
-        for node in [n for n, taken in self._names.items() if taken == name]:
+        for node in self._nodes_of(name):
             del self._names[node]
             self._turn_away(node, f"'{name}': {reason}")
         self._present -= {name}
@@ -146,37 +146,30 @@ class ConnectedClients:
     def _turn_away(self, node: int, reason: str) -> None:
         """Tell a node why it is not wanted, without waiting for what it says to that."""
         self._refused.add(node)
-        self.told(f"a node is turned away: {reason}")
+        self.notify(f"a node is turned away: {reason}")
         self.post.send([Letter(node, "query", goodbye(reason).encoded())], HELLO_SECONDS)
 
-    def ask(
-        self,
-        questions: Mapping[str, Packet],
-        seconds: float,
-        enough: Callable[[Mapping[str, QuestionOutcome]], bool] = lambda answers: False,
-    ) -> dict[str, QuestionOutcome]:
-        """Ask clients, each its own question, and return what became of each.
-
-        Ends when all have answered, when `enough` says so of the answers, or after `seconds`.
-        """
-        where = {name: node for node, name in self._names.items()}
-        reached = {where[name]: packet for name, packet in questions.items() if name in where}
-        reached = {node: packet for node, packet in reached.items() if not self._waits(node)}
-        found = self._exchange(reached, seconds, lambda a: enough({self._names[n]: x for n, x in a.items()}))
-        named = {self._names[node]: answer for node, answer in found.items()}
+    def ask(self, questions: Mapping[str, Packet], seconds: float) -> dict[str, QuestionOutcome]:
+        """Ask clients, each its own question, for `seconds` at most, and return what became of each."""
+        nodes = {name: node for node, name in self._names.items()}
+        reached = {name: nodes[name] for name in questions if name in nodes and not self._waits(nodes[name])}
+        outcomes = self._exchange({node: questions[name] for name, node in reached.items()}, seconds)
+        answers: dict[str, QuestionOutcome] = {}
         for name in questions:
-            if name not in named:
-                reason = "still at an earlier question" if name in where else "not connected"
-                named[name] = QuestionOutcome(None, "unavailable", reason)
-        return {name: named[name] for name in questions}
+            if name in reached:
+                answers[name] = outcomes[reached[name]]
+            else:
+                reason = "still at an earlier question" if name in nodes else "not connected"
+                answers[name] = QuestionOutcome(None, "unavailable", reason)
+        return answers
 
     def _received(self, tickets: Collection[str]) -> list[Arrival]:
         """Return what has come back for letters, each once, whatever else a post brings."""
-        found: dict[str, Arrival] = {}
+        arrivals: dict[str, Arrival] = {}
         for arrival in self.post.receive(list(tickets)):
             if arrival.ticket in tickets:
-                found.setdefault(arrival.ticket, arrival)
-        return list(found.values())
+                arrivals.setdefault(arrival.ticket, arrival)
+        return list(arrivals.values())
 
     def _waits(self, node: int) -> bool:
         """Whether a node may still be at work on a letter that it has not answered in time."""
@@ -202,71 +195,59 @@ class ConnectedClients:
             if arrival.body is not None:
                 self._silent.discard(free)
         self._probes = {t: (n, until) for t, (n, until) in self._probes.items() if until > now}
-        asked = {node for node, _ in self._probes.values()}
-        letters = [Letter(node, "query", _HELLO.encoded()) for node in sorted(self._silent - asked)]
+        probed = {node for node, _ in self._probes.values()}
+        letters = [Letter(node, "query", _HELLO.encoded()) for node in sorted(self._silent - probed)]
         tickets = self.post.send(letters, HELLO_SECONDS) if letters else []
         for ticket, letter in zip(tickets, letters, strict=True):
             if ticket:
                 self._probes[ticket] = (letter.node, now + HELLO_SECONDS)
 
-    def _exchange(
-        self,
-        packets: Mapping[int, Packet],
-        seconds: float,
-        enough: Callable[[Mapping[int, QuestionOutcome]], bool] = lambda answers: False,
-    ) -> dict[int, QuestionOutcome]:
+    def _exchange(self, packets: Mapping[int, Packet], seconds: float) -> dict[int, QuestionOutcome]:
         begin = time.monotonic()
-        encoded: dict[int, bytes] = {}
-        for node, packet in packets.items():
-            encoded[node] = packet.encoded()
-        letters = [
-            Letter(node, KINDS.get(packets[node].kind, "query"), body) for node, body in encoded.items()
-        ]
+        letters = [Letter(n, KINDS.get(p.kind, "query"), p.encoded()) for n, p in packets.items()]
         tickets = self.post.send(letters, seconds) if letters else []
-        asked = {ticket: letter for ticket, letter in zip(tickets, letters, strict=True) if ticket}
-        found = {
-            letter.node: QuestionOutcome(None, "lost", "the message could not be sent")
-            for ticket, letter in zip(tickets, letters, strict=True)
-            if not ticket
-        }
-        over = False
-        while asked and not over and not enough(found):
+        pending: dict[str, Letter] = {}
+        outcomes: dict[int, QuestionOutcome] = {}
+        for ticket, letter in zip(tickets, letters, strict=True):
+            if ticket:
+                pending[ticket] = letter
+            else:
+                outcomes[letter.node] = QuestionOutcome(None, "lost", "the message could not be sent")
+        is_over = False
+        while pending and not is_over:
             # Answers that came while this machine slept are still taken; that a post gave a letter up as its time ended
             # says no more than that there is no answer in time.
-            over = time.monotonic() - begin >= seconds
-            for arrival in self._received(asked):
-                if over and arrival.body is None:
+            is_over = time.monotonic() - begin >= seconds
+            for arrival in self._received(pending):
+                if is_over and arrival.body is None:
                     continue
-                letter = asked.pop(arrival.ticket)
-                found[letter.node] = self._read(
-                    arrival, packets[letter.node], len(letter.body), time.monotonic() - begin
-                )
-            if asked and not over:
+                letter = pending.pop(arrival.ticket)
+                waited = time.monotonic() - begin
+                outcomes[letter.node] = self._read(arrival, packets[letter.node].kind, waited)
+            if pending and not is_over:
                 time.sleep(PATIENCE)
-        for ticket, letter in asked.items():
+        for ticket, letter in pending.items():
             # It may still be at work on it: it is not asked again before it answers that, or says that it is there.
             self._late[ticket] = letter.node
             self._silent.add(letter.node)
             waited = time.monotonic() - begin
-            found[letter.node] = QuestionOutcome(
-                None, "late", f"no answer in {waited:.0f} s", "", waited, len(letter.body)
-            )
-        return found
+            reason = f"no answer in {waited:.0f} s"
+            outcomes[letter.node] = QuestionOutcome(None, "late", reason, seconds=waited)
+        return outcomes
 
-    def _read(self, arrival: Arrival, asked: Packet, sent: int, seconds: float) -> QuestionOutcome:
+    def _read(self, arrival: Arrival, kind: str, seconds: float) -> QuestionOutcome:
         if arrival.body is None:
-            return QuestionOutcome(None, "lost", arrival.problem or "the node is gone", "", seconds, sent)
-        size = len(arrival.body)
+            return QuestionOutcome(None, "lost", arrival.problem or "the node is gone", seconds=seconds)
         try:
             packet = Packet.decoded(arrival.body, self.largest)
             if packet.kind == "failure":
                 reason, code = packet.fact("reason", str)[:500], str(packet.facts.get("code", ""))[:40]
-                return QuestionOutcome(None, "refused", reason, code, seconds, sent, size)
-            if packet.kind != asked.kind:
-                raise MessageError(f"a question '{asked.kind}' was answered by '{packet.kind}'")
+                return QuestionOutcome(None, "refused", reason, code, seconds)
+            if packet.kind != kind:
+                raise MessageError(f"a question '{kind}' was answered by '{packet.kind}'")
         except MessageError as error:
-            return QuestionOutcome(None, "refused", str(error), "message", seconds, sent, size)
-        return QuestionOutcome(packet, "answered", "", "", seconds, sent, size)
+            return QuestionOutcome(None, "refused", str(error), "message", seconds)
+        return QuestionOutcome(packet, "answered", seconds=seconds)
 
 
 _HELLO = Packet("hello", {"version": VERSION, "protocol": PROTOCOL})

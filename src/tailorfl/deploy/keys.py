@@ -18,28 +18,37 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tailorfl.errors import ConfigError, MissingExtraError
 from tailorfl.runs.files import replacing, reporting, write_text
 from tailorfl.settings.names import check_distinct, slug
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.x509 import Certificate, GeneralName
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise MissingExtraError("cryptography", "deploy") from error
 
 ROOT_KEY, AUTHORITY, REVOKED = "authority.key", "authority.crt", "revoked"
 SERVER_KEY, SERVER, CLIENT_KEY, CLIENT = "server.key", "server.crt", "client.key", "client.crt"
 DAYS = 365
 LONGEST_NAME = 64
 """Characters of a name in a certificate."""
+CURVE = ec.SECP384R1()
+UNUSED = (
+    *("key_encipherment", "content_commitment", "data_encipherment"),
+    *("key_agreement", "encipher_only", "decipher_only"),
+)
+"""What no key here is for."""
 EARLY = datetime.timedelta(days=1)
 """A certificate holds from so long before it is made: clocks differ."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """What one side proves itself by: the certificate of the authority, its own, and its key."""
+    """The files by which one side proves itself: the certificate of the authority, its own, and its key."""
 
     authority: Path
     certificate: Path
@@ -86,28 +95,22 @@ class Revoked:
 
     def __init__(self, folder: Path) -> None:
         self._path = _server_folder(folder) / REVOKED
-        self._read: tuple[tuple[int, int] | None, frozenset[str]] = None, frozenset()
+        self._version: tuple[int, int] | None = None
+        self._listed: set[str] = set()
 
     def why(self, name: str, serial: str) -> str:
         """Return why the holder of a certificate is not let in, "" where he is."""
         try:
             status = self._path.stat()
             version = status.st_mtime_ns, status.st_size
-            if version != self._read[0]:
-                lines = self._path.read_text(encoding="utf-8").splitlines()
-                self._read = (
-                    version,
-                    frozenset(
-                        word
-                        for line in lines
-                        if line.strip()
-                        for word in (line.strip(), _number(line.split()[0]))
-                    ),
-                )
+            if version != self._version:
+                lines = filter(None, map(str.strip, self._path.read_text(encoding="utf-8").splitlines()))
+                self._listed = {word for line in lines for word in (line, _number(line.split()[0]))}
+                self._version = version
         except FileNotFoundError:
             return ""
-        listed = self._read[1]
-        return f"the certificate of '{name}' is revoked" if {name, _number(serial)} & listed else ""
+        is_listed = {name, _number(serial)} & self._listed
+        return f"the certificate of '{name}' is revoked" if is_listed else ""
 
 
 def _number(serial: str) -> str:
@@ -130,10 +133,9 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
     """
     check_distinct(list(clients), "the clients")
     for name in clients:
-        if (folder / "clients" / slug(name)).exists():
+        if (place := folder / "clients" / slug(name)).exists():
             raise ConfigError(
-                f"client '{name}' has a key in '{folder / 'clients' / slug(name)}'; give it another one by --renew "
-                f"{name}"
+                f"client '{name}' has a key in '{place}'; give it another one by --renew {name}"
             )
         if len(name) > LONGEST_NAME:
             raise ConfigError(
@@ -166,26 +168,32 @@ def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) 
 
 def revoke(folder: Path, name: str) -> None:
     """Note that the present certificate of a client is not let in any more. Raises ConfigError where it has none."""
-    place = folder / "clients" / slug(name)
-    _need(place, [CLIENT])
+    certificate = folder / "clients" / slug(name) / CLIENT
+    _need(certificate.parent, [CLIENT])
     path = folder / "server" / REVOKED
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    write_text(path, f"{before}{_read(place / CLIENT).serial_number:X} {name}\n")
+    write_text(path, f"{before}{_read(certificate).serial_number:X} {name}\n")
 
 
 def server_keys(folder: Path) -> Tls:
-    """Return what secures a server. Raises ConfigError where files lack, or do not hold any more."""
-    place = _server_folder(folder)
-    _need(place, [AUTHORITY, SERVER, SERVER_KEY])
-    _check_holds(place / SERVER)
-    return Tls(place / AUTHORITY, place / SERVER, place / SERVER_KEY)
+    """Return the files that secure a server. Raises ConfigError where some lack, or do not hold any more."""
+    return _tls(_server_folder(folder), SERVER, SERVER_KEY)
 
 
 def client_keys(folder: Path) -> Tls:
-    """Return what secures a client. Raises ConfigError where files lack, or do not hold any more."""
-    _need(folder, [AUTHORITY, CLIENT, CLIENT_KEY])
-    _check_holds(folder / CLIENT)
-    return Tls(folder / AUTHORITY, folder / CLIENT, folder / CLIENT_KEY)
+    """Return the files that secure a client. Raises ConfigError where some lack, or do not hold any more."""
+    return _tls(folder, CLIENT, CLIENT_KEY)
+
+
+def _tls(folder: Path, certificate: str, key: str) -> Tls:
+    _need(folder, [AUTHORITY, certificate, key])
+    until = _read(folder / certificate).not_valid_after_utc
+    if until < datetime.datetime.now(datetime.UTC):  # the other side would only end the connection
+        raise ConfigError(
+            f"the certificate '{folder / certificate}' has run out at {until:%Y-%m-%d %H:%M} UTC; have it renewed "
+            "(tailorfl deploy keys --renew)"
+        )
+    return Tls(folder / AUTHORITY, folder / certificate, folder / key)
 
 
 def _server_folder(folder: Path) -> Path:
@@ -201,50 +209,38 @@ def _need(folder: Path, names: Sequence[str]) -> None:
         )
 
 
-def _check_holds(path: Path) -> None:
-    """Raise ConfigError where a certificate has run out: the other side only ends the connection then."""
-    until = _read(path).not_valid_after_utc
-    if until < datetime.datetime.now(datetime.UTC):
-        raise ConfigError(
-            f"the certificate '{path}' has run out at {until:%Y-%m-%d %H:%M} UTC; have it renewed (tailorfl deploy "
-            "keys --renew)"
-        )
-
-
 def _make_authority(folder: Path, days: int) -> None:
-    key, name = _new_key(), f"tailorfl federation {secrets.token_hex(4)}"
-    with reporting(folder, "write keys into"):
-        for place in (folder / "server", folder / "clients"):
-            place.mkdir(parents=True, exist_ok=True)
-            place.chmod(0o700)
+    key, name = ec.generate_private_key(CURVE), f"tailorfl federation {secrets.token_hex(4)}"
+    _make_folder(folder / "server")
+    _make_folder(folder / "clients")
     _write_key(folder / ROOT_KEY, key)
     _write(folder / "server" / AUTHORITY, _signed(name, key, name, key, days, ca=True))
 
 
 def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
-    key, place = _new_key(), folder / "server"
-    names = [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
+    key, names = ec.generate_private_key(CURVE), [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
     certificate = _signed(hosts[0], key, *_authority(folder), days, hosts=names)
-    _write_key(place / SERVER_KEY, key)
-    _write(place / SERVER, certificate)
+    _write_key(folder / "server" / SERVER_KEY, key)
+    _write(folder / "server" / SERVER, certificate)
 
 
 def _make_client(folder: Path, name: str, days: int) -> None:
-    key, place = _new_key(), folder / "clients" / slug(name)
+    key, place = ec.generate_private_key(CURVE), folder / "clients" / slug(name)
     certificate = _signed(name, key, *_authority(folder), days)
-    with reporting(folder, "write keys into"):
-        place.mkdir(parents=True, exist_ok=True)
-        place.chmod(0o700)
+    _make_folder(place)
     _write_key(place / CLIENT_KEY, key)
     _write(place / CLIENT, certificate)
     _write(place / AUTHORITY, (folder / "server" / AUTHORITY).read_bytes())
 
 
-def _authority(folder: Path) -> tuple[str, EllipticCurvePrivateKey]:
-    """Return the authority's name and its key. Raises ConfigError where that is not there."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+def _make_folder(folder: Path) -> None:
+    with reporting(folder, "write keys into"):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
 
+
+def _authority(folder: Path) -> tuple[str, ec.EllipticCurvePrivateKey]:
+    """Return the authority's name and its key. Raises ConfigError where that is not there."""
     path = folder / ROOT_KEY
     if not path.is_file():
         raise ConfigError(
@@ -258,22 +254,17 @@ def _authority(folder: Path) -> tuple[str, EllipticCurvePrivateKey]:
 
 def _signed(
     subject: str,
-    key: EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
     issuer: str,
-    authority: EllipticCurvePrivateKey,
+    authority: ec.EllipticCurvePrivateKey,
     days: int,
     *,
     ca: bool = False,
     hosts: Sequence[str] = (),
 ) -> bytes:
     """Return a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
     now = datetime.datetime.now(datetime.UTC)
-    unused = {"key_encipherment": False, "content_commitment": False, "data_encipherment": False}
-    unused |= {"key_agreement": False, "encipher_only": False, "decipher_only": False}
+    unused = dict.fromkeys(UNUSED, False)
     usage = x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **unused)
     begun = (
         x509.CertificateBuilder()
@@ -295,50 +286,31 @@ def _signed(
     return begun.sign(authority, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
-def _new_key() -> EllipticCurvePrivateKey:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise MissingExtraError("cryptography", "deploy") from error
-    return ec.generate_private_key(ec.SECP384R1())
-
-
-def _read(path: Path) -> Certificate:
-    from cryptography import x509
-
+def _read(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"'{path}' is no certificate: {error}") from error
 
 
-def _name(certificate: Certificate) -> str:
-    from cryptography.x509.oid import NameOID
-
-    return "".join(
-        str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[:1]
-    )
+def _name(certificate: x509.Certificate) -> str:
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
 
 
-def _hosts(certificate: Certificate) -> list[str]:
-    from cryptography import x509
-
+def _hosts(certificate: x509.Certificate) -> list[str]:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 
 
-def _host(host: str) -> GeneralName:
-    from cryptography import x509
-
+def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _write_key(path: Path, key: EllipticCurvePrivateKey) -> None:
-    from cryptography.hazmat.primitives import serialization
-
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     _write(path, key.private_bytes(serialization.Encoding.PEM, form, encryption), 0o600)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tailorfl.core.messages import PerClient
 from tailorfl.data.remote_federation import client_samples, source_facts
+from tailorfl.deploy.codec import RefusalError
 from tailorfl.errors import MessageError, ModelError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import Record
@@ -30,7 +31,7 @@ from tailorfl.training import tree
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What came out of one client's training in a round.
+    """The outcome of one client's training in a round.
 
     Attributes:
         state: its new private state, by name.
@@ -51,7 +52,7 @@ class LocalRun(Simulation):
     """A simulation of which one client is real: the one whose samples are here.
 
     Attributes:
-        received: what the server has sent for an evaluation, the message of a client that deploys.
+        received: the server's message for an evaluation, that of a client that deploys.
         shared: the global model, where the method has one.
     """
 
@@ -81,18 +82,18 @@ class LocalRun(Simulation):
             raise MessageError("the private state that is kept here has other entries than this job's")
         store.put((client,), tree.nest(((p, t.unsqueeze(0).clone()) for p, t in state.items()), [1]))
 
-    def one_round(self, client: int, message: TensorDict) -> LocalResult | None:
-        """Return what comes out of this round of the client; None where its update is not finite."""
+    def one_round(self, client: int, message: TensorDict) -> LocalResult:
+        """Return what comes out of this round of the client. Raises RefusalError where its update is not finite."""
         group = self.group_of(client)
-        done = self._train(group, (client,), message)
-        if not bool(done.finite.all()):
+        trained = self._train(group, (client,), message)
+        if not bool(trained.finite.all()):
             group.states.rollback()
-            return None
+            raise RefusalError("its update is not finite", "not-finite")
         group.states.commit((client,))
         state = {p: t[0].clone() for p, t in tree.leaves(group.states.get((client,)))}
-        metrics = {p: float(t[0]) for p, t in tree.leaves(done.metrics)}
-        uses = done.uses.get(client)
-        return LocalResult(state, done.replies[0], metrics, done.gradients, Uses() if uses is None else uses)
+        metrics = {p: float(t[0]) for p, t in tree.leaves(trained.metrics)}
+        uses = trained.uses.get(client, Uses())
+        return LocalResult(state, trained.replies[0], metrics, trained.gradients, uses)
 
     def evaluated(self, client: int, protocol: Protocol) -> list[Record]:
         """Return the records of this client's models on its own parts."""
@@ -114,9 +115,9 @@ class LocalRun(Simulation):
         Raises:
             MessageError: it has another one; says which.
         """
-        own = tree.tensors(self.group_of(client).context.init)
+        init = tree.tensors(self.group_of(client).context.init)
         for path, tensor in tree.leaves(message):
-            like = own.get(path.rpartition("/")[2])
+            like = init.get(path.rpartition("/")[2])
             if like is None:
                 continue
             tail = tensor.shape[tensor.dim() - like.dim() :]
@@ -126,7 +127,7 @@ class LocalRun(Simulation):
                     f"is {like.dtype} of shape {list(like.shape)}"
                 )
 
-    def foreseen_uses(self, client: int, message: TensorDict) -> Uses:
+    def expected_uses(self, client: int, message: TensorDict) -> Uses:
         """Return what private training on a message would use; no sample is looked at.
 
         What a method sends may differ between rounds, so the method must get through it where its training only counts.
@@ -153,10 +154,10 @@ def as_message(parts: TensorDict) -> TensorDict:
         return tree.nest((p, t.clone()) for p, t in tree.leaves(parts))
 
 
-def hand_over(job: Job, run: LocalRun, client: int, place: Path) -> str:
+def hand_over(job: Job, run: LocalRun, client: int, folder: Path) -> str:
     """Write the model that a client deploys into a folder, with its metrics, and return a sentence about it."""
-    kept = keeper(job, run)
-    records = evaluate(run, Protocol(("val", "local")), kept=kept, clients=(client,))
+    predictions = keeper(job, run)
+    records = evaluate(run, Protocol(("val", "local")), kept=predictions, clients=(client,))
     facts = {
         "label": job.method.label,
         "seed": job.seed,
@@ -164,14 +165,14 @@ def hand_over(job: Job, run: LocalRun, client: int, place: Path) -> str:
         "source": source_facts(run.federation.source),
         "sizes": client_samples(run.federation, client).sizes,
     }
-    with RunStore.create(place.parent / "records", facts, overwrite=True) as store:
+    with RunStore.create(folder.parent / "records", facts, overwrite=True) as store:
         store.append_clients(records)
-        if kept is not None:
-            finish(kept, job, run, store)
+        if predictions is not None:
+            finish(predictions, job, run, store)
         restored = Restored(job, run, None, store)
         (model,) = restored.models([client])
         try:
-            write(restored, model, place)
+            write(restored, model, folder)
         except ModelError as error:
             return f"the model of this client stays in its private state, it cannot be exported: {error}"
-    return f"the {model.kind} model of this client after round {run.round} lies in '{place}'"
+    return f"the {model.kind} model of this client after round {run.round} lies in '{folder}'"

@@ -1,19 +1,26 @@
-"""Who takes part in a federation, as the server keeps it in its result folder: `federation.json`.
+"""Who takes part in a federation, and what they agree on before a job begins.
 
-A server that is started again knows by it whose data it has been told of, who has left, and who has which model.
+The server keeps who takes part in its result folder, in `federation.json`: by it a server that is started again knows
+whose data it has been told of, who has left, and who has which model. Every message carries a digest of the agreement.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from tailorfl.core.method import make_method
-from tailorfl.errors import ConfigError, RunError, unknown
+from tailorfl.data.remote_federation import PARTS
+from tailorfl.deploy.codec import structure
+from tailorfl.errors import ConfigError, MessageError, RunError, unknown
 from tailorfl.rounds.groups import why_fixed
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import append_lines, decode, encode, write_text
 from tailorfl.runs.fingerprint import deciding
 from tailorfl.runs.folders import experiment_in
@@ -24,6 +31,8 @@ from tailorfl.settings.experiment import ExperimentConfig
 NAME, LEFT, ALLOWED = "federation.json", "left", "joining"
 """The file of a federation, and those of the names of clients that its operator has taken off, and of those who may
 join though it has begun, one a line."""
+LONGEST_NAME = 200
+"""Characters of a client's name."""
 Sizes = dict[str, list[int]]
 
 
@@ -56,7 +65,7 @@ class DescribedClients:
             self,
             names=[*self.names, name],
             sizes={part: [*known, sizes[part]] for part, known in self.sizes.items()},
-            prepared=with_rows(self.prepared, lambda known: [*known, rows]),
+            prepared=self.prepared and {**self.prepared, "rows": [*self.prepared["rows"], rows]},
             groups=[*self.groups, 1],
         )
 
@@ -69,6 +78,85 @@ class DescribedClients:
         ends = list(accumulate(self.groups))
         groups = [tuple(self.names[end - size : end]) for end, size in zip(ends, self.groups, strict=True)]
         return tuple(group for group, end in zip(groups, ends, strict=True) if end > announced)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One job of an experiment on a federation of clients that are elsewhere.
+
+    Attributes:
+        experiment: its settings, as `ExperimentConfig.to_dict`.
+        label, seed: which of its jobs.
+        names: of the clients, in the order of their numbers.
+        sizes: for "train", "val" and "test" how many samples each client has.
+        source: what a model has to know of the data, see `tailorfl.data.remote_federation.source_facts`.
+        prepared: the constants by which raw samples were prepared, where clients do that by common ones.
+    """
+
+    experiment: dict[str, Any]
+    label: str
+    seed: int
+    names: tuple[Annotated[str, Field(max_length=LONGEST_NAME)], ...]
+    sizes: dict[str, tuple[NonNegativeInt, ...]]
+    source: dict[str, Any]
+    prepared: Any = None
+
+    @property
+    def job(self) -> Job:
+        """The job. Raises MessageError where the settings cannot be read."""
+        try:
+            config = ExperimentConfig.model_validate(self.experiment)
+        except ValueError as error:
+            raise MessageError(
+                f"the experiment cannot be read; is the server of another version? {error}"[:400]
+            ) from error
+        method = next((m for m in config.methods if m.label == self.label), None)
+        if method is None or self.seed not in config.seeds:
+            raise MessageError(f"the experiment has no line '{self.label[:80]}' with seed {self.seed}")
+        return Job(config, method, self.seed)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> Agreement:
+        """Return what `facts` gave. Raises MessageError where it is something else."""
+        try:
+            agreement = _READER.validate_python(dict(facts))
+        except (TypeError, ValueError) as error:
+            raise MessageError(f"what is to be agreed on cannot be read: {error}"[:400]) from error
+        if any(len(agreement.sizes.get(part, ())) != len(agreement.names) for part in PARTS):
+            raise MessageError("what is to be agreed on has not one size for each client")
+        return agreement
+
+    def digest(self, sim: Simulation) -> str:
+        """Return what stands for the job, its method, its settings, and the models' structure, in every message."""
+        job = self.job
+        about = {
+            "name": self.experiment.get("name"),  # so an experiment under another name is another job
+            "experiment": deciding(self.experiment),
+            "method": job.method.model_dump(mode="json"),
+            "rounds": job.rounds,
+            "seed": self.seed,
+            "names": list(self.names),
+            "sizes": {part: list(sizes) for part, sizes in self.sizes.items()},
+            "source": self.source,
+            "prepared": self.prepared,
+            "models": {group.name: structure(group.context.init.items()) for group in sim.groups},
+        }
+        return hashlib.sha256(encode(about).encode()).hexdigest()[:32]
+
+
+_READER: TypeAdapter[Agreement] = TypeAdapter(Agreement)
+
+
+def agreement_of(job: Job, clients: DescribedClients, first: int | None = None) -> Agreement:
+    """Return what clients are to agree on for a job; with `first`, those who were told of the first so many alone."""
+    sizes: dict[str, tuple[int, ...]] = {part: tuple(clients.sizes[part][:first]) for part in PARTS}
+    prepared = clients.prepared and {**clients.prepared, "rows": clients.prepared["rows"][:first]}
+    names, label = tuple(clients.names[:first]), job.method.label
+    return Agreement(job.config.to_dict(), label, job.seed, names, sizes, clients.source, prepared)
 
 
 @dataclass
@@ -177,11 +265,6 @@ def why_nobody_joins(config: ExperimentConfig) -> str:
         if reason := why_fixed(method, level, len(config.model_of(line).architectures)):
             return reason
     return ""
-
-
-def with_rows(prepared: Any, change: Callable[[list[int]], list[int]]) -> Any:
-    """Return by what clients prepare their samples, with the numbers of rows of all changed, where it has these."""
-    return {**prepared, "rows": change(prepared["rows"])} if prepared else prepared
 
 
 def _listed(file: Path) -> set[str]:

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
-from tailorfl.data.dealing import client_number
+from tailorfl.data.public import public_set
 from tailorfl.data.federation import Federation
+from tailorfl.data.dealing import client_number
 from tailorfl.data.remote_federation import ClientSamples, client_samples, source_facts
 from tailorfl.data.source import Source
+from tailorfl.data.splits import own_rows, read_split
+from tailorfl.data.summaries import JsonRecord
+from tailorfl.deploy.policy import Policy
 from tailorfl.errors import DataError
 from tailorfl.runs.build import make_federation
+from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
-
-
-@dataclass(frozen=True)
-class Described:
-    """What a client tells the server of its data, and nothing else of them.
-
-    Attributes:
-        index, total: its number and how many there are, where the experiment's own data give them; None where clients
-            are ordered by name.
-        sizes: how many samples it has in "train", "val" and "test"; of its own file before it is split in "all".
-        source: see `tailorfl.data.remote_federation.source_facts`; of its own file the names of the features.
-    """
-
-    index: int | None
-    total: int | None
-    sizes: dict[str, int]
-    source: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Summarised:
-    """What a client tells of its own file once it knows how many samples the others have.
-
-    Attributes:
-        sizes: how many samples it has in "train", "val" and "test".
-        summary: what the constants of all are made of, see `tailorfl.data.summaries` and `own_samples.Told`.
-    """
-
-    sizes: dict[str, int]
-    summary: dict[str, Any]
 
 
 class OwnData(Protocol):
@@ -50,14 +27,35 @@ class OwnData(Protocol):
 
     name: str
 
-    def described(self, config: ExperimentConfig, seed: int) -> Described:
-        """Return what the server is told for an experiment with a seed. Raises DataError where they do not fit."""
+    def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
+        """Return what the server is told first, and nothing else of the samples, as JSON can hold it.
 
-    def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
-        """Return what is told of the client's own file as the client `number` of clients with these rows."""
+        "index" and "total" are the client's number and how many clients there are, where the experiment's own data give
+        them, else None. "sizes" has the numbers of samples in "train", "val" and "test", or those of an own file before
+        it is split in "all". "source" is that of `tailorfl.data.remote_federation.source_facts`; of an own file it has
+        the names of the features.
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Return the samples as the client `number` of the federation has them."""
+        Raises:
+            DataError: the samples do not fit the experiment.
+        """
+
+    def summary(
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
+    ) -> tuple[dict[str, int], dict[str, Any]]:
+        """Return (the sizes of "train", "val" and "test", a summary) of the client's own file.
+
+        Args:
+            config: the experiment.
+            seed: of the job.
+            number: of this client.
+            rows: how many samples each client has.
+
+        Raises:
+            PolicyError: the summary would tell of too few rows.
+        """
+
+    def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
+        """Return the samples as the client `number` of the federation has them, prepared as those of all."""
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Return the public set of the experiment; `source` is what a model has to know of the samples."""
@@ -71,39 +69,131 @@ class DataShare:
     """
 
     name: str
-    _held: tuple[Any, Federation] | None = field(default=None, repr=False)
+    _cache: tuple[Any, Federation] | None = field(default=None, repr=False)
 
-    def described(self, config: ExperimentConfig, seed: int) -> Described:
+    def of_kind(self, data: DataConfig) -> OwnData:
+        """Return itself, whatever the kind of the data."""
+        return self
+
+    def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
         """Return what the server is told."""
         federation = self._federation(config, seed)
-        number = self._number(federation)
-        return Described(
-            number, len(federation), client_samples(federation, number).sizes, source_facts(federation.source)
-        )
+        number = client_number(federation.names, self.name)
+        sizes = client_samples(federation, number).sizes
+        source = source_facts(federation.source)
+        return {"index": number, "total": len(federation), "sizes": sizes, "source": source}
 
-    def summary(self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]) -> Summarised:
-        """Is not asked of it. Raises DataError."""
+    def summary(
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
+    ) -> tuple[dict[str, int], dict[str, Any]]:
+        """Raise DataError: summaries are of own files."""
         raise DataError(f"client '{self.name}' has no file of its own")
 
-    def own(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
+    def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Return this client's samples, in the order of the simulation."""
         federation = self._federation(config, seed)
-        return client_samples(federation, self._number(federation))
+        return client_samples(federation, client_number(federation.names, self.name))
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Return the public set of the simulation."""
         return self._federation(config, seed).public
 
-    def _number(self, federation: Federation) -> int:
-        return client_number(federation.names, self.name)
-
     def _federation(self, config: ExperimentConfig, seed: int) -> Federation:
         key = (config.data, config.data.seed_of(seed))
-        if self._held is None or self._held[0] != key:
+        if self._cache is None or self._cache[0] != key:
             if config.data.path is not None:
                 raise DataError(
                     f"the experiment's data lie at '{config.data.path}' of the server's machine; name this client's "
                     "own with --data"
                 )
-            self._held = key, make_federation(config, config.data.seed_of(seed))
-        return self._held[1]
+            self._cache = key, make_federation(config, config.data.seed_of(seed))
+        return self._cache[1]
+
+
+class OwnFile(ABC):
+    """One client's own file or folder of one kind."""
+
+    summary_type: ClassVar[type[JsonRecord]]
+    """Class of what a client tells of it."""
+
+    def __init__(self, name: str, path: Path, policy: Policy) -> None:
+        self.name, self.path, self.policy = name, path, policy
+        self._cache: tuple[Any, Source] | None = None
+
+    @abstractmethod
+    def read(self, data: DataConfig, features: tuple[str, ...]) -> Source:
+        """Return the samples as this client alone has them; of a table with these features, where they are named."""
+
+    @abstractmethod
+    def summarised(self, data: DataConfig, own: ClientSamples) -> JsonRecord:
+        """Return what is told of the client's samples beside how many there are."""
+
+    @abstractmethod
+    def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
+        """Return the samples as the client `number` of the federation has them, prepared as those of all."""
+
+    @staticmethod
+    @abstractmethod
+    def common(
+        data: DataConfig, features: Sequence[str], rows: Sequence[int], summaries: Sequence[Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return (by what all clients prepare their samples, what a model has to know of them), as JSON can hold them.
+
+        Args:
+            data: the experiment's.
+            features: of all clients, in the order of the first.
+            rows: how many samples each client has.
+            summaries: a `summary_type` of each client.
+
+        Raises:
+            DataError: the samples do not fit together; names the clients.
+            ConfigError: the experiment asks for what cannot be made of summaries.
+        """
+
+    def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
+        """Return how many samples there are, and the names of features."""
+        source = self.source(config.data)
+        sizes, features = {"all": len(source)}, list(source.info.get("features", ()))
+        return {"index": None, "total": None, "sizes": sizes, "source": {"features": features}}
+
+    def summary(
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
+    ) -> tuple[dict[str, int], dict[str, Any]]:
+        """Return the sizes of this client's parts, and what is told of its samples."""
+        own = self.parts(config, seed, number, rows)
+        self.policy.check_summary(own.source, len(own.train))
+        return own.sizes, self.summarised(config.data, own).to_dict()
+
+    def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
+        """Return the public set, out of a source that every client can read."""
+        if config.data.public is None:
+            return None
+        return public_set(config.data.public, config.data.public_samples, source, seed)
+
+    def source(self, data: DataConfig, features: tuple[str, ...] = ()) -> Source:
+        """Return the samples as they were read."""
+        if self._cache is None or self._cache[0] != (data, features):
+            self._cache = (data, features), self.read(data, features)
+        return self._cache[1]
+
+    def parts(
+        self,
+        config: ExperimentConfig,
+        seed: int,
+        number: int,
+        rows: Sequence[int],
+        features: tuple[str, ...] = (),
+    ) -> ClientSamples:
+        """Return the samples as they were read, split as the simulation of all clients' files would.
+
+        Raises:
+            DataError: there are not as many as when they were described.
+        """
+        source = self.source(config.data, features)
+        if rows[number] != len(source):
+            raise DataError(
+                f"'{self.path}' has {len(source)} samples, but had {rows[number]} when it was described"
+            )
+        rule = read_split(config.data.split, official=source.test is not None)
+        strata, split_seed = source.strata.numpy(), config.data.seed_of(seed)
+        return ClientSamples(source, *own_rows(number, rows, strata, rule, split_seed))

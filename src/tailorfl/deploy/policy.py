@@ -1,4 +1,4 @@
-"""What a client lets a server ask of it, whatever the server's experiment says; `tailorfl deploy policy` writes one.
+"""Limits of what a server may ask of a client, whatever its experiment says; `tailorfl deploy policy` writes them.
 
 Every check is made at the client, before samples are looked at or anything is allocated by a number that came from the
 server. Its messages name settings, and nothing of samples.
@@ -29,15 +29,18 @@ from tailorfl.privacy.ledger import Uses
 from tailorfl.runs.build import with_all_options
 from tailorfl.runs.files import encode, reporting
 from tailorfl.runs.fingerprint import HARMLESS, changes
-from tailorfl.settings.base import Names, Number, Settings, Whole
+from tailorfl.settings.base import Names, Number, Settings, Whole, listed
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 UNREAD = ("name", "description", "published", "search", "variants", "scales", "scale", "track", "system", "engine",
           "deploy")  # fmt: skip
 """Settings that a client takes nothing from, so no file that they name is opened."""
-COLUMNS = ("label", "features", "words", "na_values", "text", "client", "split", "constants")
-"""Options of a client's own file that name columns, words, or a file of the server's."""
+_OWN = re.compile(
+    r"data\.(path|options\.(label|features|words|na_values|text|client|split|constants)(\..+)?)"
+)
+"""Settings of a client's own file that name columns, words, or a file of the server's."""
+_LABEL = re.compile(r"methods\.\d+\.label")
 _PLACE = re.compile(r"[/\\:]|^[~.]|\.[A-Za-z][A-Za-z0-9]{1,11}$")
 """A path, `module:object`, `timm:NAME`, or a name with an ending."""
 _REGISTERED = re.compile(r"(data|model(\.larger\.\d+)?|methods\.\d+)\.name")
@@ -46,7 +49,7 @@ Count = Annotated[Whole, Field(ge=1)]
 
 
 class Policy(Settings):
-    """What a client allows; the defaults are for a client that has no file of its own policy."""
+    """The questions that a client allows; the defaults are for a client that has no file of its own policy."""
 
     methods: Names | None = Field(default=None, description="methods that may train; null: any")
     models: Names | None = Field(default=None, description="models that may be trained; null: any")
@@ -103,8 +106,8 @@ class Policy(Settings):
         """Return the policy of a YAML file. Raises ConfigError where it cannot be read."""
         try:
             with reporting(path, "read"):
-                given = yaml.safe_load(path.read_text(encoding="utf-8"))
-            return cls.model_validate(given or {})
+                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            return cls.model_validate(content or {})
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -143,8 +146,8 @@ class Policy(Settings):
         training = [config.train.model_dump(), *({**line.train, **line.options} for line in config.methods)]
         self._bounded("numbers of train", max(_whole_numbers(training), default=0), self.max_steps)
         if not own_file:
-            made = config.data.model_dump(include={"clients", "samples", "public_samples", "options"})
-            size = math.prod(n for n in _whole_numbers(made) if n > 1)
+            sizes = config.data.model_dump(include={"clients", "samples", "public_samples", "options"})
+            size = math.prod(n for n in _whole_numbers(sizes) if n > 1)
             self._bounded("samples of data", size, self.max_numbers)
         for key, value in _texts(config.to_dict(), own_file):
             if not self._is_allowed(key, value):
@@ -160,8 +163,8 @@ class Policy(Settings):
             return True
         if text in self.files or text in (self.columns or ()):
             return True
-        place, *listed = (Path(os.path.realpath(os.path.expanduser(one))) for one in (text, *self.files))
-        return any(place.is_relative_to(one) for one in listed if one.exists())
+        path, *allowed = (Path(os.path.realpath(os.path.expanduser(name))) for name in (text, *self.files))
+        return any(path.is_relative_to(parent) for parent in allowed if parent.exists())
 
     def check_model(self, config: ExperimentConfig, label: str, facts: Mapping[str, Any]) -> None:
         """Check the size of samples and models before they are made. Raises MessageError where they are larger."""
@@ -172,15 +175,15 @@ class Policy(Settings):
                 f"what a model has to know of the data cannot be read: {error!r}"[:300]
             ) from error
         self._bounded("numbers of a sample", max(sizes), self.max_numbers)
-        (line,) = (one for one in config.methods if one.label == label)
+        line = next(method for method in config.methods if method.label == label)
         for model in config.model_of(line).architectures.values():
             self._bounded("numbers of model", max(_whole_numbers(model.options), default=0), self.max_numbers)
-            named = [model.name, *(text for _, text in _texts(model.options, own_file=False))]
-            if any(map(_PLACE.search, named)):
+            texts = [model.name, *(text for _, text in _texts(model.options, own_file=False))]
+            if any(map(_PLACE.search, texts)):
                 continue  # the operator has listed it, and its code may not know the device below
             with torch.device("meta"):  # where tensors have shapes and no memory
-                made = build(model.name, tuple(facts["x"][0]), int(facts["outputs"]), **model.options)
-            self._bounded("numbers of model", sum(p.numel() for p in made.parameters()), self.max_numbers)
+                module = build(model.name, tuple(facts["x"][0]), int(facts["outputs"]), **model.options)
+            self._bounded("numbers of model", sum(p.numel() for p in module.parameters()), self.max_numbers)
 
     # -- the federation -------------------------------------------------------------------------------------
 
@@ -203,9 +206,9 @@ class Policy(Settings):
 
     def check_columns(self, columns: Sequence[str]) -> None:
         """Raise PolicyError where a column may not be read."""
-        if self.columns is not None and (others := sorted({*columns} - {*self.columns})):
+        if self.columns is not None and (unlisted := sorted({*columns} - {*self.columns})):
             raise PolicyError(
-                f"the policy does not list the columns {', '.join(others)[:300]}; name those that may be read in "
+                f"the policy does not list the columns {', '.join(unlisted)[:300]}; name those that may be read in "
                 "data.options.features of the experiment, or list them under columns"
             )
 
@@ -232,10 +235,8 @@ class Policy(Settings):
         """Raise PolicyError where training would have too little noise, or cost more than is left of ε."""
         if self.needs_noise and not uses:
             raise PolicyError("training would use no noise")
-        if self.min_noise is not None and min(use.noise for use in uses) < self.min_noise:
-            raise PolicyError(
-                f"the noise would be {min(use.noise for use in uses):g}; min_noise is {self.min_noise:g}"
-            )
+        if self.min_noise is not None and (noise := min(use.noise for use in uses)) < self.min_noise:
+            raise PolicyError(f"the noise would be {noise:g}; min_noise is {self.min_noise:g}")
         if self.max_epsilon is not None:
             if epsilon is None:
                 raise PolicyError("max_epsilon needs the accountant: pip install opacus")
@@ -286,10 +287,12 @@ NO_CONSENT = Consent()
 
 def agreed(config: ExperimentConfig) -> dict[str, Any]:
     """Return the settings that an operator agrees to: all that decide what is trained and told, and the name."""
-    left = {key for key in HARMLESS if key not in ("name", "seeds", "methods")}
-    found = {key: value for key, value in with_all_options(config).to_dict().items() if key not in left}
-    data = {key: value for key, value in found["data"].items() if key != "path"}
-    return {**found, "data": data, "precision": config.engine.precision}
+    harmless = {*HARMLESS} - {"name", "seeds", "methods"}
+    settings = {
+        key: value for key, value in with_all_options(config).to_dict().items() if key not in harmless
+    }
+    data = {key: value for key, value in settings["data"].items() if key != "path"}
+    return {**settings, "data": data, "precision": config.engine.precision}
 
 
 def experiment_digest(config: ExperimentConfig) -> str:
@@ -325,23 +328,20 @@ def described(config: ExperimentConfig) -> str:
 
 def template(config: ExperimentConfig | None = None) -> str:
     """Return a policy file with every key explained, for one experiment or for any."""
-    given: dict[str, Any] = {"min_clients": 2}
+    values: dict[str, Any] = {"min_clients": 2}
     if config is not None:
-        models = [m.name for line in config.methods for m in config.model_of(line).architectures.values()]
-        given["methods"] = sorted({line.name for line in config.methods})
-        given["models"] = sorted(set(models))
-        given["max_rounds"] = max(line.rounds or config.rounds for line in config.methods)
+        models = {m.name for line in config.methods for m in config.model_of(line).architectures.values()}
+        values["methods"] = sorted({line.name for line in config.methods})
+        values["models"] = sorted(models)
+        values["max_rounds"] = max(line.rounds or config.rounds for line in config.methods)
         label, features = config.data.options.get("label"), config.data.options.get("features")
         if label and features:
-            named = [[one] if isinstance(one, str) else list(one) for one in (label, features)]
-            given["columns"] = named[0] + named[1]
+            values["columns"] = [*listed(label), *listed(features)]
     lines = ["# What this client allows: tailorfl client ... --policy THIS-FILE", ""]
     for key, field in Policy.model_fields.items():
-        value = given.get(key, list(field.default) if isinstance(field.default, tuple) else field.default)
-        lines += [
-            f"# {field.description}",
-            f"{key}: {yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}",
-        ]
+        value = values.get(key, list(field.default) if isinstance(field.default, tuple) else field.default)
+        text = yaml.safe_dump(value, default_flow_style=True).splitlines()[0]
+        lines += [f"# {field.description}", f"{key}: {text}"]
     return "\n".join(lines) + "\n"
 
 
@@ -353,32 +353,27 @@ def _check_names(what: str, names: Sequence[str], allowed: Sequence[str] | None)
             )
 
 
-def _texts(value: Any, own_file: bool, key: str = "") -> Iterator[tuple[str, str]]:
+def _texts(value: Any, own_file: bool) -> Iterator[tuple[str, str]]:
     """Yield the settings that are texts, each with its name, but for those that no client reads as a place."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            path = f"{key}.{name}" if key else str(name)
-            if path in UNREAD or re.fullmatch(r"methods\.\d+\.label", path):
-                continue
-            if own_file and (path == "data.path" or (key == "data.options" and name in COLUMNS)):
-                continue
-            yield from _texts(inner, own_file, path)
-    elif isinstance(value, list | tuple):
-        for number, inner in enumerate(value):
-            yield from _texts(inner, own_file, f"{key}.{number}")
+    for key, leaf in _leaves(value):
+        is_unread = (
+            key.partition(".")[0] in UNREAD or _LABEL.fullmatch(key) or (own_file and _OWN.fullmatch(key))
+        )
+        if isinstance(leaf, str) and not is_unread:
+            yield key, leaf
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
-    if isinstance(value, bool):
-        return
-    if isinstance(value, int | float):
-        yield int(abs(value)) if math.isfinite(value) else 0
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if "seed" not in str(key):
-                yield from _whole_numbers(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _whole_numbers(inner)
+    """Yield the numbers in settings, but for seeds, rounded down and without sign."""
+    for key, leaf in _leaves(value):
+        if isinstance(leaf, int | float) and not isinstance(leaf, bool) and "seed" not in key:
+            yield int(abs(leaf)) if math.isfinite(leaf) else 0
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of everything within a value that is no group."""
+    if isinstance(value, Mapping | list | tuple):
+        for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

@@ -110,11 +110,11 @@ class Reach:
     Args:
         server: HOST:PORT.
         tls: what secures the connection.
-        told: what is called with a sentence for the person who looks on.
+        notify: called with a sentence for the person who looks on.
     """
 
-    def __init__(self, server: str, tls: Tls | None, told: Callable[[str], None]) -> None:
-        self._server, self._tls, self._told = server, tls, told
+    def __init__(self, server: str, tls: Tls | None, notify: Callable[[str], None]) -> None:
+        self._server, self._tls, self._notify = server, tls, notify
         self.trouble = ""
         """Why it could not be reached at the last try, "" where it could."""
 
@@ -126,11 +126,13 @@ class Reach:
         """
         trouble = in_the_way(self._server, self._tls) or why
         if trouble != self.trouble:
-            self._told(f"the server at {self._server} cannot be reached: {trouble}; it is tried until it can")
+            self._notify(
+                f"the server at {self._server} cannot be reached: {trouble}; it is tried until it can"
+            )
         self.trouble = trouble
 
     def succeeded(self) -> None:
         """Note that a call was answered."""
         if self.trouble:
-            self._told(f"the server at {self._server} can be reached")
+            self._notify(f"the server at {self._server} can be reached")
         self.trouble = ""

@@ -19,9 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tailorfl.deploy.agreement import structure
-from tailorfl.deploy.client_state import uses_as_facts, uses_from_facts
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.codec import Packet, structure, uses_as_facts, uses_from_facts
 from tailorfl.errors import MessageError, MissingExtraError, RunError, TailorflError, first_few
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.privacy.ledger import Uses
@@ -53,6 +51,25 @@ class LoggedQuestion:
     number: int
     digest: str
     acked: int = 0
+
+
+@dataclass(frozen=True)
+class Release:
+    """An answer that leaves, and what the log notes of it beside.
+
+    Attributes:
+        packet: the answer.
+        question: what it answers, where that is answered once.
+        content: digest of what it tells of samples, where it must be the same again.
+        uses: what private training used for it; None where it was made before.
+        again: whether it has left before.
+    """
+
+    packet: Packet
+    question: LoggedQuestion | None = None
+    content: str = ""
+    uses: Uses | None = None
+    again: bool = False
 
 
 class ReleaseLog:
@@ -117,35 +134,21 @@ class ReleaseLog:
         except TailorflError:  # larger than the tight accountant can tell
             return epsilon(entries, delta, "rdp")
 
-    def append(
-        self,
-        packet: Packet,
-        size: int,
-        *,
-        experiment: str = "",
-        question: LoggedQuestion | None = None,
-        answer: str = "",
-        uses: Uses | None = None,
-        again: bool = False,
-        delta: float,
-    ) -> None:
-        """Write a line about an answer, and wait until it is on the disk.
+    def append(self, release: Release, size: int, experiment: str, delta: float) -> None:
+        """Write a line about an answer of so many bytes, and wait until it is on the disk.
 
         Args:
-            packet: the answer.
+            release: the answer.
             size: its bytes.
             experiment: its name.
-            question: what it answers, where that is answered once.
-            answer: digest of what it tells.
-            uses: what private training used for it; empty where it was made before.
-            again: whether it is one that has left before.
             delta: of the ε so far.
 
         Raises:
             RunError: the disk refuses.
         """
+        packet, question = release.packet, release.question
         floating = [t.detach().double() for t in packet.tensors.values() if t.is_floating_point()]
-        told = dict(packet.facts)
+        facts = dict(packet.facts)
         fields: dict[str, Any] = {
             "n": self._count + 1,
             "before": self._last,
@@ -153,17 +156,17 @@ class ReleaseLog:
             "kind": question.kind if question else packet.kind,
             "refused": packet.kind == "failure",
             "experiment": experiment,
-            "about": question.about if question else str(told.get("digest", "")),
+            "about": question.about if question else str(facts.get("digest", "")),
             "number": question.number if question else None,
             "acked": question.acked if question else None,
             "question": question.digest if question else "",
-            "answer": answer,
-            "again": again,
+            "answer": release.content,
+            "again": release.again,
             "tensors": structure(packet.tensors.items()),
-            "facts": told if len(encode(told)) <= LONGEST_FACTS else sorted(told),
+            "facts": facts if len(encode(facts)) <= LONGEST_FACTS else sorted(facts),
             "bytes": size,
             "norm": math.sqrt(sum(float(t.square().sum()) for t in floating)),
-            "uses": uses_as_facts(uses or Counter()),
+            "uses": uses_as_facts(release.uses or Counter()),
         }
         self._note(fields)
         fields["epsilon"] = self.epsilon(delta)
@@ -244,7 +247,7 @@ def table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
                 "?" if spent is None else "unbounded" if spent == math.inf else f"{spent:.4g}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]

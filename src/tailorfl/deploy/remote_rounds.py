@@ -6,10 +6,11 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from tailorfl.core.messages import PerClient
 from tailorfl.data.federation import Federation
-from tailorfl.deploy.agreement import Agreement
 from tailorfl.deploy.checks import (
     change_of,
     check_change,
@@ -28,10 +28,10 @@ from tailorfl.deploy.checks import (
     stacked,
     unlike_the_others,
 )
-from tailorfl.deploy.client_state import NEVER, uses_from_facts
-from tailorfl.deploy.codec import LEFT, Packet, all_finite, flat, same_shape
+from tailorfl.deploy.client_state import NEVER
+from tailorfl.deploy.codec import LEFT, Packet, all_finite, flat, same_shape, uses_from_facts
 from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, named
-from tailorfl.deploy.membership import DescribedClients, Membership
+from tailorfl.deploy.membership import DescribedClients, Membership, agreement_of
 from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import DivergenceError, MessageError, RunError, TailorflError
 from tailorfl.evaluation.predictions import Kept
@@ -40,126 +40,70 @@ from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import Record
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
 from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, counted
-from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, Fate, RoundTrace
+from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, RoundTrace
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.updates import Trained
-from tailorfl.settings.deploy import DeployConfig
+from tailorfl.runs.job import Job
 from tailorfl.training import tree
 
 log = logging.getLogger(__name__)
 
 LOOK = 0.2
 """Seconds between two looks whether clients have come (back)."""
-
-
-@dataclass
-class JobChannel:
-    """How the server reaches the clients of one job, and what it knows of them.
-
-    Attributes:
-        connected: who can be reached.
-        agreement: of all clients; each has agreed on the part of it that it was told of.
-        clients: who they are, and who joined when.
-        settings: how long they are waited for.
-        membership: who has left.
-        admit: lets those join that are there and may.
-    """
-
-    connected: ConnectedClients
-    agreement: Agreement
-    clients: DescribedClients
-    settings: DeployConfig
-    membership: Membership
-    admit: Callable[[], None]
-    acked: dict[int, int] = field(default_factory=dict)
-    """Client -> the last round (from 1) in which its reply was accepted."""
-    changes: dict[int, float] = field(default_factory=dict)
-    """Client -> the largest change by a reply of its that was accepted."""
-    announced: int = 0
-    """Of how many clients the trace says that they take part."""
-    digests: dict[int, str] = field(default_factory=dict)
-    """How many clients were told of -> what stands in messages for the job with these."""
-    evaluation_bytes: int = 0
-    """Of all messages about evaluations, which simulations do not count."""
-
-    def agreed(self, client: int) -> Agreement:
-        """Return what a client is to agree on."""
-        return self.agreement.known_to(self.clients.known_to(client))
-
-    def digest(self, client: int) -> str:
-        """Return what stands for the job in the messages of a client."""
-        return self.digests[self.clients.known_to(client)]
-
-    def until_enough(
-        self,
-        ask: Callable[[Sequence[int]], Mapping[int, QuestionOutcome]],
-        clients: Sequence[int],
-        counting: Collection[int],
-        enough: Callable[[Collection[int]], int],
-        what: str,
-    ) -> dict[int, QuestionOutcome]:
-        """Ask clients until enough of those that count have answered; where fewer do, nothing goes on meanwhile.
-
-        Args:
-            ask: returns what became of the question to each client.
-            clients: whom to ask.
-            counting: whose answers count.
-            enough: of so many clients that have not left, how many must answer.
-            what: is paused, for messages.
-
-        Raises:
-            RunError: they have not within `deploy.wait_seconds`.
-        """
-        answers, names = dict(ask(clients)), self.agreement.names
-        begin, attempt = time.monotonic(), 0
-        while True:
-            staying = [i for i in counting if names[i] not in self.membership.gone]
-            needed, replies = enough(staying), sum(answers[i].replied for i in staying)
-            if replies >= needed:
-                break
-            missing = [i for i in clients if not answers[i].replied and names[i] not in self.membership.gone]
-            waited = time.monotonic() - begin
-            if waited > self.settings.wait_seconds or len(staying) < needed:
-                reasons = "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
-                raise RunError(
-                    f"{what} needs {needed} answers and has {replies}, after a pause of {waited:.0f} s; without an "
-                    f"answer: {reasons}. The same command goes on from here; deploy.min_replies says how many answers "
-                    "are needed, deploy.wait_seconds how long they are waited for"
-                )
-            if not attempt:
-                self.connected.told(
-                    f"{what} is paused: {needed} answers are needed, so it waits for "
-                    f"{named([names[i] for i in missing])}, for {self.settings.wait_seconds:.0f} s at most"
-                )
-            attempt += 1
-            time.sleep(LOOK)
-            # Who refuses has a reason, which may take long to mend: asked again after 1, 2, 4, 8, ... looks.
-            seldom = attempt & (attempt - 1) == 0
-            answers |= ask([i for i in missing if seldom or answers[i].fate != "refused"])
-        if attempt:
-            self.connected.told(f"{what} goes on")
-        return answers
+OTHER_SETTINGS = "it makes another model or other settings of the experiment"
+"""Why a client that agrees on another digest is refused."""
 
 
 class RemoteRounds(Simulation):
-    """A simulation whose clients are elsewhere and asked. `channel` is set right after it is made."""
+    """A simulation whose clients are elsewhere and asked; `attach` says how, right after it is made.
 
-    channel: JobChannel
+    Attributes:
+        job: the job.
+        connected: who can be reached.
+        clients: who they are, and who joined when.
+        membership: who has left.
+        admit: lets those join that are connected and may.
+        acked: client -> the last round (from 1) in which its reply was accepted.
+        changes: client -> the largest change by a reply of its that was accepted.
+        announced: of how many clients the trace says that they take part.
+        gone: names of the clients that have left for good.
+    """
+
+    job: Job
+    connected: ConnectedClients
+    clients: DescribedClients
+    membership: Membership
+    admit: Callable[[], None]
+    acked: dict[int, int]
+    changes: dict[int, float]
+    announced: int = 0
     gone: AbstractSet[str] = frozenset()
-    """Names of the clients that have left for good."""
 
-    def attach(self, channel: JobChannel) -> None:
-        """Set how clients are reached."""
-        self.channel, self.gone = channel, channel.membership.gone
-        for known in accumulate(channel.clients.groups):
-            channel.digests[known] = channel.agreement.known_to(known).digest(self)
+    def attach(
+        self,
+        job: Job,
+        connected: ConnectedClients,
+        clients: DescribedClients,
+        membership: Membership,
+        admit: Callable[[], None],
+    ) -> None:
+        """Set how clients are reached; see the attributes."""
+        self.job, self.connected, self.membership, self.admit = job, connected, membership, admit
+        self.gone, self.acked, self.changes = membership.gone, {}, {}
+        self._agree_with(clients)
 
-    def take_in(self, federation: Federation, clients: DescribedClients, agreement: Agreement) -> None:
+    def _agree_with(self, clients: DescribedClients) -> None:
+        self.clients = clients
+        self._agreements = {
+            first: agreement_of(self.job, clients, first) for first in accumulate(clients.groups)
+        }
+        self._digests = {first: agreement.digest(self) for first, agreement in self._agreements.items()}
+
+    def take_in(self, federation: Federation, clients: DescribedClients) -> None:
         """Let a client take part from the next round on. Raises ConfigError where the method does not allow it."""
         self.extend(federation)
-        self.channel.clients, self.channel.agreement = clients, agreement
-        self.attach(self.channel)
+        self._agree_with(clients)
 
     @property
     def members(self) -> list[int]:
@@ -168,53 +112,100 @@ class RemoteRounds(Simulation):
 
     def needed(self, clients: Collection[int]) -> int:
         """Return how many of clients must answer: `deploy.min_replies`, by default a majority."""
-        return self.channel.settings.min_replies or (len(clients) // 2 + 1 if clients else 0)
+        return self.job.config.deploy.min_replies or (len(clients) // 2 + 1 if clients else 0)
+
+    def digest(self, client: int) -> str:
+        """Return what stands for the job in the messages of a client."""
+        return self._digests[self.clients.known_to(client)]
 
     # -- asking ---------------------------------------------------------------------------------------------
 
     def asked(self, packets: Mapping[int, Packet]) -> dict[int, QuestionOutcome]:
-        """Ask clients; those that do not know the job (any more) are told of it and asked once more."""
-        channel, names, seconds = (
-            self.channel,
-            self.channel.agreement.names,
-            self.channel.settings.round_seconds,
-        )
-        channel.connected.refresh()
-        answers = channel.connected.ask({names[i]: packet for i, packet in packets.items()}, seconds)
-        new = [i for i in packets if answers[names[i]].code == "unknown-job"]
+        """Ask clients; those that do not know the job (any more) are sent it and asked once more."""
+        self.connected.refresh()
+        answers = self._exchange(packets)
+        new = [i for i, answer in answers.items() if answer.code == "unknown-job"]
         if new:
             agreed = self.set_up(new)
-            again = {names[i]: packets[i] for i in new if agreed[i].packet is not None}
-            answers |= {names[i]: agreed[i] for i in new} | channel.connected.ask(again, seconds)
-        channel.membership.leave(
-            (name for name, a in answers.items() if a.code == LEFT), channel.connected.told
-        )
+            again = {i: packets[i] for i in new if agreed[i].packet is not None}
+            answers |= agreed | self._exchange(again)
+        left = (self.federation.names[i] for i, answer in answers.items() if answer.code == LEFT)
+        self.membership.leave(left, self.connected.notify)
+        return answers
+
+    def _exchange(self, packets: Mapping[int, Packet]) -> dict[int, QuestionOutcome]:
+        names, seconds = self.federation.names, self.job.config.deploy.round_seconds
+        answers = self.connected.ask({names[i]: packet for i, packet in packets.items()}, seconds)
         return {i: answers[names[i]] for i in packets}
 
     def set_up(self, clients: Sequence[int]) -> dict[int, QuestionOutcome]:
         """Tell clients of the job, and return what they say to it."""
-        names, seconds = self.channel.agreement.names, self.channel.settings.round_seconds
-        questions = {names[i]: Packet("setup", self.channel.agreed(i).facts()) for i in clients}
-        answers = self.channel.connected.ask(questions, seconds)
-        for i in clients:
-            answer = answers[names[i]]
-            if answer.packet is not None and answer.packet.facts.get("digest") != self.channel.digest(i):
-                reason = "it makes another model or other settings of the experiment"
-                answers[names[i]] = QuestionOutcome(None, "refused", reason, "fingerprint")
-            if answers[names[i]].packet is None:
-                log.warning("client '%s' has not agreed: %s", names[i], answers[names[i]].reason)
-        return {i: answers[names[i]] for i in clients}
+        agreements = {i: self._agreements[self.clients.known_to(i)] for i in clients}
+        answers = self._exchange(
+            {i: Packet("setup", agreement.facts()) for i, agreement in agreements.items()}
+        )
+        for i, answer in answers.items():
+            if answer.packet is not None and answer.packet.facts.get("digest") != self.digest(i):
+                answers[i] = QuestionOutcome(None, "refused", OTHER_SETTINGS, "fingerprint")
+            if answers[i].packet is None:
+                log.warning("client '%s' has not agreed: %s", self.federation.names[i], answers[i].reason)
+        return answers
 
     def _question(self, client: int, round: int, **more: Any) -> dict[str, Any]:
-        acked = self.channel.acked.get(client, NEVER)
-        restart = self.channel.settings.lost_state == "restart"
         return {
-            "digest": self.channel.digest(client),
+            "digest": self.digest(client),
             "round": round,
-            "acked": acked,
-            "restart": restart,
+            "acked": self.acked.get(client, NEVER),
+            "restart": self.job.config.deploy.lost_state == "restart",
             **more,
         }
+
+    def until_enough(
+        self,
+        ask: Callable[[Sequence[int]], Mapping[int, QuestionOutcome]],
+        clients: Sequence[int],
+        counting: Collection[int],
+        what: str,
+    ) -> dict[int, QuestionOutcome]:
+        """Ask clients until enough of those that count have answered; where fewer do, nothing goes on meanwhile.
+
+        Args:
+            ask: returns what became of the question to each client.
+            clients: whom to ask.
+            counting: whose answers count.
+            what: is paused, for messages.
+
+        Raises:
+            RunError: they have not within `deploy.wait_seconds`.
+        """
+        answers, names, limit = dict(ask(clients)), self.federation.names, self.job.config.deploy.wait_seconds
+        begin = time.monotonic()
+        for attempt in count():
+            staying = [i for i in counting if names[i] not in self.gone]
+            needed, replies = self.needed(staying), sum(answers[i].replied for i in staying)
+            if replies >= needed:
+                break
+            missing = [i for i in clients if not answers[i].replied and names[i] not in self.gone]
+            waited = time.monotonic() - begin
+            if waited > limit or len(staying) < needed:
+                reasons = "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
+                raise RunError(
+                    f"{what} needs {needed} answers and has {replies}, after a pause of {waited:.0f} s; without an "
+                    f"answer: {reasons}. The same command goes on from here; deploy.min_replies says how many answers "
+                    "are needed, deploy.wait_seconds how long they are waited for"
+                )
+            if not attempt:
+                self.connected.notify(
+                    f"{what} is paused: {needed} answers are needed, so it waits for "
+                    f"{named([names[i] for i in missing])}, for {limit:.0f} s at most"
+                )
+            time.sleep(LOOK)
+            # Who refuses has a reason, which may take long to mend: asked again after 1, 2, 4, 8, ... looks.
+            asks_all = attempt & (attempt + 1) == 0
+            answers |= ask([i for i in missing if asks_all or answers[i].fate != "refused"])
+        if attempt:
+            self.connected.notify(f"{what} goes on")
+        return answers
 
     # -- a round --------------------------------------------------------------------------------------------
 
@@ -231,29 +222,31 @@ class RemoteRounds(Simulation):
     ) -> RoundResult:
         """Run the next round with the clients that are there; note whose replies were accepted."""
         self._changes: dict[int, float] = {}
-        self.channel.membership.leave((), self.channel.connected.told)
-        self.channel.admit()
+        self.membership.leave((), self.connected.notify)
+        self.admit()
         result = super().step(sampled, training, trace)
         assert result.trace is not None
         for client in (a.client for a in result.trace.answers if a.fate == "accepted"):
-            self.channel.acked[client] = self.round
-            self.channel.changes[client] = max(self.channel.changes.get(client, 0.0), self._changes[client])
-        self.channel.announced = len(self.channel.clients.names)
+            self.acked[client] = self.round
+            self.changes[client] = max(self.changes.get(client, 0.0), self._changes[client])
+        self.announced = len(self.clients.names)
         return result
 
     def sample(self, round: int) -> tuple[int, ...]:
         """Return the clients of a round, of those that have not left."""
-        there = self.members
-        if len(there) == self.participants:
+        members = self.members
+        if len(members) == self.participants:
             return super().sample(round)
-        sizes, secret = self.population.sizes[there], self.cohort_is_secret
-        drawn = sample_clients(self.seed, round, sizes, self.fraction, self.sampling, secret) if there else ()
-        return tuple(there[k] for k in drawn)
+        sizes, secret = self.population.sizes[members], self.cohort_is_secret
+        drawn = (
+            sample_clients(self.seed, round, sizes, self.fraction, self.sampling, secret) if members else ()
+        )
+        return tuple(members[k] for k in drawn)
 
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Return the clients that train, of those that have not left."""
-        there = set(self.members)
-        return tuple(i for i in super().trainees(sampled) if i in there)
+        members = set(self.members)
+        return tuple(i for i in super().trainees(sampled) if i in members)
 
     def collect(self, current: RoundState) -> list[Trained]:
         """Ask those that train for their replies; who gives none, or a bad one, takes no part."""
@@ -261,8 +254,8 @@ class RemoteRounds(Simulation):
         begin, number = time.monotonic(), self.round + 1
         packets: dict[int, Packet] = {}
         payloads: dict[int, TensorDict] = {}
-        for group, where in by_group(self.groups, training):
-            for k in where:
+        for group, positions in by_group(self.groups, training):
+            for k in positions:
                 client = training[k]
                 payloads[client] = one_payload(message_for(message, group, (k,)))
                 facts = self._question(client, number, attempt=secrets.token_hex(8))
@@ -270,34 +263,27 @@ class RemoteRounds(Simulation):
 
         def ask(clients: Sequence[int]) -> dict[int, QuestionOutcome]:
             answers = self.asked({i: packets[i] for i in clients})
-            for group, where in by_group(self.groups, clients):
-                answers |= self._judged(
-                    group, {clients[k]: answers[clients[k]] for k in where}, packets, payloads
-                )
+            for group, positions in by_group(self.groups, clients):
+                of_group = {clients[k]: answers[clients[k]] for k in positions}
+                answers |= self._judged(group, of_group, packets, payloads)
             return answers
 
-        answers = self.channel.until_enough(ask, training, current.sampled, self.needed, f"round {number}")
+        answers = self.until_enough(ask, training, current.sampled, f"round {number}")
         parts: list[Trained] = []
-        for group, where in by_group(self.groups, training):
-            there = [k for k in where if answers[training[k]].packet is not None]
-            if there:
-                replies = {training[k]: answers[training[k]].packet for k in there}
-                parts.append(self._part(group, replies, message_for(message, group, there)))
+        for group, positions in by_group(self.groups, training):
+            replying = [k for k in positions if answers[training[k]].packet is not None]
+            if replying:
+                replies = {training[k]: answers[training[k]].packet for k in replying}
+                parts.append(self._part(group, replies, message_for(message, group, replying)))
         if training and not parts and any(a.code == "not-finite" for a in answers.values()):
             raise DivergenceError(
                 f"round {number}: all clients that answered diverged (updates are NaN or infinite); lower train.lr"
             )
-        told = tuple(self._told(client, answers[client]) for client in sorted(answers))
-        joined = self.channel.clients.joined_after(self.channel.announced)
+        outcomes = tuple(_outcome(client, answers[client]) for client in sorted(answers))
+        joined = self.clients.joined_after(self.announced)
         seconds = time.monotonic() - begin
-        current.trace = RoundTrace(number, current.sampled, told, seconds, simulated=False, joined=joined)
+        current.trace = RoundTrace(number, current.sampled, outcomes, seconds, simulated=False, joined=joined)
         return parts
-
-    def _told(self, client: int, answer: QuestionOutcome) -> ClientOutcome:
-        """Return what the trace says of a client."""
-        fate: Fate = "accepted" if answer.fate == "answered" else answer.fate
-        reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
-        return ClientOutcome(client, fate, answer.seconds, "" if fate == "accepted" else reason)
 
     def _judged(
         self,
@@ -313,28 +299,27 @@ class RemoteRounds(Simulation):
         _, (_, replies, metrics) = counted(group, self.cohort((first,)), payloads[first], self.local)
         like, names = dict(tree.leaves(replies[0])), {name for name, _ in tree.leaves(metrics)} - {WORK}
 
-        def refuse(client: int, error: MessageError) -> None:
-            judged[client] = replace(
-                answers[client], packet=None, fate="refused", reason=str(error), code="reply"
-            )
+        @contextmanager
+        def refusing(client: int) -> Iterator[None]:
+            try:
+                yield
+            except MessageError as error:
+                judged[client] = replace(
+                    answers[client], packet=None, fate="refused", reason=str(error), code="reply"
+                )
 
         for client, answer in answers.items():
             if answer.packet is not None:
-                try:
-                    changes[client] = self._checked(
-                        client, answer.packet, packets[client], like, names, payloads
-                    )
-                except MessageError as error:
-                    refuse(client, error)
+                with refusing(client):
+                    attempt, payload = packets[client].facts["attempt"], payloads[client]
+                    changes[client] = self._checked(client, answer.packet, attempt, like, names, payload)
         numbered = any(not t.is_floating_point() for t in like.values())
         for client, largest in self._largest(group, changes).items():
-            try:
+            with refusing(client):
                 check_change(changes[client], largest)
                 if numbered:
                     self._try(group, client, answers[client].packet, payloads[client])
                 self._changes[client] = changes[client]
-            except MessageError as error:
-                refuse(client, error)
         for client, answer in judged.items():
             if answer.packet is None:
                 name = self.federation.names[client]
@@ -345,29 +330,25 @@ class RemoteRounds(Simulation):
         self,
         client: int,
         packet: Packet,
-        asked: Packet,
+        attempt: str,
         like: Mapping[str, Tensor],
         names: set[str],
-        payloads: Mapping[int, TensorDict],
+        payload: TensorDict,
     ) -> float:
         """Return by how much a reply changes what was sent. Raises MessageError where it is not what was asked for."""
-        if packet.fact("digest", str) != self.channel.digest(client):
+        if packet.fact("digest", str) != self.digest(client):
             raise MessageError("its reply is of another job, model or method")
-        if (
-            packet.fact("round", int) != self.round + 1
-            or packet.fact("attempt", str) != asked.facts["attempt"]
-        ):
+        if packet.fact("round", int) != self.round + 1 or packet.fact("attempt", str) != attempt:
             raise MessageError(f"its reply is of round {packet.facts['round']}, or of an earlier question")
         reply = {n.removeprefix("reply/"): t for n, t in packet.tensors.items()}
         same_shape(reply, like, "its reply")
-        bad = all_finite(reply)
-        if bad:
-            raise MessageError(f"its reply holds NaN or infinity in '{bad}'")
+        if path := all_finite(reply):
+            raise MessageError(f"its reply holds NaN or infinity in '{path}'")
         metrics_of(packet, names, self._may_lack(client))
         if not 0 <= packet.fact("gradients", int) < 2**53:
             raise MessageError("a message 'train' has no usable 'gradients': no number of samples")
         uses_from_facts(packet.fact("uses", list))
-        return change_of(reply, payloads[client])
+        return change_of(reply, payload)
 
     def _try(self, group: Group, client: int, packet: Packet | None, payload: TensorDict) -> None:
         """Raise MessageError where whole numbers of a reply name what is not there, so that it cannot be aggregated."""
@@ -388,11 +369,11 @@ class RemoteRounds(Simulation):
 
         Client-level privacy clips every update, and counts on one client's reply not deciding whose others count.
         """
-        bound = self.channel.settings.max_norm
+        bound = self.job.config.deploy.max_norm
         if bound == "auto" and self.client_dp is None:
-            heard = {**changes, **self._changes, **self.channel.changes}
-            heard = {i: change for i, change in heard.items() if i in group.clients}
-            largest = largest_changes(heard, {i: int(self.population.sizes[i]) for i in heard})
+            latest = {**changes, **self._changes, **self.changes}
+            latest = {i: change for i, change in latest.items() if i in group.clients}
+            largest = largest_changes(latest, {i: int(self.population.sizes[i]) for i in latest})
             return {i: largest[i] for i in changes}
         return dict.fromkeys(changes, bound if isinstance(bound, float) else math.inf)
 
@@ -402,34 +383,30 @@ class RemoteRounds(Simulation):
         """Return the part of a round that clients of a group are, from their replies."""
         packets = {client: packet for client, packet in answers.items() if packet is not None}
         replies = stacked([dict(tree.leaves(packet.part("reply"))) for packet in packets.values()])
-        metrics = stacked(
-            [
-                {**metrics_of(p, p.facts["metrics"], True), WORK: torch.tensor(p.fact("gradients", int))}
-                for p in packets.values()
-            ]
-        )
+        metrics = [
+            {**metrics_of(p, p.facts["metrics"], True), WORK: torch.tensor(p.fact("gradients", int))}
+            for p in packets.values()
+        ]
         record = self.new_record()
         if record is not None:
-            record.uses = {
-                client: uses_from_facts(packet.facts["uses"]) for client, packet in packets.items()
-            }
-        updates = CohortUpdates(replies, metrics, torch.ones(len(packets), dtype=torch.bool))
+            record.uses = {i: uses_from_facts(packet.facts["uses"]) for i, packet in packets.items()}
+        updates = CohortUpdates(replies, stacked(metrics), torch.ones(len(packets), dtype=torch.bool))
         return self.trained(group, tuple(packets), updates, message, record)
 
     # -- evaluation -----------------------------------------------------------------------------------------
 
     def questions_about_models(self, kind: Any, clients: Sequence[int], **more: Any) -> dict[int, Packet]:
         """Return for every client what it needs to make the model that it deploys, as a packet of a kind."""
-        found: dict[int, Packet] = {}
-        for group, where in by_group(self.groups, clients):
+        questions: dict[int, Packet] = {}
+        for group, positions in by_group(self.groups, clients):
             shared = self.global_model(group.name)
-            for k in where:
+            for k in positions:
                 client = clients[k]
                 facts = self._question(client, self.round, has_global=shared is not None, **more)
                 received = one_payload(self.deployment_message(group, (client,), None))
                 parts = flat("received", received) | ({} if shared is None else flat("global", shared))
-                found[client] = Packet(kind, facts, parts)
-        return found
+                questions[client] = Packet(kind, facts, parts)
+        return questions
 
     def evaluated(self, client: int, packet: Packet, sets: Sequence[str]) -> list[Record]:
         """Return the records of a client's evaluation, and book what its training for it has used.
@@ -448,17 +425,23 @@ class RemoteRounds(Simulation):
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Add whose replies were accepted last, and how large they were."""
         tensors, facts = super().dump()
-        acked, changes = (
-            {str(i): v for i, v in of.items()} for of in (self.channel.acked, self.channel.changes)
-        )
-        return tensors, {**facts, "acked": acked, "changes": changes, "announced": self.channel.announced}
+        acked, changes = ({str(i): v for i, v in of.items()} for of in (self.acked, self.changes))
+        return tensors, {**facts, "acked": acked, "changes": changes, "announced": self.announced}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restore what `dump` returned."""
         super().load(tensors, facts)
-        self.channel.acked = {int(i): int(r) for i, r in facts["acked"].items()}
-        self.channel.changes = {int(i): float(v) for i, v in facts.get("changes", {}).items()}
-        self.channel.announced = int(facts.get("announced", self.participants))
+        self.acked = {int(i): int(r) for i, r in facts["acked"].items()}
+        self.changes = {int(i): float(v) for i, v in facts.get("changes", {}).items()}
+        self.announced = int(facts.get("announced", self.participants))
+
+
+def _outcome(client: int, answer: QuestionOutcome) -> ClientOutcome:
+    """Return what the trace says of a client."""
+    if answer.fate == "answered":
+        return ClientOutcome(client, "accepted", answer.seconds, "")
+    reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
+    return ClientOutcome(client, answer.fate, answer.seconds, reason)
 
 
 def evaluate_remotely(
@@ -477,7 +460,6 @@ def evaluate_remotely(
 
     def ask(clients: Sequence[int]) -> dict[int, QuestionOutcome]:
         answers = sim.asked(sim.questions_about_models("evaluate", clients, sets=list(protocol.sets)))
-        sim.channel.evaluation_bytes += sum(a.bytes_down + a.bytes_up for a in answers.values())
         for client, answer in answers.items():
             problem = answer.reason
             try:
@@ -491,7 +473,7 @@ def evaluate_remotely(
         return answers
 
     members = sim.members
-    sim.channel.until_enough(ask, members, members, sim.needed, f"the evaluation after round {sim.round}")
+    sim.until_enough(ask, members, members, f"the evaluation after round {sim.round}")
     for client in unlike_the_others(records):
         name = sim.federation.names[client]
         log.warning(
@@ -500,9 +482,10 @@ def evaluate_remotely(
         del records[client]
     rows = [row for client in sorted(records) for row in records[client]]
     if "participants" in protocol.sets:
-        took = set(participants)
         rows += [
-            {**row, "set": "participants"} for row in rows if row["set"] == "local" and row["client"] in took
+            {**row, "set": "participants"}
+            for row in rows
+            if row["set"] == "local" and row["client"] in set(participants)
         ]
     return sorted(rows, key=lambda row: (row["model"], row["set"], row["client"]))
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tailorfl.deploy.client_session import ClientSession
 from tailorfl.deploy.codec import failure
-from tailorfl.deploy.flower import Connection, ForgottenError, Link, ServerMessage, UnreachableError
+from tailorfl.deploy.flower_client import Connection, ForgottenError, ServerMessage, UnreachableError
+from tailorfl.deploy.flower_server import Link
 from tailorfl.deploy.health import served
 from tailorfl.deploy.keys import Revoked, client_keys, server_keys
 from tailorfl.deploy.reaching import Reach, address
@@ -21,7 +22,7 @@ from tailorfl.runs.job import Job, Observer, Several
 from tailorfl.runs.signals import raise_if_told
 from tailorfl.settings.experiment import ExperimentConfig
 
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 LEAST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two looks for a letter: few while a job runs, more the longer none came."""
 PATIENCE = 20.0
@@ -36,7 +37,7 @@ def run_server(
     listen: str,
     keys: Path | None,
     *,
-    told: Told,
+    notify: Notify,
     observer: Observer | None = None,
     anywhere: bool = False,
     health: int | None = None,
@@ -60,7 +61,7 @@ def run_server(
             f"without keys anybody who reaches {listen} may join, and reads along; listen at 127.0.0.1, give "
             "--keys, or add --anywhere"
         )
-    told(
+    notify(
         f"listening at {host}:{port} ({'open to everybody' if keys is None else 'TLS, clients by certificate'})"
     )
     rounds = Rounds()
@@ -71,7 +72,7 @@ def run_server(
 
     try:
         with served(health, state):
-            return host_experiment(link, config, out, told=told, observer=watching)
+            return host_experiment(link, config, out, notify=notify, observer=watching)
     finally:
         link.close()
 
@@ -98,7 +99,7 @@ def run_client(
     server: str,
     keys: Path | None,
     *,
-    told: Told,
+    notify: Notify,
     stay: bool = False,
     health: int | None = None,
 ) -> None:
@@ -118,10 +119,10 @@ def run_client(
             f"--name {tls.holder()}, or the keys of '{name}'"
         )
     address(server)
-    connection, reach = Connection(server, tls, member.policy.max_bytes), Reach(server, tls, told)
+    connection, reach = Connection(server, tls, member.policy.max_bytes), Reach(server, tls, notify)
     try:
         with served(health, lambda: (reach.trouble, connection.numbers)):
-            _answer_all(connection, reach, member, told, stay)
+            _answer_all(connection, reach, member, notify, stay)
         if member.turned_away:
             raise RunError(f"the server at {server} turns this client away: {member.turned_away}")
         if without := member.without_model():
@@ -131,7 +132,9 @@ def run_client(
         member.close()
 
 
-def _answer_all(connection: Connection, reach: Reach, member: ClientSession, told: Told, stay: bool) -> None:
+def _answer_all(
+    connection: Connection, reach: Reach, member: ClientSession, notify: Notify, stay: bool
+) -> None:
     question: ServerMessage | None = None
     answer, last = b"", time.monotonic()
     while question is not None or (not member.turned_away and (stay or not member.ended)):
@@ -143,7 +146,7 @@ def _answer_all(connection: Connection, reach: Reach, member: ClientSession, tol
                 if question is None:
                     time.sleep(_pause(time.monotonic() - last))
                     continue
-                answer = _answer(member, question, told)
+                answer = _answer(member, question, notify)
             connection.send(question, answer)
             question, last = None, time.monotonic()
         except ForgottenError:  # a server that was started again asks again, and gets the answer that is kept
@@ -155,10 +158,10 @@ def _answer_all(connection: Connection, reach: Reach, member: ClientSession, tol
             time.sleep(AGAIN)
 
 
-def _answer(member: ClientSession, question: ServerMessage, told: Told) -> bytes:
+def _answer(member: ClientSession, question: ServerMessage, notify: Notify) -> bytes:
     if not question.problem:
         return member.answer(question.body)
-    told(f"refused: {question.problem}")
+    notify(f"refused: {question.problem}")
     return failure(question.problem, "message").encoded()
 
 

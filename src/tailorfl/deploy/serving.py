@@ -17,14 +17,13 @@ from tailorfl.data.remote_federation import PARTS, remote_federation, remote_sou
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import JsonRecord
 from tailorfl.data.table_files import name_lacking, shared_columns
-from tailorfl.deploy.agreement import agreement_of
 from tailorfl.deploy.checks import check_finite, check_sizes, largest_group, read_description
 from tailorfl.deploy.client_session import OWN_SETS
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, goodbye, named
-from tailorfl.deploy.membership import DescribedClients, Membership, Sizes, why_nobody_joins
+from tailorfl.deploy.membership import DescribedClients, Membership, Sizes, agreement_of, why_nobody_joins
 from tailorfl.deploy.own_files import kind_of
-from tailorfl.deploy.remote_rounds import LOOK, JobChannel, RemoteRounds, evaluate_remotely
+from tailorfl.deploy.remote_rounds import LOOK, OTHER_SETTINGS, RemoteRounds, evaluate_remotely
 from tailorfl.deploy.transport import Transport
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
 from tailorfl.report.experiment import run_experiment
@@ -61,42 +60,34 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
                 f"{method.title} trains on all clients' samples in one place, which a deployment never has; simulate "
                 f"it with tailorfl run, and leave '{line.label}' out here"
             )
-        train = {**config.train.model_dump(), **line.train}
-        if train["class_weights"] == "federated":
+        if {**config.train.model_dump(), **line.train}["class_weights"] == "federated":
             raise ConfigError(
                 f"'{line.label}' has train.class_weights=federated, which needs every client's samples of each "
                 "class, and those do not leave a client here; take class_weights=client"
             )
-    if config.eval.select != "last":
-        raise ConfigError(
-            f"eval.select={config.eval.select} keeps the personal model of each client's best round, which clients do "
-            "not do by themselves yet; take eval.select=last"
-        )
-    if config.system != DEFAULT.system:
-        raise ConfigError(
-            "system describes devices that are simulated, and here they are real; leave it out, or simulate with "
-            "tailorfl run (how many replies a round needs is deploy.min_replies here)"
-        )
-    if config.engine.precision == "auto":
-        raise ConfigError(
-            "engine.precision=auto lets each machine measure what is faster there, and clients of one round would not "
-            "compute alike; take float32, or bfloat16 where every client's processor has it"
-        )
-    if config.engine.precision == "tf32":
-        raise ConfigError(
-            "engine.precision=tf32 is for GPUs, and deployed clients calculate on their processors; take float32 or "
-            "bfloat16"
-        )
-    if config.data.heldout_clients or config.data.heldout_domain:
-        raise ConfigError(
-            "clients that never train cannot be held out in a deployment; leave out data.heldout_clients and "
-            "data.heldout_domain"
-        )
+    problems = {
+        f"eval.select={config.eval.select} keeps the personal model of each client's best round, which clients do not "
+        "do by themselves yet; take eval.select=last": config.eval.select != "last",
+        "system describes devices that are simulated, and here they are real; leave it out, or simulate with tailorfl "
+        "run (how many replies a round needs is deploy.min_replies here)": config.system != DEFAULT.system,
+        "engine.precision=auto lets each machine measure what is faster there, and clients of one round would not "
+        "compute alike; take float32, or bfloat16 where every client's processor has it": (
+            config.engine.precision == "auto"
+        ),
+        "engine.precision=tf32 is for GPUs, and deployed clients calculate on their processors; take float32 or "
+        "bfloat16": config.engine.precision == "tf32",
+        "clients that never train cannot be held out in a deployment; leave out data.heldout_clients and "
+        "data.heldout_domain": config.data.heldout_clients or config.data.heldout_domain,
+    }
+    for problem, applies in problems.items():
+        if applies:
+            raise ConfigError(problem)
     sets = dict.fromkeys((*config.eval.sets, *config.eval.final))
-    left = [name for name in sets if name not in (*OWN_SETS, "participants")]
-    if left:
+    dropped = [name for name in sets if name not in (*OWN_SETS, "participants")]
+    if dropped:
         log.warning(
-            "no single client can measure models on %s, so these sets of eval are left out", ", ".join(left)
+            "no single client can measure models on %s, so these sets of eval are left out",
+            ", ".join(dropped),
         )
     return config.model_copy(update={"checkpoint_every": 1})
 
@@ -114,15 +105,14 @@ class DeployedExperiment:
     def __init__(
         self, connected: ConnectedClients, out: Path, config: ExperimentConfig, begun: bool = False
     ) -> None:
-        self.connected, self.out, self.told = connected, out, connected.told
+        self.connected, self.out, self.notify = connected, out, connected.notify
         self.config = with_all_options(config)
         self.membership = Membership.of(out, self.config, begun)
-        self._known: dict[int, DescribedClients] = {}
-        self._without: dict[str, str] = {}
+        self._without_model: dict[str, str] = {}
 
     @property
     def backend(self) -> Backend:
-        """What an experiment is run with."""
+        """The functions by which an experiment is run with these clients."""
         return Backend(self._federation, self._simulation, evaluate_remotely, self._done)
 
     @property
@@ -135,7 +125,7 @@ class DeployedExperiment:
     # -- before the first round -----------------------------------------------------------------------------
 
     def _federation(
-        self, config: ExperimentConfig, seed: int, source: Any = None, said: set[str] | None = None
+        self, config: ExperimentConfig, seed: int, source: Any = None, warned: set[str] | None = None
     ) -> Federation:
         """Return the federation that clients describe, once there are enough; or the one that has begun."""
         clients = self.membership.clients.get(str(seed))
@@ -147,83 +137,91 @@ class DeployedExperiment:
             self._wait_for_return(clients.names)
         members = [name for name in clients.names if name not in self.membership.gone]
         self.connected.close_to(members, self.membership.allowed)
-        federation = self._remote_federation(config, seed, clients)
         samples = sum(clients.sizes["train"])
-        self.told(
+        self.notify(
             f"{len(clients.names)} clients with {samples:,} training samples: {', '.join(clients.names)}"
         )
-        return federation
+        return self._remote_federation(config, seed, clients)
 
     def _remote_federation(
         self, config: ExperimentConfig, seed: int, clients: DescribedClients
     ) -> Federation:
         """Return the federation of these clients as the server sees it."""
-        public, server = self._of_server(config, seed, clients)
         source = remote_source(clients.source)
-        federation = remote_federation(source, clients.names, clients.sizes, public=public, server=server)
-        self._known[id(federation)] = clients
-        return federation
+        public: Source | None = None
+        server: Source | None = None
+        if clients.shared:  # the experiment's own data, which every process can read
+            whole = make_federation(config, seed, None, set())
+            public = whole.public
+            server = subset(whole.source, whole.server, whole.source.name) if len(whole.server) else None
+        elif config.data.public is not None:
+            public = public_set(config.data.public, config.data.public_samples, source, seed)
+        return remote_federation(source, clients.names, clients.sizes, public=public, server=server)
 
-    def _wanted(self, config: ExperimentConfig) -> int:
+    def _expected(self, config: ExperimentConfig) -> int:
         """Return how many clients there must be to begin: as the experiment says, or as there were with other seeds."""
         for clients in reversed(self.membership.clients.values()):
             return len(set(clients.names) - self.membership.gone)
-        wanted = config.deploy.clients or config.data.clients
-        if wanted is None:
-            raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
-        return wanted
+        if expected := config.deploy.clients or config.data.clients:
+            return expected
+        raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
 
     def _described(self, config: ExperimentConfig, seed: int) -> DescribedClients:
         """Wait for enough clients with data that fit together; who describes none such is turned away by name."""
-        wanted, seconds = self._wanted(config), config.deploy.wait_seconds
-        self.told(f"waiting for {wanted} clients, for {seconds:.0f} s at most")
+        expected, seconds = self._expected(config), config.deploy.wait_seconds
+        self.notify(f"waiting for {expected} clients, for {seconds:.0f} s at most")
         question = Packet("describe", {"experiment": config.to_dict(), "seed": seed})
-        described, left_out = dict[str, Mapping[str, Any]](), dict[str, str]()
+        described, turned_away = dict[str, Mapping[str, Any]](), dict[str, str]()
         begin = time.monotonic()
         while True:
             present = self.connected.refresh()
-            if len(present) > wanted:
+            if len(present) > expected:
                 raise ConfigError(
-                    f"{len(present)} clients are there, but the experiment is for {wanted}: "
+                    f"{len(present)} clients are there, but the experiment is for {expected}: "
                     f"{', '.join(sorted(present))}; set deploy.clients={len(present)}"
                 )
             described = {name: facts for name, facts in described.items() if name in present}
-            if len(present) == wanted:
+            if len(present) == expected:
                 new = dict.fromkeys(sorted(present - described.keys()), question)
                 answers, refused = self.connected.ask(new, config.deploy.round_seconds), dict[str, str]()
-                described |= _read(
+                described |= _usable(
                     answers, lambda _, packet: read_description(packet, config.deploy.max_samples), refused
                 )
-                if described and len(described) + len(refused) == wanted:
+                if described and len(described) + len(refused) == expected:
                     refused |= _unfit(config, seed, described)
                     if not refused:
-                        break
+                        return self._clients(config, seed, described)
                 for name, reason in refused.items():
                     self.connected.leave_out(name, reason)
                     described.pop(name, None)
-                left_out |= refused
+                turned_away |= refused
                 if refused and not described:
                     raise RunError(f"no client can take part: {_listed(refused)}")
             if time.monotonic() - begin > seconds:
                 raise RunError(
-                    f"after {seconds:.0f} s {len(described) or len(present)} of {wanted} clients are there"
+                    f"after {seconds:.0f} s {len(described) or len(present)} of {expected} clients are there"
                     + (f": {', '.join(sorted(present))}" if present else "")
-                    + (f"; turned away: {_listed(left_out)}" if left_out else "")
+                    + (f"; turned away: {_listed(turned_away)}" if turned_away else "")
                     + "; start the others, or wait longer (deploy.wait_seconds)"
                 )
             time.sleep(LOOK)
+
+    def _clients(
+        self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
+    ) -> DescribedClients:
+        """Return the clients of a federation that begins, in the order of their numbers."""
         names = sorted(described, key=lambda name: (described[name]["index"] or 0, name))
-        if described[names[0]]["index"] is None:
+        first = described[names[0]]
+        if first["index"] is None:
             clients = self._own_files(config, seed, {name: described[name] for name in names})
         else:
-            facts = dict(described[names[0]])
-            if facts["total"] != wanted and (reason := why_nobody_joins(config)):
+            if first["total"] != len(names) and (reason := why_nobody_joins(config)):
                 raise ConfigError(
-                    f"the experiment's data have {facts['total']} clients, but {wanted} are here: {', '.join(names)}; "
-                    f"start one for each, or set data.clients={wanted}, since {reason}"
+                    f"the experiment's data have {first['total']} clients, but {len(names)} are here: "
+                    f"{', '.join(names)}; start one for each, or set data.clients={len(names)}, since {reason}"
                 )
             sizes: Sizes = {part: [int(described[name]["sizes"][part]) for name in names] for part in PARTS}
-            clients = DescribedClients(names, sizes, dict(facts["source"]), None, shared=True)
+            clients = DescribedClients(names, sizes, dict(first["source"]), None, shared=True)
         if not any(clients.sizes["test"]):
             raise DataError("no client has test samples, so nothing could be measured; see data.split")
         return clients
@@ -235,71 +233,58 @@ class DeployedExperiment:
         begin = time.monotonic()
         while (absent := members - self.connected.refresh()) and time.monotonic() - begin < seconds:
             if time.monotonic() - begin < LOOK:
-                self.told(f"waiting for {named(absent)} to come back, for {seconds:.0f} s at most")
+                self.notify(f"waiting for {named(absent)} to come back, for {seconds:.0f} s at most")
             time.sleep(LOOK)
 
     def _own_files(
         self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
     ) -> DescribedClients:
         """Return clients with files of their own; who tells nothing usable of them stays out, for good."""
-        kind = kind_of(config.data)
+        kind, limits = kind_of(config.data), config.deploy
         names, rows = list(described), {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
-        asked = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": list(rows.values())}
-        question = Packet("summarise", asked)
-        told, refused = dict[str, tuple[dict[str, int], JsonRecord]](), dict[str, str]()
+        facts = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": list(rows.values())}
+        question = Packet("summarise", facts)
+        summaries, refused = dict[str, tuple[dict[str, int], JsonRecord]](), dict[str, str]()
 
         def read(name: str, packet: Packet) -> tuple[dict[str, int], JsonRecord]:
             sizes = packet.fact("sizes", dict)
             check_sizes(sizes, PARTS, rows[name])
-            return sizes, kind.told.from_dict(packet.fact("summary", dict), "its summary")
+            return sizes, kind.summary_type.from_dict(packet.fact("summary", dict), "its summary")
 
         begin = time.monotonic()
-        while missing := [name for name in names if name not in (*told, *refused)]:
-            if time.monotonic() - begin > config.deploy.wait_seconds:
+        while missing := [name for name in names if name not in (*summaries, *refused)]:
+            if time.monotonic() - begin > limits.wait_seconds:
                 refused |= dict.fromkeys(missing, "it does not answer")
                 break
             self.connected.refresh()
-            answers = self.connected.ask(dict.fromkeys(missing, question), config.deploy.round_seconds)
-            told |= _read(answers, read, refused)
-            if len(told) + len(refused) < len(names):
+            answers = self.connected.ask(dict.fromkeys(missing, question), limits.round_seconds)
+            summaries |= _usable(answers, read, refused)
+            if len(summaries) + len(refused) < len(names):
                 time.sleep(LOOK)
 
         def common(group: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-            features = shared_columns(_features({name: described[name] for name in group}))
+            features = shared_columns(_features(described, group))
             try:
                 prepared, source = kind.common(
-                    config.data, features, list(rows.values()), [told[name][1] for name in group]
+                    config.data, features, list(rows.values()), [summaries[name][1] for name in group]
                 )
             except (ArithmeticError, ValueError, LookupError, TypeError, RuntimeError) as error:
                 raise DataError(f"no constants can be made of what they tell: {error}") from error
             check_finite(prepared)
             return prepared, source
 
-        fitting, others = largest_group(list(told), common)
-        refused |= others
+        fitting, reasons = largest_group(list(summaries), common)
+        refused |= reasons
         if len(fitting) <= len(names) // 2:
             raise RunError(f"too few clients can take part: {_listed(refused)}")
         for name, reason in refused.items():
             log.warning("'%s' is left out: %s", name, reason)
             self.connected.leave_out(name, reason)
             self.membership.gone.add(name)
-        name_lacking(_features({name: described[name] for name in fitting}))
+        name_lacking(_features(described, fitting))
         prepared, source = common(fitting)
-        lengths: Sizes = {part: [told[n][0][part] if n in fitting else 0 for n in names] for part in PARTS}
-        return DescribedClients(names, lengths, source, prepared, shared=False)
-
-    def _of_server(
-        self, config: ExperimentConfig, seed: int, clients: DescribedClients
-    ) -> tuple[Source | None, Source | None]:
-        """Return the public set, and labelled samples of the server's own."""
-        if clients.shared:  # the experiment's own data, which every process can read
-            whole = make_federation(config, seed, None, set())
-            own = subset(whole.source, whole.server, whole.source.name) if len(whole.server) else None
-            return whole.public, own
-        if config.data.public is None:
-            return None, None
-        source = remote_source(clients.source)
-        return public_set(config.data.public, config.data.public_samples, source, seed), None
+        sizes: Sizes = {part: [summaries[n][0][part] if n in fitting else 0 for n in names] for part in PARTS}
+        return DescribedClients(names, sizes, source, prepared, shared=False)
 
     def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> RemoteRounds:
         """Return a job's run before its first round, with the clients that agree to it."""
@@ -319,28 +304,26 @@ class DeployedExperiment:
         return sim
 
     def _remote(self, job: Job, federation: Federation, folder: Path | None = None) -> RemoteRounds:
-        clients = self._known[id(federation)]
         sim = make_simulation(job, federation, folder, RemoteRounds)
-        agreement = agreement_of(job, clients)
-        admit = functools.partial(self._admit, sim, job)
-        sim.attach(JobChannel(self.connected, agreement, clients, job.config.deploy, self.membership, admit))
+        clients = self.membership.clients[str(job.config.data.seed_of(job.seed))]
+        sim.attach(job, self.connected, clients, self.membership, functools.partial(self._admit, sim))
         return sim
 
     # -- who joins ------------------------------------------------------------------------------------------
 
-    def _admit(self, sim: RemoteRounds, job: Job) -> None:
+    def _admit(self, sim: RemoteRounds) -> None:
         """Let those join that the operator has named and that are there; who cannot is turned away with the reason."""
-        wanted = self.membership.allowed() - set(sim.channel.clients.names)
-        for name in sorted(wanted & self.connected.refresh() if wanted else ()):
+        new = self.membership.allowed() - set(sim.clients.names)
+        for name in sorted(new & self.connected.refresh() if new else ()):
             try:
                 if reason := why_nobody_joins(self.config):
                     raise ConfigError(reason)
-                self._join(sim, job, name)
+                self._join(sim, name)
             except (MessageError, DataError, ConfigError) as error:
                 log.warning("'%s' cannot join: %s", name, error)
                 self.connected.leave_out(name, str(error))
 
-    def _join(self, sim: RemoteRounds, job: Job, name: str) -> None:
+    def _join(self, sim: RemoteRounds, name: str) -> None:
         """Let a client take part from the next round on, once it has agreed; one that does not answer is asked again.
 
         Its samples are prepared as those of the others: nothing of them goes into what all have in common.
@@ -348,11 +331,13 @@ class DeployedExperiment:
         Raises:
             MessageError, DataError, ConfigError: it, or what it says of its data, does not fit to the others.
         """
-        config, seed, clients = job.config, job.config.data.seed_of(job.seed), sim.channel.clients
-        told = self._answer(name, Packet("describe", {"experiment": config.to_dict(), "seed": seed}))
-        if told is None:
+        job, clients = sim.job, sim.clients
+        config, seed = job.config, job.config.data.seed_of(job.seed)
+        about = {"experiment": config.to_dict(), "seed": seed}
+        answer = self._answer(name, Packet("describe", about))
+        if answer is None:
             return
-        facts = read_description(told, config.deploy.max_samples)
+        facts = read_description(answer, config.deploy.max_samples)
         if clients.shared != (facts["index"] is not None):
             raise DataError(
                 "it has a file of its own (--data) and the others have not, or the other way round"
@@ -363,26 +348,29 @@ class DeployedExperiment:
             whole = make_federation(config, seed, None, set())
             check_share(name, facts, whole, {client_number(whole.names, other) for other in clients.names})
         else:
-            known = [*clients.prepared["rows"], rows]
-            asked = {"names": [*clients.names, name], "rows": known, "seed": seed, "joins": True}
-            told = self._answer(name, Packet("summarise", {"experiment": config.to_dict(), **asked}))
-            if told is None:
+            about |= {
+                "names": [*clients.names, name],
+                "rows": [*clients.prepared["rows"], rows],
+                "joins": True,
+            }
+            answer = self._answer(name, Packet("summarise", about))
+            if answer is None:
                 return
-            sizes = told.fact("sizes", dict)
+            sizes = answer.fact("sizes", dict)
             check_sizes(sizes, PARTS, rows)
         grown = clients.with_client(name, sizes, rows)
         agreement = agreement_of(job, grown)
-        told = self._answer(name, Packet("setup", agreement.facts()))
-        if told is None:
+        answer = self._answer(name, Packet("setup", agreement.facts()))
+        if answer is None:
             return
-        if told.facts.get("digest") != agreement.digest(sim):
-            raise MessageError("it makes another model or other settings of the experiment")
+        if answer.facts.get("digest") != agreement.digest(sim):
+            raise MessageError(OTHER_SETTINGS)
         federation = self._remote_federation(config, seed, grown)
-        sim.take_in(federation, grown, agreement)
+        sim.take_in(federation, grown)
         self.membership.clients[str(seed)] = grown
         self.membership.save()
         note_data(self.jobs, self.out, job, federation)
-        self.told(f"'{name}' joins with round {sim.round + 1}, as client {len(grown.names)}")
+        self.notify(f"'{name}' joins with round {sim.round + 1}, as client {len(grown.names)}")
 
     def _answer(self, name: str, question: Packet) -> Packet | None:
         """Return what a client answers, None where it does not. Raises MessageError where it refuses."""
@@ -400,7 +388,7 @@ class DeployedExperiment:
 
     def _hand_over(self, sim: RemoteRounds, clients: Sequence[int]) -> None:
         """Send the last message of a job: clients write the models that they deploy."""
-        job, names = sim.channel.agreement.job, sim.channel.agreement.names
+        job, names = sim.job, sim.federation.names
         handed = self.membership.handed.setdefault(str(job.folder), set())
         answers = sim.asked(sim.questions_about_models("finish", clients))
         for client, answer in answers.items():
@@ -409,26 +397,28 @@ class DeployedExperiment:
                 continue
             log.warning("'%s' has no model of %s yet: %s", names[client], job.name, answer.reason)
             if answer.fate == "refused":
-                self._without[names[client]] = f"it has no model of {job.name}: {answer.reason}"
+                self._without_model[names[client]] = f"it has no model of {job.name}: {answer.reason}"
         self.membership.save()
-        self.told(
+        self.notify(
             f"{len(handed)} of {len(sim.members)} clients have their models of {job.name} on their own disks"
         )
 
     def hand_over_the_rest(self) -> None:
         """Wait for the clients that have not got a job's last message, and send it; at most `deploy.wait_seconds`."""
-        begin, said, seconds = time.monotonic(), False, self.config.deploy.wait_seconds
+        begin, announced, seconds = time.monotonic(), False, self.config.deploy.wait_seconds
         while missing := self._missing():
             absent = sorted(set[str]().union(*(names for _, names in missing)))
             if time.monotonic() - begin > seconds:
-                self.told(
+                self.notify(
                     f"{named(absent)} did not come for the last model within {seconds:.0f} s; the same command hands "
                     "it out later"
                 )
                 break
-            if not said:
-                self.told(f"waiting for {named(absent)} to fetch the last model, for {seconds:.0f} s at most")
-                said = True
+            if not announced:
+                self.notify(
+                    f"waiting for {named(absent)} to fetch the last model, for {seconds:.0f} s at most"
+                )
+                announced = True
             present = self.connected.refresh()
             for job, names in missing:
                 if names & present:
@@ -452,18 +442,20 @@ class DeployedExperiment:
                 continue
             if RunStore.open(self.out / job.folder, readonly=True).status != "finished":
                 continue
-            has = self.membership.handed.get(str(job.folder), set())
-            if lacking := set(clients.names) - self.membership.gone - has - self._without.keys():
+            done = self.membership.gone | self.membership.handed.get(str(job.folder), set())
+            if lacking := set(clients.names) - done - self._without_model.keys():
                 missing.append((job, lacking))
         return missing
 
     def goodbye(self) -> None:
         """Tell all clients that there is nothing more; those that lack a model, why."""
         present = self.connected.refresh(GOODBYE_SECONDS)
-        self.connected.ask({name: goodbye(self._without.get(name, "")) for name in present}, GOODBYE_SECONDS)
+        self.connected.ask(
+            {name: goodbye(self._without_model.get(name, "")) for name in present}, GOODBYE_SECONDS
+        )
 
 
-def _read(
+def _usable(
     answers: Mapping[str, QuestionOutcome], read: Callable[[str, Packet], Any], refused: dict[str, str]
 ) -> dict[str, Any]:
     """Return what usable answers say, and note in `refused` why others are not; who has not answered is in neither."""
@@ -487,13 +479,12 @@ def _unfit(
     whole = make_federation(config, seed, None, set()) if shared else None
 
     def check(names: Sequence[str]) -> None:
-        kinds = {descriptions[name]["index"] is None for name in names}
-        if len(kinds) > 1:
+        if len({descriptions[name]["index"] is None for name in names}) > 1:
             raise ConfigError(
                 "some clients have files of their own (--data) and others have not; give all of them one"
             )
-        if whole is None or True in kinds:
-            shared_columns(_features({name: descriptions[name] for name in names}))
+        if whole is None or any(descriptions[name]["index"] is None for name in names):
+            shared_columns(_features(descriptions, names))
             return
         taken = set[int]()
         for name in names:
@@ -527,9 +518,9 @@ def _listed(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())[:1000]
 
 
-def _features(descriptions: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the names of the features of clients with files of their own."""
-    return {name: [str(one) for one in facts["source"]["features"]] for name, facts in descriptions.items()}
+def _features(descriptions: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the features of each of some clients with files of their own."""
+    return {name: list(map(str, descriptions[name]["source"]["features"])) for name in names}
 
 
 def host_experiment(
@@ -537,7 +528,7 @@ def host_experiment(
     config: ExperimentConfig,
     out: Path,
     *,
-    told: Callable[[str], None] = lambda sentence: None,
+    notify: Callable[[str], None] = lambda sentence: None,
     observer: Observer | None = None,
 ) -> ExperimentResult:
     """Run an experiment with the clients of a post, and return its result.
@@ -546,7 +537,7 @@ def host_experiment(
         post: how messages travel.
         config: the experiment; `for_deployment` says what it must not ask for.
         out: result folder; what is there of the same experiment is gone on with.
-        told: what is called with a sentence for the person who looks on.
+        notify: called with a sentence for the person who looks on.
         observer: who is told of rounds.
 
     Raises:
@@ -560,9 +551,8 @@ def host_experiment(
         raise ConfigError(
             f"'{out}' holds the experiment '{experiment_in(out).name}', not '{name}'; choose another folder (--out)"
         )
-    deployment = DeployedExperiment(
-        ConnectedClients(post, config.deploy.max_bytes, told), out, config, way != "new"
-    )
+    connected = ConnectedClients(post, config.deploy.max_bytes, notify)
+    deployment = DeployedExperiment(connected, out, config, way != "new")
     result = run_experiment(config, out, way=way, observer=observer, backend=deployment.backend)
     deployment.hand_over_the_rest()
     deployment.goodbye()

@@ -1,0 +1,230 @@
+"""The client's side of Flower: a connection that fetches letters and sends their answers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+)
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from tailorfl.deploy.codec import LARGEST
+from tailorfl.deploy.flower import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
+from tailorfl.deploy.keys import Tls
+from tailorfl.errors import RunError
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 4.0
+"""A client is heard of at least so often, also while it computes."""
+CALL_SECONDS = 30.0
+"""How long one request may take."""
+
+
+class UnreachableError(Exception):
+    """The server cannot be reached now, or has failed; it is tried again."""
+
+
+class ForgottenError(Exception):
+    """The server does not know this node (any more)."""
+
+
+@dataclass(frozen=True)
+class ServerMessage:
+    """A letter of the server.
+
+    Attributes:
+        body: its bytes.
+        message: Flower's, to which an answer refers.
+        problem: why there are no bytes.
+    """
+
+    body: bytes
+    message: Message
+    problem: str = ""
+
+
+class Connection:
+    """A client's connection to a server: one node, which is registered when it is first needed.
+
+    Args:
+        server: HOST:PORT.
+        tls: what secures it; None: nothing does.
+        largest: bytes of a letter that are taken.
+
+    Every method may raise `UnreachableError`, and RunError where the server turns this client away.
+    """
+
+    def __init__(self, server: str, tls: Tls | None, largest: int = LARGEST) -> None:
+        scheme, verify = ("http", False) if tls is None else ("https", tls.for_client())
+        self._server, self._largest = server, largest
+        self._calls = FleetHttpClient(f"{scheme}://{server}", verify=verify, timeout=CALL_SECONDS)
+        self._calls._client.event_hooks = {"response": [self._bounded]}
+        self._node: Any = None
+        self._heard = 0.0
+        self._over = threading.Event()
+        self.numbers: dict[str, float] = dict.fromkeys(COUNTED, 0.0)
+        """For those who watch over it."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def receive(self) -> ServerMessage | None:
+        """Return the next letter, None where there is none now."""
+        with self._called():
+            if self._node is None:
+                self._register()
+            reply = self._calls.PullMessages(PullMessagesRequest(node=self._node))
+            if not reply.messages_list:
+                return None
+            try:
+                message = message_from_proto(reply.messages_list[0])
+                body = self._pulled(message, reply.message_object_trees[0])
+                too_large = f"a message of the server has more than {self._largest} bytes"
+                problem = too_large if body is None else ""
+                self.numbers["messages_total"] += 1
+                self.numbers["bytes_down_total"] += len(body or b"")
+                return ServerMessage(body or b"", message, problem)
+            except Exception:
+                # It counts as delivered and would not come again: as another node this client is asked again.
+                self._leave()
+                raise
+
+    def _pulled(self, message: Message, tree: Any) -> bytes | None:
+        """Return the bytes of a letter, None where they are too many."""
+        run, message_id = message.metadata.run_id, message.metadata.message_id
+        pull = make_pull_object_fn_protobuf(self._calls.PullObject, self._node, run)
+        parts: dict[str, bytes] = {}
+        for part in iterate_object_tree(tree):
+            if part.object_id not in parts:
+                parts[part.object_id] = pull(part.object_id)
+            if sum(map(len, parts.values())) > self._largest + BESIDE:
+                return None
+        confirm = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=message_id)
+        self._calls.ConfirmMessageReceived(confirm)
+        return body_of(message_id, parts)
+
+    def send(self, question: ServerMessage, body: bytes) -> None:
+        """Send the answer to a letter. Raises ForgottenError where the server does not wait for it any more."""
+        about = question.message.metadata
+        message = Message(content(body), reply_to=question.message)
+        message.metadata.created_at, message.metadata.ttl = (
+            about.created_at,
+            about.ttl,
+        )  # by the server's clock
+        header, tree, parts = in_parts(message)
+        request = PushMessagesRequest(
+            node=self._node,
+            messages_list=[message_to_proto(header)],
+            message_object_trees=[tree],
+            clientapp_runtime_list=[0.0],
+        )
+        with self._called():
+            begun = self._calls.PushMessages(request)
+            push = make_push_object_fn_protobuf(
+                self._calls.PushObject, self._node, about.run_id, begun.session_id
+            )
+            for part in begun.objects_to_push:
+                push(part, parts[part].deflate())
+        self.numbers["answers_total"] += 1
+        self.numbers["bytes_up_total"] += len(body)
+
+    def close(self) -> None:
+        """Say goodbye, within seconds, and close the connection."""
+        self._over.set()
+        self._leave()
+        self._calls.close()
+
+    # -- calls ----------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+
+        key = secrets.token_bytes(32)  # Flower's name for it; what proves who this is, is the certificate
+        self._calls.RegisterNode(RegisterNodeFleetRequest(public_key=key))
+        node = self._calls.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
+        self._node = Node(node_id=node.node_id)
+
+    def _leave(self) -> None:
+
+        node, self._node = self._node, None
+        if node is None:
+            return
+        self._calls._client.timeout = 2.0
+        try:
+            self._calls.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+        except Exception as error:  # the server notices by itself
+            log.debug("no goodbye: %s", error)
+        finally:
+            self._calls._client.timeout = CALL_SECONDS
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """Raise what a failed call means."""
+        try:
+            yield
+            self._heard = time.monotonic()
+        except httpx.HTTPStatusError as error:
+            status, detail = error.response.status_code, _detail(error.response)
+            if status == 403:
+                raise RunError(f"the server at {self._server} turns this client away: {detail}") from error
+            if status == 404:
+                self._node = None
+            if status in (404, 413):
+                raise ForgottenError(detail) from error
+            raise UnreachableError(f"it answers with status {status}: {detail}") from error
+        except (ObjectPullError, ObjectPushError, ObjectUnavailableError) as error:
+            raise ForgottenError(str(error)) from error
+        except (httpx.HTTPError, ValueError) as error:
+            raise UnreachableError(str(error) or type(error).__name__) from error
+
+    def _beat(self) -> None:
+        """Let the server hear of this client also while it computes."""
+        while not self._over.wait(HEARTBEAT_SECONDS / 2):
+            node = self._node
+            if node is None or time.monotonic() - self._heard < HEARTBEAT_SECONDS / 2:
+                continue
+            try:
+                self._calls.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=30.0))
+            except Exception as error:  # the next call says what is wrong
+                log.debug("no heartbeat: %s", error)
+
+    def _bounded(self, response: httpx.Response) -> None:
+        """Refuse an answer of the server that is larger than any may be, before it is read."""
+        size = response.headers.get("content-length", "")
+        if not size.isdigit() or int(size) > LARGEST_REQUEST:
+            response.close()
+            raise RunError(f"the server at {self._server} sends more than {LARGEST_REQUEST} bytes at once")
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        content = response.json()
+    except ValueError:
+        return response.reason_phrase
+    return str(content.get("detail", content) if isinstance(content, dict) else content)[:500]

@@ -1,0 +1,403 @@
+"""The server's side of Flower: its link state and Fleet API, served in a thread to clients that are let in."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID, TRANSPORT_TYPE_GRPC_RERE
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.error import http_error_translator
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
+from flwr.superlink.routers.fleet.router import router
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from tailorfl.deploy.codec import LARGEST
+from tailorfl.deploy.flower import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
+from tailorfl.deploy.keys import Tls
+from tailorfl.deploy.transport import Arrival, Letter
+from tailorfl.errors import RunError
+
+log = logging.getLogger(__name__)
+
+FOREVER = 10 * 365 * 86400.0
+"""How long a message holds, for Flower: it compares wall clocks, and ours are not needed for it."""
+GONE_SECONDS, LEFT_SECONDS = 20.0, 6.0
+"""A node that was not heard of for so long is gone; the second, where it has no connection open any more."""
+TICK_SECONDS = 0.25
+DOORS = frozenset(
+    f"/v1/fleet/{name}"
+    for name in (
+        *("register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat"),
+        *("pull-messages", "push-messages", "push-object", "pull-object", "confirm-message-received"),
+    )
+)
+"""The calls that a client needs; there are no others."""
+Admitted = Callable[[str, str], str]
+"""Says why the holder of a certificate (its name, its serial number) is not let in; "" where he is."""
+
+
+@dataclass
+class _Node:
+    """A node that has registered: whose it is, when it was heard of, and how much it has sent for its letter.
+
+    `connections` are those over which it was heard of and that are still open.
+    """
+
+    name: str
+    seen: float
+    connections: set[int]
+    sent: int = 0
+
+    def gone(self, now: float) -> bool:
+        """Whether it was not heard of for too long."""
+        return now - self.seen > (GONE_SECONDS if self.connections else LEFT_SECONDS)
+
+
+@dataclass
+class _Letter:
+    """A letter under way: to which node, and until when its answer is waited for."""
+
+    node: int
+    until: float
+
+
+class Link:
+    """Serves clients at an address, in a thread, and is the server's post.
+
+    Args:
+        host, port: where to listen.
+        tls: what secures it; None: anybody who reaches it may join.
+        admitted: whether a certificate of the federation's authority is still let in.
+        largest: bytes of an answer that are taken.
+
+    Raises:
+        RunError: the port is taken, or nobody may listen there.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: Tls | None,
+        admitted: Admitted = lambda name, serial: "",
+        largest: int = LARGEST,
+    ) -> None:
+        self._admitted, self._largest, self._secured = admitted, largest, tls is not None
+        self._lock = threading.RLock()
+        self._owners: dict[bytes, str] = {}  # public key -> name of the certificate it was registered with
+        self._nodes: dict[int, _Node] = {}
+        self._letters: dict[str, _Letter] = {}
+        self._over, self._awake = threading.Event(), 0.0
+        self.numbers: dict[str, float] = dict.fromkeys(("clients", *COUNTED), 0.0)
+        """For those who watch over it."""
+        _, self._factory = get_objectstore_linkstate_factories(
+            FLWR_IN_MEMORY_DB_NAME, get_federation_manager()
+        )
+        self._state: Any = self._factory.state()
+        self._run = self._begun()
+        listening = _listening(host, port)
+        config = uvicorn.Config(
+            _gate(self._application(), self._turned_away),
+            http=_protocol(self._closed),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=2,
+            ssl_context_factory=None if tls is None else lambda config, default: tls.for_server(),
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listening]}, name="fleet", daemon=True
+        )
+        self._thread.start()
+        threading.Thread(target=self._tick, name="awake", daemon=True).start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RunError(f"Flower's Fleet API has not come up at {host}:{port}")
+            time.sleep(0.01)
+
+    # -- the post -------------------------------------------------------------------------------------------
+
+    def nodes(self) -> dict[int, str]:
+        """Return the nodes that were heard of lately, with the names of their certificates."""
+        with self._lock:
+            for node in [node for node, about in self._nodes.items() if about.gone(self._awake)]:
+                self._forget(node)
+            overdue = time.monotonic() - GONE_SECONDS
+            for ticket in [ticket for ticket, letter in self._letters.items() if letter.until < overdue]:
+                self._drop(ticket)
+            self.numbers["clients"] = len(self._nodes)
+            return {node: about.name for node, about in self._nodes.items()}
+
+    def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
+        """Put letters where their nodes find them."""
+        nodes = self.nodes()
+        return [self._sent(letter, seconds) if letter.node in nodes else "" for letter in letters]
+
+    def _sent(self, letter: Letter, seconds: float) -> str:
+
+        message = Message(
+            content(letter.body), letter.node, letter.kind, ttl=FOREVER, group_id=secrets.token_hex(8)
+        )
+        ticket = message.object_id
+        header, tree, parts = in_parts(message)
+        session = self._state.start_session(self._run)
+        with self._lock:
+            for part in self._state.preregister_object_tree(tree, session):
+                self._state.store_object(self._run, session, part, parts[part].deflate())
+            if self._state.store_message_ins(header) is None:
+                return ""
+            self._letters[ticket] = _Letter(letter.node, time.monotonic() + seconds)
+            self._nodes[letter.node].sent = 0
+            self.numbers["messages_total"] += 1
+            self.numbers["bytes_down_total"] += len(letter.body)
+        return ticket
+
+    def receive(self, tickets: Sequence[str]) -> list[Arrival]:
+        """Return what has arrived, and for which letters nothing will."""
+        nodes = self.nodes()
+        arrivals = [self._arrival(ticket, nodes) for ticket in tickets]
+        return [arrival for arrival in arrivals if arrival is not None]
+
+    def _arrival(self, ticket: str, nodes: dict[int, str]) -> Arrival | None:
+        with self._lock:
+            letter = self._letters.get(ticket)
+            if letter is None:
+                return Arrival(ticket, None, "nobody waits for this answer any more")
+            # Flower's own look for a reply asks the wall clock whether the node is there, and drops what it said before
+            # it left.
+            reply = self._state.message_ins_id_to_message_res_id.get(ticket)
+            arrived = None if reply is None else self._read(ticket, reply)
+            if arrived is None and (problem := self._problem(letter, nodes)):
+                arrived = Arrival(ticket, None, problem)
+            if arrived is not None:
+                self._drop(ticket)
+                if arrived.body is not None:
+                    self.numbers["answers_total"] += 1
+                    self.numbers["bytes_up_total"] += len(arrived.body)
+            return arrived
+
+    def _problem(self, letter: _Letter, nodes: dict[int, str]) -> str:
+        """Return why no answer to a letter will come any more, "" where one may."""
+        if letter.node not in nodes:
+            return "the node is gone"
+        if self._nodes[letter.node].sent > self._largest + BESIDE:
+            return f"its answer has more than {self._largest} bytes"
+        return "the node did not answer in time" if time.monotonic() > letter.until else ""
+
+    def _read(self, ticket: str, reply: str) -> Arrival | None:
+        """Return an answer, None where some of it is still on its way."""
+        store = self._state.object_store
+        try:
+            names = [part.object_id for part in iterate_object_tree(store.get_object_tree(reply))]
+            parts = {name: store.get(name) for name in names}
+            if not all(parts.values()):
+                return None
+            return Arrival(ticket, body_of(reply, parts))
+        except Exception as error:  # whatever a client has made of it
+            log.warning("an answer cannot be read: %s", type(error).__name__)
+            return Arrival(ticket, None, "its answer cannot be read")
+
+    def _drop(self, ticket: str) -> None:
+        del self._letters[ticket]
+        reply = self._state.message_ins_id_to_message_res_id.get(ticket, "")
+        self._state.delete_messages({ticket})
+        for whole in (ticket, reply):
+            self._state.object_store.delete(whole)
+
+    def close(self) -> None:
+        """Stop listening; connections that are open get two seconds."""
+        self._over.set()
+        self._server.should_exit = True
+        self._thread.join(5.0)
+
+    def _tick(self) -> None:
+        """Count the seconds that this process runs: while it sleeps, as its machine may, it hears of nobody."""
+        while not self._over.wait(TICK_SECONDS):
+            self._awake += TICK_SECONDS
+
+    # -- what Flower's link state needs ---------------------------------------------------------------------
+
+    def _begun(self) -> int:
+        """Return the number of a run that has no app, and that no silence ends."""
+        run: int = self._state.create_run(
+            None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP
+        )
+        task = self._state.get_run_info(run_ids=[run])[0].primary_task_id
+        self._state.claim_task(task)
+        self._state.activate_task(task)
+        self._state.task_token_store.clear()  # by its token a task would have to be kept alive
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, SUPERLINK_NODE_ID
+        return run
+
+    def _forget(self, node: int) -> None:
+        if self._nodes.pop(node, None) is not None:
+            for key in [k for k in self._owners if self._state.get_node_id_by_public_key(k) == node]:
+                del self._owners[key]
+
+    def _application(self) -> FastAPI:
+
+        app = FastAPI(
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
+            middleware=[
+                Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
+                Middleware(ProtobufTranslationMiddleware),
+                Middleware(_checked, check=self._check, heard=self._heard),
+            ],
+        )
+        app.state.linkstate_factory, app.state.fleet_api_type = self._factory, TRANSPORT_TYPE_GRPC_RERE
+        app.state.enable_supernode_auth = False
+        app.state.fleet_event_log_plugin = app.state.artifact_provider = None
+        app.include_router(router)
+        return app
+
+    # -- who may do what ------------------------------------------------------------------------------------
+
+    def _turned_away(self, name: str, serial: str) -> str:
+        if not self._secured:
+            return ""
+        return self._admitted(name, serial) if name else "there is no certificate, or no name in it"
+
+    def _closed(self, connection: int) -> None:
+        """Note that a connection is over."""
+        with self._lock:
+            for node in self._nodes.values():
+                node.connections.discard(connection)
+
+    def _check(self, request: Any, name: str, connection: int) -> tuple[int, str]:
+        """Return (status, reason) of a call that is refused, (0, "") where it is not."""
+        with self._lock:
+            key = getattr(request, "public_key", b"")
+            if key:
+                if self._owners.setdefault(key, name) != name:
+                    return 403, "this key was registered with another certificate"
+                return 0, ""
+            number = _node_of(request)
+            node = self._nodes.get(number)
+            if node is None:
+                return 404, "this node is not registered"
+            if node.name != name or any(m.metadata.src_node_id != number for m in _messages(request)):
+                return 403, "this node is of another certificate"
+            node.sent += len(getattr(request, "object_content", b""))
+            if node.sent > self._largest + BESIDE:
+                return 413, f"an answer may have {self._largest} bytes"
+            node.seen = self._awake
+            node.connections.add(connection)
+            return 0, ""
+
+    def _heard(self, request: Any, name: str, connection: int) -> None:
+        """Note after a call that a node has come, or has gone."""
+        with self._lock:
+            match type(request).__name__:
+                case "ActivateNodeRequest":
+                    number = self._state.get_node_id_by_public_key(request.public_key)
+                    if number is not None:
+                        self._nodes[number] = _Node(name, self._awake, {connection})
+                case "DeactivateNodeRequest" | "UnregisterNodeFleetRequest":
+                    self._forget(request.node_id)
+
+
+def _node_of(request: Any) -> int:
+    return int(request.node.node_id if hasattr(request, "node") else getattr(request, "node_id", 0))
+
+
+def _messages(request: Any) -> Sequence[Any]:
+    return getattr(request, "messages_list", ())
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except OSError as error:
+        raise RunError(
+            f"cannot listen at {host}:{port}: {error.strerror}; choose another port (--listen HOST:PORT)"
+        ) from error
+
+
+def _protocol(closed: Callable[[int], None]) -> type:
+    """Return uvicorn's protocol, whose requests say by which certificate and connection they came."""
+
+    class Certified(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        app_state: dict[str, Any]
+
+        def connection_made(self, transport: Any) -> None:
+            secured = transport.get_extra_info("ssl_object")
+            certificate = (None if secured is None else secured.getpeercert()) or {}
+            names = [
+                value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"
+            ]
+            self.app_state = {
+                **self.app_state,
+                "holder": names[0] if names else "",
+                "serial": certificate.get("serialNumber", ""),
+                "connection": id(self),
+            }
+            super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            closed(id(self))
+            super().connection_lost(exc)
+
+    return Certified
+
+
+def _gate(app: ASGIApp, turned_away: Admitted) -> ASGIApp:
+    """Return an application that hands on the calls of clients that are let in, and reads nothing of others."""
+
+    async def gate(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, problem = 0, ""
+        size = dict(scope["headers"]).get(b"content-length", b"")
+        if reason := turned_away(scope["state"]["holder"], scope["state"]["serial"]):
+            status, problem = 403, reason
+        elif scope["path"] not in DOORS or scope["method"] != "POST":
+            status, problem = 404, "Not Found"
+        elif not size.isdigit() or int(size) > LARGEST_REQUEST:
+            status, problem = 413, f"a request may have {LARGEST_REQUEST} bytes"
+        answer = JSONResponse({"detail": problem}, status) if status else app
+        await answer(scope, receive, send)
+
+    return gate
+
+
+def _checked(
+    app: ASGIApp,
+    check: Callable[[Any, str, int], tuple[int, str]],
+    heard: Callable[[Any, str, int], None],
+) -> ASGIApp:
+    """Return an application that asks before a call whether the certificate's holder may make it, and notes calls."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        call = state["protobuf_request"], state["holder"], state["connection"]
+        status, problem = check(*call)
+        answer = JSONResponse({"detail": problem}, status) if status else app
+        await answer(scope, receive, send)
+        if not status:
+            heard(*call)
+
+    return checked
