@@ -19,16 +19,13 @@ from pathlib import Path
 from types import TracebackType
 
 import yaml
-from torch import Tensor
 
-from deploy.federating import same, simulated
+from deploy.federation import are_equal, newest, simulated
 from tailorfl.rounds.participation import RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.checkpoints import load, rounds
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.system import SystemConfig
-from tailorfl.training import tree
 
 MARK = "TAILORFL_TEST_PROCESSES"
 LOOK = 0.05
@@ -127,18 +124,16 @@ class Field:
     def start(self, name: str, *words: str, env: Mapping[str, str] | None = None) -> Program:
         """Start a command of tailorfl, by the words of another program where `before` has some for it."""
         before = self.before.get(words[0], ())
-        program = Program(
-            name, [*before, sys.executable, "-m", "tailorfl", *words], self.folder, self.mark, env or {}
-        )
+        command = [*before, sys.executable, "-m", "tailorfl", *words]
+        program = Program(name, command, self.folder, self.mark, env or {})
         self.programs.append(program)
         return program
 
     def server(self, *more: str, name: str = "server", secure: Sequence[str] = ("--insecure",)) -> Program:
         """Start the server."""
         listen = f"{self.host}:{self.port}"
-        return self.start(
-            name, "server", "experiment.yaml", "--listen", listen, "--out", "out", *secure, *more
-        )
+        words = ("server", "experiment.yaml", "--listen", listen, "--out", "out", *secure, *more)
+        return self.start(name, *words)
 
     def client(
         self,
@@ -150,19 +145,9 @@ class Field:
         label: str = "",
     ) -> Program:
         """Start a client; its folder is `state-NAME`."""
-        return self.start(
-            label or f"client-{client}",
-            "client",
-            "--server",
-            f"{self.host}:{port or self.port}",
-            "--name",
-            str(client),
-            "--state",
-            f"state-{client}",
-            *secure,
-            *more,
-            env=env,
-        )
+        where = ("--server", f"{self.host}:{port or self.port}", "--state", f"state-{client}")
+        words = ("client", *where, "--name", str(client), *secure, *more)
+        return self.start(label or f"client-{client}", *words, env=env)
 
     def clients(self, count: int, *more: str) -> list[Program]:
         """Starts clients 0, 1, ..."""
@@ -200,28 +185,17 @@ class Field:
 
     def is_replayed(self, label: str | None = None) -> Simulation:
         """Assert that server and clients have the states of the simulation of the same trace, to the bit."""
-        found = next(j for j in self.jobs() if label in (None, j.method.label))
-        path = self.job_folder(label) / "trace.jsonl"
-        again = SystemConfig(trace=str(path))
-        config = self.config.model_copy(update={"methods": [found.method], "system": again})
-        sim, names = simulated(config, found.rounds), sum(Trace.read(path).joined, ())
+        job = next(j for j in self.jobs() if label in (None, j.method.label))
+        trace = Trace.read(path := self.job_folder(label) / "trace.jsonl")
+        config = self.config.model_copy(
+            update={"methods": [job.method], "system": SystemConfig(trace=str(path))}
+        )
+        sim, names = simulated(config, job.rounds, trace), sum(trace.joined, ())
         tensors = newest(self.job_folder(label))
         server = {n.removeprefix("server/"): t for n, t in tensors.items() if n.startswith("server/")}
-        same(server, dict(tree.leaves(sim.server)))
-        for client in range(sim.federation.num_clients):
-            store = next(group.states for group in sim.groups if client in group.clients)
-            place = self.folder / f"state-{names[client]}" / config.name / found.folder
-            taken = [r.round for r in Trace.read(path) if client in r.answered]
-            if client in store.clients and taken:
-                # the newest state may be of an answer that was not accepted
-                own = {p: t[0] for p, t in tree.leaves(store.get((client,)))}
-                same(load(place, taken[-1])[0], own)
+        # the newest state may be of an answer that was not accepted
+        are_equal(sim, server, [self.folder / f"state-{n}" / config.name / job.folder for n in names], trace)
         return sim
-
-
-def newest(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the newest checkpoint in a folder."""
-    return load(folder, rounds(folder)[-1])[0]
 
 
 def free_port() -> int:
@@ -242,10 +216,10 @@ def until(there: Callable[[], bool], seconds: float, what: str) -> None:
 
 def marked(mark: str) -> list[int]:
     """The processes with a mark (or one that begins with it) that are not over."""
-    word, found = f"{MARK}={mark}".encode(), []
+    word, processes = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if word in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-    return found
+                    processes.append(int(folder.name))
+    return processes

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.federating import experiment
+from deploy.federation import experiment
 from deploy.running import Field
 from tailorfl.deploy.flower_client import Connection
 from tailorfl.deploy.keys import Tls, client_keys, make_keys, renew, revoke

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("cryptography")
+from cryptography import x509
+
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, renew, revoke, server_keys
 from tailorfl.errors import ConfigError
-
-x509 = pytest.importorskip("cryptography.x509")
 
 
 @pytest.fixture

@@ -60,33 +60,25 @@ def test_replies_that_change_nothing_make_no_bound() -> None:
     assert largest_changes({0: 0.0, 1: 0.0, 2: 3.0}, {0: 5, 1: 5, 2: 5})[2] == 3.0 * TIMES
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("accuracy", 1e6),
-        ("accuracy", -0.1),
-        ("auc", 1.1),
-        ("rouge1", 101.0),
-        ("r2", 2.0),
-        ("mse", -1.0),
-        ("loss", 1e308),
-        ("loss", math.inf),
-        ("loss", -2 * LARGEST_NUMBER),
-        ("mse", math.inf),
-        ("loss", "low"),
-        ("loss", True),
-        ("train", 10**400),
-        ("loss", None),
-    ],
-)
+OUTSIDE: dict[str, list[Any]] = {
+    "accuracy": [1e6, -0.1],
+    "auc": [1.1],
+    "rouge1": [101.0],
+    "r2": [2.0],
+    "mse": [-1.0, math.inf],
+    "loss": [1e308, math.inf, -2 * LARGEST_NUMBER, "low", True, None],
+    "train": [10**400],
+}
+WITHIN: dict[str, list[float]] = {"accuracy": [1, 0.0], "rouge1": [100.0], "loss": [1e9], "r2": [-50.0]}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in OUTSIDE for value in OUTSIDE[name]])
 def test_a_metric_outside_its_range(name: str, value: Any) -> None:
     with pytest.raises(MessageError, match=name):
         check_number(name, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("accuracy", 1), ("accuracy", 0.0), ("rouge1", 100.0), ("loss", 1e9), ("r2", -50.0)]
-)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WITHIN for value in WITHIN[name]])
 def test_a_metric_within_its_range(name: str, value: float) -> None:
     check_number(name, value)
 
@@ -115,18 +107,11 @@ def alike(kinds: dict[str, str]) -> Any:
     return check
 
 
-@pytest.mark.parametrize(
-    ("kinds", "wanted"),
-    [
-        ("aaa", "012"),
-        ("baa", "12"),
-        ("aba", "02"),
-        ("abaab", "023"),
-        ("bbaaa", "234"),
-        (("bad", "a"), "1"),
-        (("a", "bad", "a"), "02"),
-    ],
-)
+FITTING: list[tuple[Sequence[str], str]] = [("aaa", "012"), ("baa", "12"), ("aba", "02"), ("abaab", "023")]
+FITTING += [("bbaaa", "234"), (("bad", "a"), "1"), (("a", "bad", "a"), "02")]
+
+
+@pytest.mark.parametrize(("kinds", "wanted"), FITTING)
 def test_the_most_clients_that_fit_together(kinds: Sequence[str], wanted: str) -> None:
     names = [str(i) for i in range(len(kinds))]
     fitting, others = largest_group(names, alike(dict(zip(names, kinds, strict=True))))

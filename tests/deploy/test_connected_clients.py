@@ -7,40 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from deploy.federating import members
+from deploy.federation import Federation
 from deploy.running import until
+from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.connected_clients import ConnectedClients
-from tailorfl.deploy.transport import Arrival, InProcessTransport, Letter
+from tailorfl.deploy.transport import Letter
 
 GOODBYE = Packet("goodbye", {"turned_away": ""})
 
 
-class Leaky(InProcessTransport):
-    """A post that loses all letters to some nodes, or drops what they answer, without a word."""
+class Leaky(Federation):
+    """A post that loses all letters to `deaf` nodes without a word."""
 
-    def __init__(self, nodes: dict, deaf: Sequence[int] = ()) -> None:
-        super().__init__(nodes)
-        self.deaf, self.letters = set(deaf), list[Letter]()
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 2)
+        self.deaf, self.letters = set[int](), list[Letter]()
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
         self.letters += letters
-        heard = [letter for letter in letters if letter.node not in self.deaf]
-        tickets = iter(super().send(heard, seconds))
-        return [
-            f"lost-{len(self.letters)}-{i}" if one.node in self.deaf else next(tickets)
-            for i, one in enumerate(letters)
-        ]
-
-    def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        return super().receive([t for t in tickets if not t.startswith("lost")])
+        tickets = iter(super().send([x for x in letters if x.node not in self.deaf], seconds))
+        return [f"lost-{i}" if x.node in self.deaf else next(tickets) for i, x in enumerate(letters)]
 
 
 @pytest.fixture
 def post(tmp_path: Path) -> Iterator[Leaky]:
-    there = Leaky({node: member.answer for node, member in members(tmp_path, 2).items()})
-    yield there
-    there.close()
+    leaky = Leaky(tmp_path)
+    yield leaky
+    leaky.close()
 
 
 @pytest.fixture(autouse=True)
@@ -48,41 +42,34 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailorfl.deploy.connected_clients.DOUBT_SECONDS", 0.2)
 
 
-def twin(post: Leaky, folder: Path) -> list[bytes]:
-    """A second client '0', as node 200; returns the list of what it will be asked."""
-    member, asked = members(folder / "twin", 1)[100], list[bytes]()
-
-    def answer(data: bytes) -> bytes:
-        asked.append(data)
-        return member.answer(data)
-
-    post.members[200] = answer
-    return asked
+def twin(post: Leaky) -> None:
+    """Let a second client '0' connect, as node 200."""
+    post.join(member_of(state=post.folder / "twin", name="0"), 200)
 
 
-def test_a_second_client_of_a_name_is_turned_away_with_the_reason(post: Leaky, tmp_path: Path) -> None:
+def test_a_second_client_of_a_name_is_turned_away_with_the_reason(post: Leaky) -> None:
     said: list[str] = []
     connected = ConnectedClients(post, notify=said.append)
     assert connected.refresh() == {"0", "1"}
-    asked = twin(post, tmp_path)
+    twin(post)
     assert connected.refresh() == {"0", "1"}
     assert said[-1] == "a node is turned away: a client '0' is there already"
     connected.ask({"0": GOODBYE}, 5.0)
-    last = Packet.decoded(asked[-1])
+    last = Packet.decoded(post.of_kind("goodbye", 200)[-1][1])
     assert (last.kind, last.facts["turned_away"]) == ("goodbye", "a client '0' is there already")
 
 
-def test_a_client_takes_the_place_of_its_dead_former_self(post: Leaky, tmp_path: Path) -> None:
+def test_a_client_takes_the_place_of_its_dead_former_self(post: Leaky) -> None:
     connected = ConnectedClients(post)
     connected.refresh()
     post.deaf.add(100)  # it was killed, and Flower does not know yet
-    asked = twin(post, tmp_path)
+    twin(post)
     assert connected.refresh() == {"0", "1"}
     assert connected.ask({"0": GOODBYE}, 5.0)["0"].fate == "answered"
-    assert Packet.decoded(asked[-1]).kind == "goodbye"
+    assert post.of_kind("goodbye", 200)
 
 
-def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky, tmp_path: Path) -> None:
+def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky) -> None:
     said: list[str] = []
     connected = ConnectedClients(post, notify=said.append)
     connected.close_to(["0", "7"])
@@ -91,7 +78,7 @@ def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky, tmp_path: Pa
 
 
 def test_a_member_says_why_it_is_turned_away(tmp_path: Path) -> None:
-    member = members(tmp_path, 1)[100]
+    member = Federation(tmp_path, 1).people[100]
     assert (
         Packet.decoded(member.answer(Packet("goodbye", {"turned_away": "full"}).encoded())).kind == "goodbye"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.federating import experiment
+from deploy.federation import experiment
 from deploy.running import Field, free_port, until
 from tailorfl.deploy.health import exposition, served
 from tailorfl.errors import RunError

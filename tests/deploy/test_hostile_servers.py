@@ -11,15 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from deploy.federating import experiment, members
-from deploy.tampering import Tampered, filled, hosted, packed, with_facts, with_tensor
+from deploy.federation import PRIVATE as NOISE
+from deploy.federation import Federation, experiment, filled, packed, with_facts, with_tensor
 from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.policy import Policy, experiment_digest
 from tailorfl.settings.experiment import ExperimentConfig
 
 ROWS = 60
-NOISE = {"epochs": 1, "batch_size": 16, "lr": 0.1, "dp": {"clip": 1.0, "noise": 1.0}}
 DIGITS = {"name": "digits", "clients": 2, "samples": 200}
 OPTIONS = {"label": "outcome", "features": ["age", "pain"]}
 
@@ -67,26 +66,14 @@ def agreed(config: ExperimentConfig, sizes: dict[str, list[int]], **changes: Any
         "columns": {"age": {"kind": "number"}, "pain": {"kind": "word", "levels": ["none", "some"]}},
         "classes": ["ill", "well"],
     }
-    source = {
-        "name": "tables",
-        "task": "classification",
-        "outputs": 2,
-        "x": [[3], "float32"],
-        "y": [[], "int64"],
-    }
-    source |= {
-        "mean": None,
-        "std": None,
-        "augment": "none",
-        "credit": False,
-        "info": {"classes": ["ill", "well"]},
-    }
+    sample = {"outputs": 2, "x": [[3], "float32"], "y": [[], "int64"], "mean": None, "std": None}
+    info = {"augment": "none", "credit": False, "info": {"classes": ["ill", "well"]}}
+    source = {"name": "tables", "task": "classification", **sample, **info}
     constants |= changes.pop("constants", {})
     prepared = {"constants": constants, "features": OPTIONS["features"], "rows": [ROWS, 50]}
     facts = {"experiment": config.to_dict(), "label": "fedavg", "seed": 5, "names": ["north", "o0"]}
-    return Packet(
-        "setup", {**facts, "sizes": sizes, "source": source, "prepared": {**prepared, **changes}}
-    ).encoded()
+    facts |= {"sizes": sizes, "source": source, "prepared": {**prepared, **changes}}
+    return Packet("setup", facts).encoded()
 
 
 @dataclass(frozen=True)
@@ -106,18 +93,14 @@ class Heard:
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Heard:
     """An honest federation, whose messages the hostile servers change."""
-    folder = tmp_path_factory.mktemp("heard")
-    there = members(folder, 2)
-    post = Tampered(there)
-    try:
-        hosted(experiment("fedavg", data=DIGITS, train=NOISE, rounds=3, eval={"every": 1}), folder, post)
-    finally:
-        post.close()
-        for member in there.values():
-            member.close()
-    asked = [(Packet.decoded(question).kind, question) for node, question, _ in post.passed if node == 101]
-    kinds = {kind: [q for k, q in asked if k == kind] for kind in ("setup", "train", "evaluate")}
-    return Heard(kinds["setup"][0], tuple(kinds["train"]), tuple(kinds["evaluate"]))
+    federation = Federation(tmp_path_factory.mktemp("heard"), 2)
+    federation.host(experiment("fedavg", data=DIGITS, train=NOISE, rounds=3, eval={"every": 1}))
+    federation.close()
+    (setup,), train, evaluate = (
+        [question for _, question, _ in federation.of_kind(kind, 101)]
+        for kind in ("setup", "train", "evaluate")
+    )
+    return Heard(setup, tuple(train), tuple(evaluate))
 
 
 @dataclass(frozen=True)
@@ -152,7 +135,7 @@ NAMED = {"kind": "word", "levels": [f"patient-{number}" for number in range(ROWS
 
 def moved(question: bytes, value: float) -> bytes:
     """The same question with another broadcast."""
-    return with_tensor(question, lambda tensor: filled(tensor, value))
+    return with_tensor(question, filled(value))
 
 
 ATTACKS = {
@@ -447,6 +430,6 @@ def test_an_evaluation_takes_tensors_of_the_model_alone(heard: Heard, tmp_path: 
         assert Packet.decoded(member.answer(question)).kind != "failure"
     wrong = with_tensor(heard.evaluate[0], lambda tensor: tensor.repeat_interleave(2, -1))
     assert "but this model's is" in Packet.decoded(member.answer(wrong)).facts["reason"]
-    nan = with_tensor(heard.evaluate[0], lambda tensor: filled(tensor, float("nan")))
+    nan = with_tensor(heard.evaluate[0], filled(float("nan")))
     assert "NaN or infinity" in Packet.decoded(member.answer(nan)).facts["reason"]
     assert Packet.decoded(member.answer(heard.evaluate[0])).kind == "evaluate"

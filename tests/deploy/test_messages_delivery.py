@@ -9,181 +9,135 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.federating import members
-from deploy.tampering import (
-    Ask,
-    LostError,
-    Tampered,
-    became,
-    hosted_once,
-    is_replayed,
-    is_training,
-    run_tampered,
-    small,
-    trace_of,
-)
-from tailorfl.deploy.client_session import ClientSession
+from deploy.federation import Ask, Federation, LostError, became, fates, is_replayed, is_training, small
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.transport import Arrival, Letter
+from tailorfl.report.result import ExperimentResult
 
 
-def test_lost(tmp_path: Path) -> None:
+def run(federation: Federation, **changes: Any) -> ExperimentResult:
+    """Run an experiment, and assert that it is as its trace says."""
+    try:
+        result = federation.host(small(**changes))
+    finally:
+        federation.close()
+    is_replayed(result, federation.folder)
+    return result
+
+
+def test_lost(federation: Federation) -> None:
     """The client has trained and its answer is lost: it goes on from the round before, as if it had not."""
 
-    def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
         answer = ask(body)
-        if node == 101 and is_training(asked, 2):
+        if node == 101 and is_training(question, 2):
             raise LostError
         return answer
 
-    config = small()
-    result, _ = run_tampered(config, tmp_path, meddle)
-    assert became(result, 2, 1).fate == "lost"
-    assert became(result, 2, 1).reason == "LostError"
-    is_replayed(config, tmp_path, result)
+    federation.meddle = meddle
+    outcome = became(run(federation), 2, 1)
+    assert (outcome.fate, outcome.reason) == ("lost", "LostError")
 
 
-class Slow(Tampered):
-    """Keeps the answers of one node in a round until `until` says so."""
+class Slow(Federation):
+    """Keeps the answers of client 1 in round 2 until `until` says so."""
 
-    def __init__(self, nodes: dict[int, ClientSession], node: int, round: int) -> None:
-        super().__init__(nodes, self._noting)
-        self.node, self.round = node, round
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, meddle=self._note)
         self.until = threading.Event()
-        self.held: set[str] = set()
-        self.seen: list[int] = []
+        self.held = set[str]()
 
-    def _noting(self, node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
-        if asked.kind == "train":
-            self.seen.append(asked.facts["round"])
+    def _note(self, node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
+        if is_training(question, 3):
+            self.until.set()
         return ask(body)
 
-    def send(self, letters: Any, seconds: float) -> list[str]:
+    def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
         """Send letters; note that of the slow node."""
         tickets = super().send(letters, seconds)
         for letter, ticket in zip(letters, tickets, strict=True):
-            if letter.node == self.node and is_training(Packet.decoded(letter.body), self.round):
+            if letter.node == 101 and is_training(Packet.decoded(letter.body), 2):
                 self.held.add(ticket)
         return tickets
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
         """Bring what is there, but not what is held."""
-        if self.round + 1 in self.seen:
-            self.until.set()
         return super().receive([t for t in tickets if self.until.is_set() or t not in self.held])
 
 
-def test_late(tmp_path: Path) -> None:  # takes as long as a round may, 3 s
+def test_late(tmp_path: Path) -> None:
     """An answer that comes a round later counts for neither; the client is asked again only when it is done."""
-    config = small(rounds=5, deploy={"round_seconds": 3.0, "wait_seconds": 20.0})
-    there = members(tmp_path, 3)
-    post = Slow(there, 101, 2)
-    result = hosted_once(config, tmp_path, post)
-    assert became(result, 2, 1).fate == "late"
-    assert became(result, 2, 1).reason.startswith("no answer in 3 s")
-    assert became(result, 3, 1).fate == "unavailable"
-    assert became(result, 3, 1).reason == "still at an earlier question"
-    assert became(result, 4, 1).fate == "accepted"
-    is_replayed(config, tmp_path, result)
+    result = run(Slow(tmp_path), rounds=5, deploy={"round_seconds": 2.0})
+    outcomes = [became(result, round, 1) for round in (2, 3, 4)]
+    assert [outcome.fate for outcome in outcomes] == ["late", "unavailable", "accepted"]
+    assert outcomes[1].reason == "still at an earlier question"
+
+
+class Expiring(Slow):
+    """Gives what is held up just when nobody waits any more, as Flower does with a message that is not fetched."""
+
+    sent = math.inf
+
+    def receive(self, tickets: Sequence[str]) -> list[Arrival]:
+        """Bring what is there, and say what is given up."""
+        arrivals = super().receive(tickets)
+        if time.monotonic() - self.sent >= 1.5 and not self.until.is_set():
+            arrivals += [Arrival(t, None, "given up") for t in tickets if t in self.held]
+        return arrivals
+
+    def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
+        """Send letters, and note when."""
+        self.sent = time.monotonic()
+        return super().send(letters, seconds)
 
 
 def test_a_letter_that_is_given_up_when_its_time_ends_is_late(tmp_path: Path) -> None:
-    """As Flower says of a message that a node has not fetched; the client is asked again when it says who it is."""
-
-    class Expiring(Slow):
-        """Gives what is held up just when nobody waits any more."""
-
-        sent = math.inf
-
-        def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-            if time.monotonic() - self.sent < 1.5 or self.until.is_set():
-                return super().receive(tickets)
-            return super().receive(tickets) + [
-                Arrival(t, None, "given up") for t in tickets if t in self.held
-            ]
-
-        def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
-            self.sent = time.monotonic()
-            return super().send(letters, seconds)
-
-    config = small(rounds=5, deploy={"round_seconds": 1.5, "wait_seconds": 20.0})
-    post = Expiring(members(tmp_path, 3), 101, 2)
-    result = hosted_once(config, tmp_path, post)
-    assert became(result, 2, 1).fate == "late"
-    assert became(result, 2, 1).reason.startswith("no answer in 2 s")
-    assert became(result, 4, 1).fate == "accepted"
-    is_replayed(config, tmp_path, result)
+    """The client is asked again when it says who it is."""
+    result = run(Expiring(tmp_path), rounds=5, deploy={"round_seconds": 1.5})
+    assert [became(result, round, 1).fate for round in (2, 4)] == ["late", "accepted"]
 
 
-class Doubling(Tampered):
+class Doubling(Federation):
     """Brings every answer twice, in the reverse order, and answers to questions that nobody has asked."""
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
         """Bring it all."""
-        found = super().receive(tickets)[::-1]
-        return [*found, *found, Arrival("nobody's", b"")]
+        arrivals = super().receive(tickets)[::-1]
+        return [*arrivals, *arrivals, Arrival("nobody's", b"")]
 
 
 def test_doubled_and_in_another_order(tmp_path: Path) -> None:
-    config = small()
-    post = Doubling(members(tmp_path, 3))
-    result = hosted_once(config, tmp_path, post)
-    assert {a.fate for one in trace_of(result) for a in one.answers} == {"accepted"}
-    is_replayed(config, tmp_path, result)
+    assert fates(run(Doubling(tmp_path))) == {"accepted"}
+
+
+class Swapping(Federation):
+    """Brings answers when all are there, and in round 2 gives 100 the answer of 101 and the other way round."""
+
+    def receive(self, tickets: Sequence[str]) -> list[Arrival]:
+        """Bring them."""
+        if any(t in self._pending and not self._pending[t].done() for t in tickets):
+            return []
+        arrivals = super().receive(tickets)
+        if len(arrivals) == 3 and any(is_training(Packet.decoded(a.body or b""), 2) for a in arrivals):
+            first, second, third = arrivals
+            return [Arrival(first.ticket, second.body), Arrival(second.ticket, first.body), third]
+        return arrivals
 
 
 def test_answers_of_two_clients_change_places(tmp_path: Path) -> None:
-    class Swapping(Tampered):
-        """Gives 100 the answer of 101 and the other way round."""
-
-        def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-            found = super().receive(tickets)
-            if len(found) == 3 and any(is_training(Packet.decoded(a.body or b""), 2) for a in found):
-                first, second, third = found
-                return [Arrival(first.ticket, second.body), Arrival(second.ticket, first.body), third]
-            return found
-
-    class Together(Swapping):
-        """Brings answers when all are there."""
-
-        def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-            waits = any(t in self._pending and not self._pending[t].done() for t in tickets)
-            return [] if waits else super().receive(tickets)
-
-    config = small(deploy={"min_replies": 1})
-    post = Together(members(tmp_path, 3))
-    result = hosted_once(config, tmp_path, post)
-    fates = [became(result, 2, client) for client in range(3)]
-    assert [a.fate for a in fates] == ["refused", "refused", "accepted"]
-    assert all("or of an earlier question" in a.reason for a in fates[:2])
-    is_replayed(config, tmp_path, result)
+    result = run(Swapping(tmp_path), deploy={"min_replies": 1})
+    assert [became(result, 2, client).fate for client in range(3)] == ["refused", "refused", "accepted"]
 
 
-def test_a_node_changes_its_number(tmp_path: Path) -> None:
-    there = members(tmp_path, 3)
-
-    def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+def test_a_node_changes_its_number(federation: Federation) -> None:
+    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
         answer = ask(body)
-        if node == 102 and is_training(asked, 1):
-            post.members[777] = post.members[102]
-            moved.append(node)
+        if node == 102 and is_training(question, 1):
+            federation.members[777] = federation.members[102]
+            federation.away.add(102)
         return answer
 
-    moved: list[int] = []
-
-    class Moving(Tampered):
-        def nodes(self) -> dict[int, str]:
-            if moved:
-                self.members.pop(102, None)
-            return super().nodes()
-
-    post = Moving(there, meddle)
-    config = small()
-    result = hosted_once(config, tmp_path, post)
-    assert {node for node, asked, _ in post.passed if is_training(Packet.decoded(asked), 2)} == {
-        100,
-        101,
-        777,
-    }
-    assert {a.fate for one in trace_of(result) for a in one.answers} == {"accepted"}
-    is_replayed(config, tmp_path, result)
+    federation.meddle = meddle
+    assert fates(run(federation)) == {"accepted"}
+    asked = {node for node, question, _ in federation.passed if is_training(Packet.decoded(question), 2)}
+    assert asked == {100, 101, 777}

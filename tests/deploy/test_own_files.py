@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,40 +11,28 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
-from deploy.federating import deployed, experiment, private_state, same, server_state, simulated
+from deploy.federation import deployed, experiment, place_of, same, server_state, simulated, trace_of
+from deploy.owned import (
+    BERT,
+    FEW,
+    WARDS,
+    is_owners_simulation,
+    of_files,
+    of_samples,
+    owners,
+    write_images,
+    write_tables,
+    write_texts,
+)
 from tailorfl.deploy.client_session import member_of
-from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.export.predict import predict
-from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
-WARDS = ("north", "east", "south", "west")
-"""In another order than that of their names."""
-
-
-def write(folder: Path, gaps: bool = True) -> None:
-    """Four tables with numbers, words and gaps; one has no patient of one class, one measures nobody's pressure."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, ward in enumerate(WARDS):
-        rng = np.random.default_rng(number)
-        rows = 30 + 9 * number
-        age, pain = rng.normal(60, 9, rows).round(1), rng.choice(["none", "some", "much"], rows)
-        score = age / 10 + np.where(pain == "much", 2, 0) + rng.normal(size=rows)
-        table = pd.DataFrame({"age": age, "pressure": rng.normal(120, 15, rows).round(), "outcome": "well"})
-        table.loc[score > 6.5, "outcome"] = "ill"
-        table.loc[score > 8.0, "outcome"] = "very ill"
-        if gaps:
-            table.insert(1, "pain", pain)
-            table.loc[rng.random(rows) < 0.2, "pain"] = None
-            table.loc[rng.random(rows) < 0.2, "age"] = np.nan
-        if ward == "east":
-            table = table[table["outcome"] != "very ill"]
-            table["pressure"] = np.nan if gaps else 120.0
-        table.to_csv(folder / f"{ward}.csv", index=False)
-
-
+OPEN_NOISE = FEW.model_copy(update={"secret_noise": False})
+"""Noise as the simulation draws it."""
 FORMS = ((",", ".", "utf-8"), ("|", ".", "utf-16"), (";", ",", "latin-1"), ("\t", ",", "utf-8-sig"))
 
 
@@ -63,27 +52,13 @@ def as_hospitals_have_them(files: Path) -> None:
         table.to_csv(files / f"{ward}.csv", sep=sep, decimal=decimal, encoding=encoding, index=False)
 
 
-def of_files(
-    folder: Path, method: Any = "ditto", deploy: dict[str, Any] | None = None, **data: Any
-) -> ExperimentConfig:
-    """An experiment on the four tables; a deployment looks at the path as little as at any other machine's."""
-    given = {"name": "table", "path": str(folder), "options": {"label": "outcome"}, **data}
-    usual = {"clients": 4, "round_seconds": 60.0, "wait_seconds": 20.0}
-    return experiment(method, data=given, deploy=deploy or usual)
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    write_tables(tmp_path / "files")
+    return tmp_path / "files"
 
 
-FEW = Policy(min_count=1)
-"""Of such small tables a class or a word may be that of one row."""
-
-
-def clients(folder: Path, files: Path, config: ExperimentConfig, policy: Policy = FEW) -> dict[int, Any]:
-    """The four wards as nodes, each with its own file and the experiment that it has agreed to."""
-    return {
-        7 + i: member_of(
-            state=folder / f"state-{w}", data=files / f"{w}.csv", policy=policy, experiment=config
-        )
-        for i, w in enumerate(WARDS)
-    }
+# -- tables -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,116 +72,73 @@ def clients(folder: Path, files: Path, config: ExperimentConfig, policy: Policy 
         (False, {"normalise": "client", "split": {"train": 0.5, "test": 0.5}}),
     ],
 )
-def test_own_files_give_the_numbers_of_the_simulation(
+def test_own_tables_give_the_numbers_of_the_simulation(
     gaps: bool, data: dict[str, Any], tmp_path: Path
 ) -> None:
-    files = tmp_path / "files"
-    write(files, gaps)
-    config = of_files(files, **data)
-    result = deployed(config, tmp_path, clients(tmp_path, files, config))
-    sim = simulated(config)
-    same(server_state(result), dict(tree.leaves(sim.server)))
-    for number, ward in enumerate(sorted(WARDS)):
-        own = {p: t[0] for p, t in tree.leaves(sim.states.get((number,)))}
-        same(private_state(tmp_path, config, ward), own)
+    write_tables(tmp_path / "files", gaps)
+    is_owners_simulation(of_files(tmp_path / "files", data=data), tmp_path, tmp_path / "files")
 
 
 @pytest.mark.parametrize("by", ["federated", "client"])
 def test_files_that_differ_in_form_and_columns_give_the_numbers_of_the_simulation(
-    by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    by: str, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """East lacks two columns, and north the weight; each client's export reads files that lack them too."""
-    files = tmp_path / "files"
-    write(files)
+    """East lacks two columns, and north the weight; each client's export reads raw rows, also where columns lack."""
     as_hospitals_have_them(files)
     options = {"label": "outcome", "exclude": ["patient"], "words": ["pain"], "indicator": True}
-    config = of_files(files, normalise=by, options=options)
-    result = deployed(config, tmp_path, clients(tmp_path, files, config))
+    config = of_files(files, data={"normalise": by, "options": options})
+    sim = is_owners_simulation(config, tmp_path, files)
     assert "'pain' (east), 'pressure' (east), 'weight' (east, north)" in caplog.text
-    sim = simulated(config)
-    same(server_state(result), dict(tree.leaves(sim.server)))
     source = sim.federation.source
     for number, ward in enumerate(sorted(WARDS)):
-        own = {p: t[0] for p, t in tree.leaves(sim.states.get((number,)))}
-        same(private_state(tmp_path, config, ward), own)
-        place = tmp_path / f"state-{ward}" / config.name / "ditto" / "seed-5" / "model"
-        found = predict(place, files / f"{ward}.csv")
+        table = predict(place_of(config, tmp_path, ward) / "model", files / f"{ward}.csv")
         rows = (source.groups["client"] == number).nonzero()[:, 0]
         ((_, models),) = sim.personal_models((number,))
-        wanted = sim.model(tree.tensors(models[0]), source.take(rows)).softmax(1)
-        assert np.allclose(found.filter(like="p(").to_numpy(), wanted.detach().numpy(), atol=1e-6)
-        assert found["patient"].tolist() == [f"{ward} {row:03}" for row in range(len(found))]
-    east = tmp_path / "state-east" / config.name / "ditto" / "seed-5" / "model"
-    south = tmp_path / "state-south" / config.name / "ditto" / "seed-5" / "model"
-    with pytest.raises(DataError, match="lacks pain, pressure, weight, which the model reads"):
-        predict(south, files / "east.csv")
-    assert len(predict(east, files / "south.csv")) == 48  # it may have what the client lacked
+        expected = sim.model(tree.tensors(models[0]), source.take(rows)).softmax(1)
+        assert np.allclose(table.filter(like="p(").to_numpy(), expected.detach().numpy(), atol=1e-6)
+        assert table["patient"].tolist() == [f"{ward} {row:03}" for row in range(len(table))]
+    with pytest.raises(DataError, match="pain, pressure, weight"):
+        predict(place_of(config, tmp_path, "south") / "model", files / "east.csv")
+    # it may have what the client lacked
+    assert len(predict(place_of(config, tmp_path, "east") / "model", files / "south.csv")) == 48
 
 
-def test_columns_that_no_client_has_are_refused_with_the_nearest(tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    write(files)
-    for option in ("words", "features"):
-        options = {"label": "outcome", option: ["pain", "agee"]}
-        config = of_files(files, normalise="federated", options=options)
-        hint = "Did you mean 'age'" if option == "words" else "Columns: pain"
-        with pytest.raises(DataError, match=rf"no column 'agee'.*{hint}"):
-            deployed(config, tmp_path, clients(tmp_path, files, config))
+@pytest.mark.parametrize(("option", "hint"), [("words", "'age'"), ("features", "pain")])
+def test_columns_that_no_client_has_are_refused_with_the_nearest(
+    option: str, hint: str, files: Path, tmp_path: Path
+) -> None:
+    options = {"label": "outcome", option: ["pain", "agee"]}
+    config = of_files(files, data={"normalise": "federated", "options": options})
+    with pytest.raises(DataError, match=rf"'agee'.*{hint}"):
+        deployed(config, tmp_path, owners(tmp_path, files, config))
 
 
-def test_the_model_on_a_clients_disk_reads_its_raw_rows(tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    write(files)
-    config = of_files(files, normalise="federated")
-    deployed(config, tmp_path, clients(tmp_path, files, config))
-    sim = simulated(config)
-    number = sorted(WARDS).index("south")
-    ((_, models),) = sim.personal_models((number,))
-    source = sim.federation.source
-    rows = torch.cat(
-        [torch.as_tensor(sim.federation.part(part)[number]) for part in ("train", "val", "test")]
-    )
-    rows = rows.sort().values
-    wanted = sim.model(tree.tensors(models[0]), source.take(rows)).softmax(1)
-    place = tmp_path / "state-south" / config.name / "ditto" / "seed-5" / "model"
-    found = predict(place, files / "south.csv")
-    assert np.allclose(found.filter(like="p(").to_numpy(), wanted.detach().numpy(), atol=1e-6)
-
-
-def test_tables_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    write(files)
+def test_tables_that_do_not_fit_together_are_refused_by_name(files: Path, tmp_path: Path) -> None:
     odd = pd.read_csv(files / "west.csv").rename(columns={"pain": "Pain"})
     odd.to_csv(files / "west.csv", index=False)
-    config = of_files(files, normalise="federated", deploy={"clients": 4, "wait_seconds": 1.0})
-    with pytest.raises(RunError, match=r"3 of 4 clients are there: .*turned away: 'west': .*Pain"):
-        deployed(config, tmp_path, clients(tmp_path, files, config))
+    config = of_files(files, data={"normalise": "federated"}, deploy={"wait_seconds": 1.0})
+    with pytest.raises(RunError, match=r"3 of 4 clients.*'west': .*Pain"):
+        deployed(config, tmp_path, owners(tmp_path, files, config))
 
 
-def test_some_with_files_and_some_without_are_refused(tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    write(files)
-    config = of_files(files, deploy={"clients": 4, "wait_seconds": 1.0})
-    nodes = clients(tmp_path, files, config) | {10: member_of(state=tmp_path / "s", name="3")}
+def test_some_with_files_and_some_without_are_refused(files: Path, tmp_path: Path) -> None:
+    config = of_files(files, deploy={"wait_seconds": 1.0})
+    nodes = owners(tmp_path, files, config) | {10: member_of(state=tmp_path / "s", name="3")}
     with pytest.raises((ConfigError, RunError)):
         deployed(config, tmp_path, nodes)
     config = experiment("ditto", data={"name": "digits", "clients": 4}, deploy={"clients": 4})
-    with pytest.raises(
-        RunError, match=r"have table, text_table, folder, but the experiment's data\.name is 'digits'"
-    ):
-        deployed(config, tmp_path, clients(tmp_path, files, config))
+    with pytest.raises(RunError, match=r"table, text_table, folder.*'digits'"):
+        deployed(config, tmp_path, owners(tmp_path, files, config))
 
 
 def test_private_training_draws_from_a_secret_of_the_client(tmp_path: Path) -> None:
     """Whoever knows the experiment and its seed cannot draw batches and noise again; the client itself can."""
     files = tmp_path / "files"
-    write(files, gaps=False)
+    write_tables(files, gaps=False)
     config = of_files(files, {"name": "fedavg", "train": {"dp": {"clip": 1.0, "noise": 1.0}}})
-    open_noise = FEW.model_copy(update={"secret_noise": False})
-    result = deployed(config, tmp_path / "open", clients(tmp_path / "open", files, config, open_noise))
+    is_owners_simulation(config, tmp_path / "open", files, OPEN_NOISE)
     known = dict(tree.leaves(simulated(config).server))
-    same(server_state(result), known)
-    first = server_state(deployed(config, tmp_path / "a", clients(tmp_path / "a", files, config)))
+    first = server_state(deployed(config, tmp_path / "a", owners(tmp_path / "a", files, config)))
     assert all(not torch.equal(first[name], tensor) for name, tensor in known.items())
     for ward in WARDS:
         secret = tmp_path / "a" / f"state-{ward}" / "secret"
@@ -214,18 +146,79 @@ def test_private_training_draws_from_a_secret_of_the_client(tmp_path: Path) -> N
         assert secret.stat().st_mode & 0o077 == 0
         (tmp_path / "b" / f"state-{ward}").mkdir(parents=True)
         shutil.copy(secret, tmp_path / "b" / f"state-{ward}")
-    same(server_state(deployed(config, tmp_path / "b", clients(tmp_path / "b", files, config))), first)
+    same(server_state(deployed(config, tmp_path / "b", owners(tmp_path / "b", files, config))), first)
+
+
+# -- images and texts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"scaling": "public"}, {"size": [6, 6]}])
+def test_images_give_the_numbers_of_the_simulation(options: dict[str, Any], tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    write_images(files)
+    config = of_samples("folder", files, "logistic", options)
+    is_owners_simulation(config, tmp_path, files)
+    table = predict(place_of(config, tmp_path, "south") / "model", files / "south" / "cat")
+    assert len(table) == len(list((files / "south" / "cat").iterdir()))
+    assert {"p(bird)", "p(cat)", "p(dog)"} <= set(table.columns)
+
+
+@pytest.mark.parametrize("task", ["classification", "binary"])
+def test_texts_give_the_numbers_of_the_simulation(task: str, tmp_path: Path) -> None:
+    write_texts(tmp_path / "files", task == "binary")
+    options = {"label": "state", "text": "note", "length": 24, "task": task}
+    is_owners_simulation(
+        of_samples("text_table", tmp_path / "files", BERT, options), tmp_path, tmp_path / "files"
+    )
+
+
+def test_images_of_other_sizes_are_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = tmp_path / "files"
+    write_images(files)
+    for file in (files / "east").rglob("*.png"):
+        Image.open(file).resize((9, 9)).save(file)
+    config = of_samples("folder", files, "logistic", {})
+    result = deployed(config, tmp_path, owners(tmp_path, files, config))
+    assert re.search(r"'east' is left out: .*'east' differ in x: .*data\.options\.size", caplog.text)
+    assert {i for one in trace_of(result) for i in one.sampled} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [({"normalise": "client"}, "data.normalise=client"), ({"partition": "dirichlet"}, "data.partition")],
+)
+def test_settings_that_images_cannot_have_are_refused(
+    data: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    write_images(tmp_path / "files")
+    config = of_samples("folder", tmp_path / "files", "logistic", {}, data=data)
+    with pytest.raises((ConfigError, RunError), match=words):
+        deployed(config, tmp_path, owners(tmp_path, tmp_path / "files", config))
+
+
+@pytest.mark.parametrize(("scaling", "channels"), [("public", 0), ("train", 3)])
+def test_no_statistic_of_public_scaling_is_told(scaling: str, channels: int, tmp_path: Path) -> None:
+    write_images(tmp_path / "files")
+    config = of_samples("folder", tmp_path / "files", "logistic", {"scaling": scaling})
+    own = owners(tmp_path, tmp_path / "files", config)[7].data.of_kind(config.data)
+    _, summary = own.summary(config, 5, 1, [24, 30, 39])
+    assert len(summary["pixels"]) == channels
+    assert (summary["source"]["mean"] is None) == (scaling == "train")
+
+
+# -- privacy ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["sample", "client"])
-def test_privacy_refuses_constants_of_samples(level: str, tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    write(files)
-    private = {
-        "name": "ditto",
-        "train": {"dp": {"level": level, "clip": 1.0, "noise": 1.0}},
-        "weights": "uniform",
-    }
-    config = of_files(files, private, normalise="federated")
-    with pytest.raises(ConfigError, match=rf"one {level} changes all others.*data\.options\.constants"):
-        deployed(config, tmp_path, clients(tmp_path, files, config))
+def test_privacy_refuses_constants_of_samples(level: str, files: Path, tmp_path: Path) -> None:
+    private = {"epochs": 1, "batch_size": 8, "lr": 0.1, "dp": {"level": level, "clip": 1.0, "noise": 1.0}}
+    config = of_files(files, data={"normalise": "federated"}, train=private, weights="uniform")
+    with pytest.raises(ConfigError, match=rf"one {level}.*data\.options\.constants"):
+        deployed(config, tmp_path, owners(tmp_path, files, config))
+    images = tmp_path / "images"
+    write_images(images)
+    config = of_samples("folder", images, "logistic", {}, train=private, weights="uniform")
+    with pytest.raises(ConfigError, match="scaling=public"):
+        deployed(config, tmp_path / "a", owners(tmp_path / "a", images, config))
+    config = of_samples("folder", images, "logistic", {"scaling": "public"}, train=private, weights="uniform")
+    is_owners_simulation(config, tmp_path / "b", images, OPEN_NOISE)

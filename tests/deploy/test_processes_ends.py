@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.federating import experiment
+from deploy.federation import experiment
 from deploy.running import Field
 from deploy.test_processes_faults import ENOUGH, LONG
 from tailorfl.settings.experiment import ExperimentConfig
@@ -20,8 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def three(rounds: int, wait: float, **more: Any) -> ExperimentConfig:
     """Three clients, of whom two are enough for a round."""
     data = {"name": "digits", "clients": 3, "samples": 300}
-    deploy = {"round_seconds": 60.0, "wait_seconds": wait}
-    return experiment("ditto", data=data, rounds=rounds, eval={"every": 0}, deploy=deploy, **more)
+    return experiment(
+        "ditto", data=data, rounds=rounds, eval={"every": 0}, deploy={"wait_seconds": wait}, **more
+    )
 
 
 def model_of(field: Field, client: int) -> Path:

@@ -12,47 +12,57 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deploy.federating import experiment, members, private_state, same
-from deploy.tampering import Ask, Tampered, hosted_once, is_replayed, is_training, place_of, small, with_facts
-from deploy.test_messages_restarts import PRIVATE, restarting
+from deploy.federation import (
+    PRIVATE,
+    Ask,
+    Federation,
+    experiment,
+    is_replayed,
+    is_training,
+    place_of,
+    private_state,
+    same,
+    small,
+    with_facts,
+)
 from tailorfl.cli.main import app
 from tailorfl.deploy.client_session import member_of
+from tailorfl.deploy.client_state import StateFolder
 from tailorfl.deploy.codec import Packet
-from tailorfl.deploy.policy import Policy, experiment_digest, template
+from tailorfl.deploy.policy import DEFAULT_POLICY, Policy, experiment_digest, template
 from tailorfl.deploy.release_log import HEAD, NAME, verified
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.runs.files import decode
 from tailorfl.settings.experiment import ExperimentConfig
 
+DESCRIBE = Packet("describe", {"experiment": small().to_dict(), "seed": 5}).encoded()
 
-def ran(config: ExperimentConfig, folder: Path) -> Tampered:
+
+def ran(config: ExperimentConfig, folder: Path) -> Federation:
     """Run an experiment, and return all that passed."""
-    there = members(folder, config.data.clients or 0)
-    post = Tampered(there)
-    hosted_once(config, folder, post)
-    for member in there.values():
-        member.close()
-    return post
+    federation = Federation(folder)
+    federation.host(config)
+    federation.close()
+    return federation
 
 
-def test_each_answer_is_in_the_log_before_it_leaves(tmp_path: Path) -> None:
+def test_each_answer_is_in_the_log_before_it_leaves(federation: Federation, tmp_path: Path) -> None:
     """Names, shapes, bytes, norm and ε of each, as the server saw them."""
     config = small("fedavg", train=PRIVATE, rounds=2, eval={"every": 1})
-    there = members(tmp_path, 3)
     counts: list[tuple[int, int]] = []
 
-    def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
         before = lines_of(tmp_path / "state-1") if node == 101 else 0
         answer = ask(body)
-        if node == 101 and asked.kind not in ("hello", "goodbye"):
+        if node == 101 and question.kind not in ("hello", "goodbye"):
             counts.append((before, lines_of(tmp_path / "state-1")))
         return answer
 
-    post = Tampered(there, meddle)
-    hosted_once(config, tmp_path, post)
+    federation.meddle = meddle
+    federation.host(config)
     assert counts == [(k, k + 1) for k in range(len(counts))]
-    answers = [(Packet.decoded(a), len(a)) for node, _, a in post.passed if node == 101]
+    answers = [(Packet.decoded(answer), len(answer)) for node, _, answer in federation.passed if node == 101]
     answers = [(packet, size) for packet, size in answers if packet.kind not in ("hello", "goodbye")]
     entries = verified(tmp_path / "state-1")
     assert [(e["kind"], e["bytes"]) for e in entries] == [(packet.kind, size) for packet, size in answers]
@@ -78,25 +88,21 @@ def test_without_noise_epsilon_has_no_bound(tmp_path: Path) -> None:
     entries = verified(tmp_path / "state-0")
     assert [e["epsilon"] for e in entries if e["kind"] in ("setup", "train")] == [0.0, math.inf]
     member = member_of(state=tmp_path / "state-0", name="0", policy=Policy(max_epsilon=100.0))
-    question = ran(small("fedavg", train=PRIVATE, name="other", rounds=1), tmp_path / "other")
+    private = ran(small("fedavg", train=PRIVATE, name="other", rounds=1), tmp_path / "other")
     for kind in ("setup", "train"):
-        asked = next(q for node, q, _ in question.passed if node == 100 and Packet.decoded(q).kind == kind)
-        answer = Packet.decoded(member.answer(asked))
+        answer = Packet.decoded(member.answer(private.of_kind(kind, 100)[0][1]))
     assert answer.kind == "failure"
     assert "policy" in answer.facts["reason"]
 
 
-def changed(lines: list[bytes]) -> list[bytes]:
-    """One digit of the second line is another one."""
-    return [lines[0], lines[1].replace(b'"bytes": ', b'"bytes": 1'), *lines[2:]]
+def changed(line: bytes) -> bytes:
+    """A line of which one digit is another one."""
+    return line.replace(b'"bytes": ', b'"bytes": 1')
 
 
 DAMAGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
-    "a line changed": (changed, "line 2 "),
-    "the last line changed": (
-        lambda x: [*x[:-1], x[-1].replace(b'"bytes": ', b'"bytes": 1')],
-        "line {last} ",
-    ),
+    "a line changed": (lambda x: [x[0], changed(x[1]), *x[2:]], "line 2 "),
+    "the last line changed": (lambda x: [*x[:-1], changed(x[-1])], "line {last} "),
     "no line": (lambda x: [x[0], b"{", *x[2:]], "line 2 "),
     "a line removed": (lambda x: [x[0], *x[2:]], "line 2 "),
     "the first line removed": (lambda x: x[1:], "line 1 "),
@@ -128,8 +134,7 @@ def test_a_damaged_log_is_named(case: str, state: Path, tmp_path: Path) -> None:
     assert result.exit_code != 0
     # And such a client tells nothing more: what it has told before is not known.
     member = member_of(state=tmp_path, name="1")
-    describe = Packet("describe", {"experiment": small().to_dict(), "seed": 5}).encoded()
-    assert Packet.decoded(member.answer(describe)).kind == "failure"
+    assert Packet.decoded(member.answer(DESCRIBE)).kind == "failure"
 
 
 def test_a_sound_log_is_printed(state: Path) -> None:
@@ -147,8 +152,7 @@ def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(lines + b'{"n": 99, "bef')
     (tmp_path / HEAD).write_bytes((state / HEAD).read_bytes())
     member = member_of(state=tmp_path, name="1")
-    describe = Packet("describe", {"experiment": small().to_dict(), "seed": 5}).encoded()
-    assert Packet.decoded(member.answer(describe)).kind == "describe"
+    assert Packet.decoded(member.answer(DESCRIBE)).kind == "describe"
     assert len(verified(tmp_path)) == len(lines.splitlines()) + 1
     head = (tmp_path / NAME).read_bytes().splitlines()[-1]
     (tmp_path / HEAD).write_bytes((state / HEAD).read_bytes())  # the crash came before the head was written
@@ -158,55 +162,48 @@ def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:
 # -- files that are damaged ---------------------------------------------------------------------------------
 
 
-def damaged_in_round_3(folder: Path, name: str, **deploy: object) -> tuple[ExperimentConfig, Tampered]:
-    """Run an experiment whose client 1 is started again in round 3, with a file of its state that is damaged."""
-    settings = {"round_seconds": 60.0, "wait_seconds": 20.0, **deploy}
-    config, done = small("apfl", rounds=4, deploy=settings), list[int]()
-    there = members(folder, 3)
+def damaged_in_round_3(federation: Federation, name: str, **deploy: object) -> Packet:
+    """Restart client 1 in round 3 of 4 with a damaged file of its state; return its last answer of that round."""
+    done: list[int] = []
 
-    def meddle(node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
-        if node == 101 and is_training(asked, 3) and not done:
+    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
+        if node == 101 and is_training(question, 3) and not done:
             done.append(node)
             if name.startswith("answer"):
                 ask(body)  # whose answer gets lost
-            (path,) = (folder / "state-1").rglob(name)
+            (path,) = (federation.folder / "state-1").rglob(name)
             path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
-            restarting(post, folder, there, node)
+            federation.restart(node)
         return ask(body)
 
-    post = Tampered(there, meddle)
-    result = hosted_once(config, folder, post)
+    federation.meddle = meddle
+    result = federation.host(small("apfl", rounds=4, deploy=deploy))
     if not name.startswith(("job", "checkpoint")):
-        is_replayed(config, folder, result)
-    return config, post
-
-
-def last_answer(post: Tampered, round: int) -> Packet:
-    """The last answer of client 1 in a round."""
-    of_round = [a for node, q, a in post.passed if node == 101 and is_training(Packet.decoded(q), round)]
-    return Packet.decoded(of_round[-1])
+        is_replayed(result, federation.folder)
+    answers = [a for _, q, a in federation.of_kind("train", 101) if is_training(Packet.decoded(q), 3)]
+    return Packet.decoded(answers[-1])
 
 
 @pytest.mark.parametrize("name", ["answer-000003.packet", "????????????????????????????????.json"])
-def test_what_can_be_made_anew_is(name: str, tmp_path: Path) -> None:
+def test_what_can_be_made_anew_is(name: str, federation: Federation, tmp_path: Path) -> None:
     """A damaged answer is trained once more, to the same bits; a damaged agreement is asked for again."""
-    config, post = damaged_in_round_3(tmp_path, name)
-    assert last_answer(post, 3).kind == "train"
+    assert damaged_in_round_3(federation, name).kind == "train"
     entries = [e for e in verified(tmp_path / "state-1") if e["kind"] == "train" and not e["again"]]
     assert [e["number"] for e in entries] == [1, 2, 3, 4]
-    assert private_state(tmp_path, config, 1)
 
 
-def test_a_damaged_job_is_named(tmp_path: Path) -> None:
-    _, post = damaged_in_round_3(tmp_path, "job.json")
-    assert "it cannot read or write its files" in last_answer(post, 3).facts["reason"]
+def test_a_damaged_job_is_named(federation: Federation) -> None:
+    answer = damaged_in_round_3(federation, "job.json")
+    assert "its files" in answer.facts["reason"]
 
 
-def test_a_damaged_state_begins_anew_where_the_server_says_so(tmp_path: Path) -> None:
-    _, post = damaged_in_round_3(tmp_path / "refuse", "checkpoint-000002.safetensors")
-    assert last_answer(post, 3).facts["code"] == "state-missing"
-    _, post = damaged_in_round_3(tmp_path / "restart", "checkpoint-000002.safetensors", lost_state="restart")
-    assert last_answer(post, 3).kind == "train"
+@pytest.mark.parametrize(("lost_state", "kind"), [("refuse", "failure"), ("restart", "train")])
+def test_a_damaged_state_begins_anew_where_the_server_says_so(
+    lost_state: str, kind: str, federation: Federation
+) -> None:
+    answer = damaged_in_round_3(federation, "checkpoint-000002.safetensors", lost_state=lost_state)
+    assert answer.kind == kind
+    assert answer.facts.get("code") == ("state-missing" if kind == "failure" else None)
 
 
 def test_another_name_is_another_experiment(tmp_path: Path) -> None:
@@ -215,21 +212,20 @@ def test_another_name_is_another_experiment(tmp_path: Path) -> None:
     ran(first, tmp_path)
     states = {client: private_state(tmp_path, first, client) for client in range(3)}
     second = first.model_copy(update={"name": "again"})
-    ran(second, tmp_path / "elsewhere")
-    there = members(tmp_path, 3)  # the same clients, of a server with a folder of its own
-    result = hosted_once(second, tmp_path / "new", Tampered(there))
-    is_replayed(second, tmp_path, result)
+    federation = Federation(tmp_path)  # the same clients, of a server with a folder of its own
+    is_replayed(federation.host(second, "new"), tmp_path)
+    federation.close()
     for client, state in states.items():
         same(private_state(tmp_path, first, client), state)
 
 
-def test_the_quota_names_old_experiments(tmp_path: Path) -> None:
+def test_the_quota_names_old_experiments(federation: Federation, tmp_path: Path) -> None:
     config = small("ditto", rounds=1)
-    post = ran(config, tmp_path)
-    setup = next(q for node, q, _ in post.passed if node == 101 and Packet.decoded(q).kind == "setup")
+    federation.host(config)
+    setup = federation.of_kind("setup", 101)[0][1]
     settings = {**Packet.decoded(setup).facts["experiment"], "name": "second"}
     said: list[str] = []
-    member = member_of(state=tmp_path / "state-1", name="1", policy=Policy(max_disk=1000), notify=said.append)
+    member = federation.client("1", policy=Policy(max_disk=1000), notify=said.append)
     assert Packet.decoded(member.answer(with_facts(setup, experiment=settings))).kind == "failure"
     assert "oldest first: " in said[-1]
     assert config.name in said[-1]
@@ -240,18 +236,19 @@ def test_who_has_no_model_at_the_end_says_so(tmp_path: Path) -> None:
     config = small("ditto", rounds=1)
     never = member_of(state=tmp_path / "never", name="1")
     assert "took part in nothing" in never.without_model()
-    post = ran(config, tmp_path)
-    assert member_of(state=tmp_path / "state-1", name="1").without_model() == ""
+    federation = ran(config, tmp_path)
+    assert federation.client("1").without_model() == ""
+    questions = [question for node, question, _ in federation.passed if node == 101]
     member = member_of(state=tmp_path / "killed", name="1")
-    for _, question, _ in (x for x in post.passed if x[0] == 101):
+    for question in questions:
         if Packet.decoded(question).kind != "finish":
             member.answer(question)
     assert "no model of its last job" in member.without_model()
     member.close()
     again = member_of(state=tmp_path / "killed", name="1")
     assert "no model of its last job" in again.without_model()
-    finish = next(q for node, q, _ in post.passed if node == 101 and Packet.decoded(q).kind == "finish")
-    assert Packet.decoded(again.answer(finish)).facts["exported"] is True
+    (finish,) = federation.of_kind("finish", 101)
+    assert Packet.decoded(again.answer(finish[1])).facts["exported"] is True
     assert again.without_model() == ""
     assert place_of(config, tmp_path, 1).is_dir()
 
@@ -266,49 +263,48 @@ def test_a_policy_is_written_and_read(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["deploy", "policy", str(tmp_path / "e.yaml"), "-o", str(policy)])
     assert result.exit_code == 0, result.output
     assert experiment_digest(config) in result.output
-    found = Policy.read(policy)
-    assert found.methods == ("ditto",)
-    assert found.models == ("mlp",)
-    assert found.columns == ("ill", "a", "b")
-    assert found.max_rounds == 2
-    assert found.min_clients == 2
+    read = Policy.read(policy)
+    assert (read.methods, read.models, read.columns) == (("ditto",), ("mlp",), ("ill", "a", "b"))
+    assert (read.max_rounds, read.min_clients) == (2, 2)
     policy.write_text(template())
     assert Policy.read(policy) == Policy(min_clients=2)
     assert all(f"\n{key}: " in template() for key in Policy.model_fields)
     assert CliRunner().invoke(app, ["deploy", "policy", "-o", str(policy)]).exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("min_rows: -1", "min_rows"),
-        ("max_rows: many", "max_rows"),
-        ("budget: 3", "budget"),
-        ("a: [", "is no YAML"),
-        ("max_epsilon: 0", "max_epsilon"),
-    ],
-)
-def test_a_policy_that_cannot_be_used_is_named(text: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["min_rows: -1", "max_rows: many", "budget: 3", "a: [", "max_epsilon: 0"])
+def test_a_policy_that_cannot_be_used_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=text.partition(":")[0] if "[" not in text else "policy.yaml"):
         Policy.read(tmp_path / "policy.yaml")
+
+
+# -- older copies of a folder -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def older_copy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Packet]:
     """A copy of a client's folder of after round 1, and the question of round 3, when that of round 2 was accepted."""
     folder = tmp_path_factory.mktemp("copied")
-    asked: list[bytes] = []
 
     def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
         if node == 101 and is_training(question, 2):
             shutil.copytree(folder / "state-1", folder / "copy", ignore=shutil.ignore_patterns(".lock"))
-        if node == 101 and is_training(question, 3):
-            asked.append(body)
         return ask(body)
 
-    hosted_once(small("ditto", train=PRIVATE), folder, Tampered(members(folder, 3), meddle))
-    return folder / "copy", Packet.decoded(asked[0])
+    federation = Federation(folder, meddle=meddle)
+    federation.host(small("ditto", train=PRIVATE))
+    federation.close()
+    return folder / "copy", Packet.decoded(federation.of_kind("train", 101)[-1][1])
+
+
+def asked(state: Path, question: Packet, policy: Policy = DEFAULT_POLICY, **facts: object) -> Packet:
+    """What a client of a state folder answers to a question with other facts."""
+    member = member_of(state=state, name="1", policy=policy)
+    try:
+        return Packet.decoded(member.answer(replace(question, facts={**question.facts, **facts}).encoded()))
+    finally:
+        member.close()
 
 
 @pytest.mark.threat(
@@ -332,8 +328,8 @@ def test_an_older_copy_of_a_client_s_folder_is_noticed(
     (missing,) = [entry for entry in verified(state) if entry["kind"] == "missing"]
     assert (missing["facts"], missing["epsilon"]) == ({"accepted": 2, "known": 1}, math.inf)
     assert sum("an older copy or a new one" in sentence for sentence in said) == 1
-    anew = replace(question, facts={**question.facts, "restart": True})
-    assert Packet.decoded(member.answer(anew.encoded())).kind == "train"
+    member.close()
+    assert asked(state, question, restart=True).kind == "train"
     assert verified(state)[-1]["epsilon"] == math.inf
 
 
@@ -349,14 +345,11 @@ def test_a_client_does_not_spend_epsilon_twice(
 ) -> None:
     """Where its policy bounds ε, also where the server lets it begin anew."""
     copy, question = older_copy
-    state = tmp_path / "state"
-    shutil.copytree(copy, state)
+    state = Path(shutil.copytree(copy, tmp_path / "state"))
     if not copied:  # what was agreed on is told again by the server
         for path in (state / NAME, state / HEAD):
             path.unlink()
-    member = member_of(state=state, name="1", policy=Policy(max_epsilon=100.0))
-    anew = replace(question, facts={**question.facts, "restart": True})
-    answer = Packet.decoded(member.answer(anew.encoded()))
+    answer = asked(state, question, Policy(max_epsilon=100.0), restart=True)
     assert answer.kind == "failure"
     assert "policy" in answer.facts["reason"]
     assert not [e for e in verified(state) if e["kind"] == "train" and e["uses"] and e["number"] == 3]
@@ -366,7 +359,17 @@ def test_a_copy_of_the_newest_state_goes_on(older_copy: tuple[Path, Packet], tmp
     """The question of the round after it is answered, as nothing is missing."""
     copy, question = older_copy
     state = Path(shutil.copytree(copy, tmp_path / "state"))
-    member = member_of(state=state, name="1", policy=Policy(max_epsilon=100.0))
-    answer = member.answer(replace(question, facts={**question.facts, "round": 2, "acked": 1}).encoded())
-    assert Packet.decoded(answer).kind == "train"
+    assert asked(state, question, Policy(max_epsilon=100.0), round=2, acked=1).kind == "train"
     assert not [entry for entry in verified(state) if entry["kind"] == "missing"]
+
+
+@pytest.mark.parametrize("new_secret", [False, True])
+def test_noise_of_a_copy_is_that_of_its_secret(
+    new_secret: bool, older_copy: tuple[Path, Packet], tmp_path: Path
+) -> None:
+    """As docs/security.md says of a server that denies the last answer: only a new secret gives other noise."""
+    state = Path(shutil.copytree(older_copy[0], tmp_path / "state"))
+    seed = StateFolder(state).seed("job")
+    if new_secret:
+        (state / "secret").unlink()
+    assert (StateFolder(state).seed("job") == seed) is not new_secret

@@ -8,17 +8,29 @@ from typing import Any
 
 import pytest
 
-from deploy.federating import TRAIN, deployed, experiment, private_state, same, server_state, simulated
+from deploy.federation import (
+    TRAIN,
+    deployed,
+    experiment,
+    is_simulated,
+    played_again,
+    records_are_equal,
+    same,
+    server_state,
+    store_of,
+)
 from methods.settings import NAMES, make
 from methods.settings import row as quick_options
 from tailorfl.deploy.client_session import member_of
+from tailorfl.deploy.serving import for_deployment, host_experiment
 from tailorfl.deploy.transport import InProcessTransport
+from tailorfl.engines.devices import HOST
+from tailorfl.engines.precision import available
+from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.training import tree
 
 DYNAMIC = {"kind": "dynamic", "patience": 1, "tol": 0.5, "values": [0.5, 2.0]}
 PUBLIC = {"name": "digits", "clients": 4, "samples": 400, "public": "digits", "public_samples": 40}
@@ -53,18 +65,6 @@ FIRST = ("fedavg, half of the clients", "ditto", "fedclup", "perfed_ckt", "scaff
 """Cases that together have all kinds of messages and states; the others are slow tests."""
 
 
-def states_are_the_same(config: ExperimentConfig, folder: Path) -> tuple[ExperimentResult, Simulation]:
-    """Run both ways and compare the server's and every client's states to the bit."""
-    result, sim = deployed(config, folder), simulated(config)
-    same(server_state(result), dict(tree.leaves(sim.server)))
-    for client in range(4):
-        store = next(group.states for group in sim.groups if client in group.clients)
-        if client in store.clients:
-            own = {p: t[0] for p, t in tree.leaves(store.get((client,)))}
-            same(private_state(folder, config, client), own)
-    return result, sim
-
-
 LORA = {"name": "vit", "hidden": 16, "layers": 1, "lora": 2, "lora_dropout": 0.0}
 OF_LORA = ("fedit", "fedlora", "ffa_lora", "fedsa_lora", "feddpa", "flexlora", "hetlora", "flora")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ def test_every_method_deployed_is_the_simulation(name: str, tmp_path: Path) -> N
         pytest.importorskip("peft", reason="pip install 'tailorfl[text]'")
         changes["model"] = LORA
     options = {**quick_options(name).options, **OPTIONS.get(name, {})}
-    states_are_the_same(experiment({"name": name, **options}, **changes), tmp_path)
+    is_simulated(deployed(experiment({"name": name, **options}, **changes), tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -90,54 +90,66 @@ def test_every_method_deployed_is_the_simulation(name: str, tmp_path: Path) -> N
 )
 def test_deployed_is_simulated(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
-    config = experiment(method, **changes)
-    result, sim = states_are_the_same(config, tmp_path)
-    store = RunStore.open(next(result.path.glob("*/seed-5")), readonly=True)
-    frame = store.clients()
-    for row in evaluate(sim, Protocol(("val", "local"))):
-        mine = frame[
-            (frame["round"] == config.rounds)
-            & (frame["client"] == row["client"])
-            & (frame["set"] == row["set"])
-        ]
-        found = mine[mine["model"] == row["model"]].iloc[0]
-        assert found["accuracy"] == row["accuracy"], row
+    result = deployed(experiment(method, **changes), tmp_path)
+    are_recorded(result, is_simulated(result, tmp_path), ("accuracy",))
+
+
+def are_recorded(result: ExperimentResult, sim: Simulation, metrics: tuple[str, ...]) -> None:
+    """Assert that the server's records of the last round have the metrics of a simulation's models, to the bit."""
+    frame = store_of(result).clients()
+    last = frame[frame["round"] == frame["round"].max()].to_dict("records")
+    recorded = {(row["client"], row["set"], row["model"]): row for row in last}
+    rows = evaluate(sim, Protocol(("val", "local"), metrics=tuple({*metrics} - {"accuracy"})))
+    assert len(rows) >= 4
+    for row in rows:
+        own = recorded[row["client"], row["set"], row["model"]]
+        assert [own[name] for name in metrics] == [row[name] for name in metrics], row
 
 
 def test_further_metrics_of_classes_are_those_of_the_simulation(tmp_path: Path) -> None:
-    config = experiment("ditto", eval={"every": 0, "metrics": ["ece", "brier"]})
-    result, sim = deployed(config, tmp_path), simulated(config)
-    frame = RunStore.open(next(result.path.glob("*/seed-5")), readonly=True).clients()
-    told = {(row["client"], row["set"], row["model"]): row for row in frame.to_dict("records")}
-    rows = evaluate(sim, Protocol(("local",), metrics=("ece", "brier")))
-    assert len(rows) >= 4
-    for row in rows:
-        mine = told[row["client"], row["set"], row["model"]]
-        assert [mine["ece"], mine["brier"]] == [row["ece"], row["brier"]]
+    result = deployed(experiment("ditto", eval={"every": 0, "metrics": ["ece", "brier"]}), tmp_path)
+    are_recorded(result, is_simulated(result, tmp_path), ("ece", "brier"))
 
 
 def test_a_client_may_be_a_new_process_for_every_message(tmp_path: Path) -> None:
-    """As in a Flower app of `tailorfl deploy init`: what was agreed on lies on the client's disk."""
+    """As where it is started for each question: what was agreed on lies on the client's disk."""
 
     def anew(client: int) -> Callable[[bytes], bytes]:
-        def answer(asked: bytes) -> bytes:
+        def answer(question: bytes) -> bytes:
             member = member_of(state=tmp_path / f"state-{client}", name=str(client))
             try:
-                return member.answer(asked)
+                return member.answer(question)
             finally:
                 member.close()
 
         return answer
 
-    config = experiment("ditto")
     post = InProcessTransport({client: anew(client) for client in range(4)})
     try:
-        result = deployed(config, tmp_path, post=post)
+        is_simulated(host_experiment(post, experiment("ditto"), tmp_path / "out"), tmp_path)
     finally:
         post.close()
-    sim = simulated(config)
-    same(server_state(result), dict(tree.leaves(sim.server)))
-    for client in range(4):
-        own = {p: t[0] for p, t in tree.leaves(sim.states.get((client,)))}
-        same(private_state(tmp_path, config, client), own)
     assert len(list((tmp_path / "state-0" / "agreements").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_with_the_default_settings_a_replay_is_equal_to_the_bit(method: str, tmp_path: Path) -> None:
+    """As a user does it: deploy an experiment as it is by default, and play its trace again by `tailorfl run`."""
+    config = experiment(method, engine={})
+    result = deployed(config, tmp_path)
+    again = played_again(config, tmp_path)
+    same(server_state(again), server_state(result))
+    records_are_equal(result, again)
+
+
+@pytest.mark.parametrize("name", ["auto", "tf32"])
+def test_a_precision_in_which_clients_could_not_compute_alike_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.precision={name}"):
+        for_deployment(ExperimentConfig.model_validate({"engine": {"precision": name}}))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("bfloat16" not in available(HOST), reason="needs a processor that multiplies bfloat16")
+def test_deployed_clients_compute_in_bfloat16_as_the_simulation(tmp_path: Path) -> None:
+    config = experiment("ditto", engine={"name": "sequential", "precision": "bfloat16"})
+    is_simulated(deployed(config, tmp_path), tmp_path)

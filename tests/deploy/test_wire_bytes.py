@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from deploy.federating import experiment, members
-from deploy.tampering import Tampered, hosted, job_of
+from deploy.federation import Federation, experiment, store_of
 from tailorfl.deploy.codec import Packet
-from tailorfl.runs.store import RunStore
 
 BESIDE = 2_000
 """Bytes of facts in a message, at most."""
@@ -29,16 +27,14 @@ def test_bytes_of_messages_are_those_of_the_records(method: str, tmp_path: Path)
         model={"name": "mlp", "hidden": [512, 400]},  # 242,490 parameters
         eval={"every": 0},
     )
-    post = Tampered(members(tmp_path, 2))
+    federation = Federation(tmp_path, 2)
     try:
-        result = hosted(config, tmp_path, post)
+        result = federation.host(config)
     finally:
-        post.close()
-    messages = [(Packet.decoded(q), q, Packet.decoded(a), a) for _, q, a in post.passed]
-    rounds = [one for one in messages if one[0].kind == "train"]
+        federation.close()
+    rounds = [(Packet.decoded(q), q, Packet.decoded(a), a) for _, q, a in federation.of_kind("train")]
     assert len(rounds) == 4
-    store = RunStore.open(result.path / job_of(config).folder, readonly=True)
-    last: Any = store.rounds().iloc[-1]
+    last: Any = store_of(result).rounds().iloc[-1]
     assert last["bytes_down"] == sum(tensor_bytes(asked) for asked, *_ in rounds)
     assert last["bytes_up"] == sum(tensor_bytes(answer) for _, _, answer, _ in rounds)
     for asked, question, answer, reply in rounds:

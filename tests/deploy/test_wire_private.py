@@ -11,15 +11,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from deploy.federating import experiment, members
-from deploy.tampering import Ask, Tampered, hosted, job_of, place_of
+from deploy.federation import Ask, Federation, experiment, job_of, newest, place_of
 from tailorfl.core import method as registry
 from tailorfl.core.client import Client
 from tailorfl.deploy.codec import Packet
 from tailorfl.methods.ditto import Ditto
 from tailorfl.runs.build import make_federation
-from tailorfl.runs.checkpoints import load as load_checkpoint
-from tailorfl.runs.checkpoints import rounds
 from tailorfl.settings.experiment import ExperimentConfig
 
 WINDOW = 16
@@ -53,19 +50,18 @@ def raw(tensors: Iterable[Tensor], step: int = 4) -> set[bytes]:
     return set[bytes]().union(*(windows(t.contiguous().numpy().tobytes(), step) for t in tensors))
 
 
-class Listening(Tampered):
+class Listening(Federation):
     """Keeps all that goes either way, and every private state that a client has on its disk after an answer."""
 
     def __init__(self, config: ExperimentConfig, folder: Path) -> None:
-        super().__init__(members(folder, 3), self._kept)
-        self.config, self.folder = config, folder
+        super().__init__(folder, meddle=self._kept)
+        self.config = config
         self.states: list[Tensor] = []
 
-    def _kept(self, node: int, asked: Packet, body: bytes, ask: Ask) -> bytes:
+    def _kept(self, node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
         answer = ask(body)
-        if asked.kind == "train":
-            place = place_of(self.config, self.folder, node - 100)
-            state = load_checkpoint(place, rounds(place)[-1])[0]
+        if question.kind == "train":
+            state = newest(place_of(self.config, self.folder, node - 100))
             # APFL keeps, beside its v, the w that it sends.
             self.states += [tensor for name, tensor in state.items() if not name.startswith("w/")]
         return answer
@@ -76,7 +72,7 @@ def heard(method: Any, folder: Path) -> tuple[Listening, set[bytes], set[bytes],
     config = experiment(method, data=DATA, eval={"every": 1})
     post = Listening(config, folder)
     try:
-        hosted(config, folder, post)
+        post.host(config)
     finally:
         post.close()
     up = set[bytes]().union(*(windows(answer) for _, _, answer in post.passed))

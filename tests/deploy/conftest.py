@@ -1,0 +1,18 @@
+"""A federation of three clients for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.federation import Federation
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    """A server and three clients in this process."""
+    three = Federation(tmp_path)
+    yield three
+    three.close()
