@@ -131,7 +131,7 @@ def test_a_certificate_that_does_not_hold(door: Door, who: str) -> None:
     assert door.answer(context) == b""
 
 
-def test_what_a_client_is_told_of_its_certificate(door: Door) -> None:
+def test_the_words_that_a_client_is_told_of_its_certificate(door: Door) -> None:
     with pytest.raises(ConfigError, match=r"client.crt' has run out at .* UTC"):
         client_keys(door.keys / "clients" / "old")
     theirs = client_keys(door.folder / "others" / "clients" / "north")

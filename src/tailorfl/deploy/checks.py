@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -12,12 +12,18 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.data.remote_federation import PARTS
+from tailorfl.data.federation import Federation
+from tailorfl.data.remote_federation import PARTS, source_facts
+from tailorfl.data.table_files import shared_columns
 from tailorfl.deploy.codec import Packet
-from tailorfl.errors import DataError, MessageError, TailorflError
+from tailorfl.deploy.connected_clients import QuestionOutcome
+from tailorfl.errors import ConfigError, DataError, MessageError, TailorflError
 from tailorfl.evaluation.metrics import RANGES
 from tailorfl.evaluation.summary import OF_RECORD, Record
+from tailorfl.runs.build import make_federation
+from tailorfl.runs.files import decode, encode
 from tailorfl.settings.base import LARGEST_FLOAT
+from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
 TIMES = 10.0
@@ -55,6 +61,47 @@ def check_sizes(sizes: Mapping[str, Any], parts: Sequence[str], most: int) -> No
         )
 
 
+def usable(
+    answers: Mapping[str, QuestionOutcome], read: Callable[[str, Packet], Any], refused: dict[str, str]
+) -> dict[str, Any]:
+    """Return what usable answers say, and note in `refused` why others are not; who has not answered is in neither."""
+    usable: dict[str, Any] = {}
+    for name, answer in answers.items():
+        try:
+            if answer.packet is not None:
+                usable[name] = read(name, answer.packet)
+            elif answer.fate == "refused":
+                refused[name] = answer.reason
+        except (MessageError, DataError) as error:
+            refused[name] = f"what it says of its data cannot be used: {error}"
+    return usable
+
+
+def check_share(name: str, facts: Mapping[str, Any], central: Federation, taken: Collection[int]) -> None:
+    """Raise DataError where a client describes no share of the experiment's own data that nobody else has.
+
+    Args:
+        name: of the client.
+        facts: what it says of its data.
+        central: the experiment's data.
+        taken: the numbers there of other clients.
+    """
+    number = facts["index"]
+    if not 0 <= number < len(central) or number in taken or facts["total"] != len(central):
+        raise DataError(
+            f"'{name}' says that it is client {number + 1} of {facts['total']}, but the experiment's data have "
+            f"{len(central)} clients, each once"
+        )
+    sizes = {part: int(central.sizes(part)[number]) for part in PARTS}
+    if facts["sizes"] != sizes or facts["source"] != decode(encode(source_facts(central.source))):
+        raise DataError(f"'{name}' has other samples than the experiment's data give client {number + 1}")
+
+
+def features_of(descriptions: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the features of each of some clients with files of their own."""
+    return {name: list(map(str, descriptions[name]["source"]["features"])) for name in names}
+
+
 def largest_group(
     names: Sequence[str], check: Callable[[Sequence[str]], object]
 ) -> tuple[list[str], dict[str, str]]:
@@ -68,16 +115,16 @@ def largest_group(
         TailorflError: that of `check`, where no group is the largest: nobody can tell who is right.
     """
     everyone = list(names)
-    without = [[n for n in names if n != one] for one in names] if len(names) > 2 else []
+    without = [[n for n in names if n != name] for name in names] if len(names) > 2 else []
     fitting = [group for group in [everyone, *without] if not _reason(check, group)]
     if everyone not in fitting and len(fitting) != 1:
-        fitting, left = [], everyone
-        while left:
+        fitting, waiting = [], everyone
+        while waiting:
             group: list[str] = []
-            for name in left:
+            for name in waiting:
                 group += [] if _reason(check, [*group, name]) else [name]
             fitting.append(group)
-            left = [name for name in left if name not in group] if group else []
+            waiting = [name for name in waiting if name not in group] if group else []
         fitting.sort(key=len, reverse=True)
         if len(fitting[0]) == len(fitting[1] if len(fitting) > 1 else ()):
             check(everyone)
@@ -92,6 +139,29 @@ def _reason(check: Callable[[Sequence[str]], object], names: Sequence[str]) -> s
     except TailorflError as error:
         return str(error)
     return ""
+
+
+def unfit(
+    config: ExperimentConfig, seed: int, descriptions: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the clients whose description does not fit to those of most, and why."""
+    shared = any(facts["index"] is not None for facts in descriptions.values())
+    central = make_federation(config, seed, None, set()) if shared else None
+
+    def check(names: Sequence[str]) -> None:
+        if len({descriptions[name]["index"] is None for name in names}) > 1:
+            raise ConfigError(
+                "some clients have files of their own (--data) and others have not; give all of them one"
+            )
+        if central is None or any(descriptions[name]["index"] is None for name in names):
+            shared_columns(features_of(descriptions, names))
+            return
+        taken = set[int]()
+        for name in names:
+            check_share(name, descriptions[name], central, taken)
+            taken.add(descriptions[name]["index"])
+
+    return largest_group(list(descriptions), check)[1]
 
 
 def check_finite(value: Any, name: str = "") -> None:

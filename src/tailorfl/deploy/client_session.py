@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +33,7 @@ from tailorfl.deploy.codec import (
     flat,
     uses_as_facts,
 )
-from tailorfl.deploy.local_run import LocalRun, as_message, hand_over
+from tailorfl.deploy.local_run import AgreedJob, LocalRun, as_message, hand_over
 from tailorfl.deploy.membership import Agreement
 from tailorfl.deploy.own_data import DataShare
 from tailorfl.deploy.own_files import FileOfAnyKind, own_data
@@ -53,7 +53,6 @@ from tailorfl.errors import (
 from tailorfl.privacy.ledger import Uses
 from tailorfl.runs.build import make_simulation
 from tailorfl.runs.eval_schedule import protocol_of
-from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.names import slug
 
@@ -72,17 +71,6 @@ FAILURES: Mapping[type, str] = {
 UNLOGGED = ("hello", "goodbye")
 """Answers that tell nothing but the client's name and versions."""
 Notify = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class AgreedJob:
-    """One job that this client has agreed on."""
-
-    job: Job
-    digest: str
-    number: int
-    run: LocalRun
-    state: ClientState
 
 
 class ClientSession:
@@ -440,7 +428,7 @@ class ClientSession:
             protocol_of(agreed.job.config), sets=tuple(name for name in OWN_SETS if name in sets)
         )
         records = agreed.run.evaluated(agreed.number, protocol)
-        uses = _deployment_uses(agreed.run)
+        uses = agreed.run.deployment_uses
         if uses and before is None:
             self._check_affordable(uses)
         facts = {"digest": agreed.digest, "records": records, "uses": uses_as_facts(uses)}
@@ -482,11 +470,6 @@ def _question_digest(question: Packet) -> str:
     """Return a digest of what is asked, whichever attempt it is and whichever parts are looked at."""
     facts = {k: v for k, v in question.facts.items() if k not in ("attempt", "sets")}
     return replace(question, facts=facts).digest()
-
-
-def _deployment_uses(run: LocalRun) -> Uses:
-    """Return what private training has used for the model that is deployed."""
-    return Uses({use: steps for purpose, _, use, steps in run.ledger.rows() if purpose == "deployment"})
 
 
 def member_of(

@@ -154,9 +154,9 @@ def flat(name: str, tensors: TensorDict) -> dict[str, Tensor]:
     return {f"{name}/{path}": tensor for path, tensor in tree.leaves(tensors)}
 
 
-def compatible(other: str) -> bool:
+def compatible(version: str) -> bool:
     """Return whether another version of tailorfl may take part: one that differs in the last number alone."""
-    return other.split(".")[:2] == VERSION.split(".")[:2]
+    return version.split(".")[:2] == VERSION.split(".")[:2]
 
 
 def failure(reason: str, code: str = "refused") -> Packet:

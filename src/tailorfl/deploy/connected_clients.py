@@ -189,18 +189,18 @@ class ConnectedClients:
         Its late answer may never come: Flower drops one that comes after nobody waits, and forgets the letters of a
         node that was restarted.
         """
-        now = time.monotonic()
+        begin = time.monotonic()
         for arrival in self._received(self._probes):
             free, _ = self._probes.pop(arrival.ticket)
             if arrival.body is not None:
                 self._silent.discard(free)
-        self._probes = {t: (n, until) for t, (n, until) in self._probes.items() if until > now}
+        self._probes = {t: (n, until) for t, (n, until) in self._probes.items() if until > begin}
         probed = {node for node, _ in self._probes.values()}
         letters = [Letter(node, "query", _HELLO.encoded()) for node in sorted(self._silent - probed)]
         tickets = self.post.send(letters, HELLO_SECONDS) if letters else []
         for ticket, letter in zip(tickets, letters, strict=True):
             if ticket:
-                self._probes[ticket] = (letter.node, now + HELLO_SECONDS)
+                self._probes[ticket] = (letter.node, begin + HELLO_SECONDS)
 
     def _exchange(self, packets: Mapping[int, Packet], seconds: float) -> dict[int, QuestionOutcome]:
         begin = time.monotonic()

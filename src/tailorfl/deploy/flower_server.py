@@ -61,13 +61,13 @@ class _Node:
     """
 
     name: str
-    seen: float
+    heard_at: float
     connections: set[int]
     sent: int = 0
 
     def gone(self, now: float) -> bool:
         """Whether it was not heard of for too long."""
-        return now - self.seen > (GONE_SECONDS if self.connections else LEFT_SECONDS)
+        return now - self.heard_at > (GONE_SECONDS if self.connections else LEFT_SECONDS)
 
 
 @dataclass
@@ -222,8 +222,8 @@ class Link:
         del self._letters[ticket]
         reply = self._state.message_ins_id_to_message_res_id.get(ticket, "")
         self._state.delete_messages({ticket})
-        for whole in (ticket, reply):
-            self._state.object_store.delete(whole)
+        for name in (ticket, reply):
+            self._state.object_store.delete(name)
 
     def close(self) -> None:
         """Stop listening; connections that are open get two seconds."""
@@ -303,7 +303,7 @@ class Link:
             node.sent += len(getattr(request, "object_content", b""))
             if node.sent > self._largest + BESIDE:
                 return 413, f"an answer may have {self._largest} bytes"
-            node.seen = self._awake
+            node.heard_at = self._awake
             node.connections.add(connection)
             return 0, ""
 

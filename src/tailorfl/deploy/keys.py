@@ -133,9 +133,9 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
     """
     check_distinct(list(clients), "the clients")
     for name in clients:
-        if (place := folder / "clients" / slug(name)).exists():
+        if (existing := folder / "clients" / slug(name)).exists():
             raise ConfigError(
-                f"client '{name}' has a key in '{place}'; give it another one by --renew {name}"
+                f"client '{name}' has a key in '{existing}'; give it another one by --renew {name}"
             )
         if len(name) > LONGEST_NAME:
             raise ConfigError(
@@ -225,12 +225,12 @@ def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def _make_client(folder: Path, name: str, days: int) -> None:
-    key, place = ec.generate_private_key(CURVE), folder / "clients" / slug(name)
+    key, own_folder = ec.generate_private_key(CURVE), folder / "clients" / slug(name)
     certificate = _signed(name, key, *_authority(folder), days)
-    _make_folder(place)
-    _write_key(place / CLIENT_KEY, key)
-    _write(place / CLIENT, certificate)
-    _write(place / AUTHORITY, (folder / "server" / AUTHORITY).read_bytes())
+    _make_folder(own_folder)
+    _write_key(own_folder / CLIENT_KEY, key)
+    _write(own_folder / CLIENT, certificate)
+    _write(own_folder / AUTHORITY, (folder / "server" / AUTHORITY).read_bytes())
 
 
 def _make_folder(folder: Path) -> None:
@@ -263,7 +263,7 @@ def _signed(
     hosts: Sequence[str] = (),
 ) -> bytes:
     """Return a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client."""
-    now = datetime.datetime.now(datetime.UTC)
+    today = datetime.datetime.now(datetime.UTC)
     unused = dict.fromkeys(UNUSED, False)
     usage = x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **unused)
     begun = (
@@ -272,8 +272,8 @@ def _signed(
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - EARLY)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(today - EARLY)
+        .not_valid_after(today + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(usage, critical=True)
     )

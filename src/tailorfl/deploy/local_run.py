@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tailorfl.core.messages import PerClient
 from tailorfl.data.remote_federation import client_samples, source_facts
+from tailorfl.deploy.client_state import ClientState
 from tailorfl.deploy.codec import RefusalError
 from tailorfl.errors import MessageError, ModelError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
@@ -109,6 +110,11 @@ class LocalRun(Simulation):
         """Return the global model that the server has sent."""
         return self.shared
 
+    @property
+    def deployment_uses(self) -> Uses:
+        """The uses of private training for the model that is deployed."""
+        return Uses({use: steps for purpose, _, use, steps in self.ledger.rows() if purpose == "deployment"})
+
     def check_tensors(self, client: int, message: TensorDict) -> None:
         """Check that what is named as a tensor of the model has its type and shape, alone or several of them stacked.
 
@@ -146,6 +152,17 @@ class LocalRun(Simulation):
                 ]
             ) from error
         return record.uses.get(client, Uses())
+
+
+@dataclass(frozen=True)
+class AgreedJob:
+    """One job that this client has agreed on."""
+
+    job: Job
+    digest: str
+    number: int
+    run: LocalRun
+    state: ClientState
 
 
 def as_message(parts: TensorDict) -> TensorDict:

@@ -64,7 +64,7 @@ class DescribedClients:
         return replace(
             self,
             names=[*self.names, name],
-            sizes={part: [*known, sizes[part]] for part, known in self.sizes.items()},
+            sizes={part: [*counts, sizes[part]] for part, counts in self.sizes.items()},
             prepared=self.prepared and {**self.prepared, "rows": [*self.prepared["rows"], rows]},
             groups=[*self.groups, 1],
         )
@@ -191,7 +191,7 @@ class Membership:
             facts: Mapping[str, Any] = decode(path.read_text(encoding="utf-8"))
             if facts["experiment"] != decode(encode(experiment)):
                 return cls(path, experiment)
-            clients = {seed: DescribedClients(**one) for seed, one in facts["clients"].items()}
+            clients = {seed: DescribedClients(**fields) for seed, fields in facts["clients"].items()}
             handed = {job: set(names) for job, names in facts["handed"].items()}
             return cls(path, experiment, clients, set(facts["gone"]), handed)
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -203,19 +203,19 @@ class Membership:
         """Return the names of those that the operator lets join, but for those that have left."""
         return _listed(self.path.with_name(ALLOWED)) - self.gone
 
-    def leave(self, names: Iterable[str], told: Callable[[str], None]) -> None:
+    def leave(self, names: Iterable[str], notify: Callable[[str], None]) -> None:
         """Take clients off for good, with those that the operator has taken off meanwhile."""
         new = {*names, *_listed(self.path.with_name(LEFT))} - self.gone
         if new:
             self.gone |= new
             self.save()
-            told(f"{', '.join(sorted(new))} left for good")
+            notify(f"{', '.join(sorted(new))} left for good")
 
     def save(self) -> None:
         """Write the file."""
         facts = {
             "experiment": self.experiment,
-            "clients": {seed: asdict(one) for seed, one in self.clients.items()},
+            "clients": {seed: asdict(clients) for seed, clients in self.clients.items()},
             "gone": sorted(self.gone),
             "handed": {job: sorted(names) for job, names in self.handed.items()},
         }
@@ -275,4 +275,4 @@ def _listed(file: Path) -> set[str]:
 def _names_in(out: Path) -> set[str]:
     path = out / NAME
     clients = decode(path.read_text(encoding="utf-8"))["clients"] if path.is_file() else {}
-    return {name for one in clients.values() for name in one["names"]}
+    return {name for fields in clients.values() for name in fields["names"]}

@@ -125,7 +125,7 @@ class OwnFile(ABC):
         """Return the samples as this client alone has them; of a table with these features, where they are named."""
 
     @abstractmethod
-    def summarised(self, data: DataConfig, own: ClientSamples) -> JsonRecord:
+    def summarised(self, data: DataConfig, samples: ClientSamples) -> JsonRecord:
         """Return what is told of the client's samples beside how many there are."""
 
     @abstractmethod
@@ -160,9 +160,9 @@ class OwnFile(ABC):
         self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
     ) -> tuple[dict[str, int], dict[str, Any]]:
         """Return the sizes of this client's parts, and what is told of its samples."""
-        own = self.parts(config, seed, number, rows)
-        self.policy.check_summary(own.source, len(own.train))
-        return own.sizes, self.summarised(config.data, own).to_dict()
+        samples = self.parts(config, seed, number, rows)
+        self.policy.check_summary(samples.source, len(samples.train))
+        return samples.sizes, self.summarised(config.data, samples).to_dict()
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
         """Return the public set, out of a source that every client can read."""

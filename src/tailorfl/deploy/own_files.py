@@ -46,9 +46,9 @@ class OwnSamples(OwnFile):
 
     summary_type = SampleSummary
 
-    def summarised(self, data: DataConfig, own: ClientSamples) -> SampleSummary:
+    def summarised(self, data: DataConfig, samples: ClientSamples) -> SampleSummary:
         """Return what all samples have to fit."""
-        source, facts = own.source, source_facts(own.source)
+        source, facts = samples.source, source_facts(samples.source)
         pixels: list[list[int]] = []
         if source.mean is not None and PRIVATE_SCALING in source.info:  # constants that are public are told
             pixels, facts = channel_counts(source.x).tolist(), {**facts, "mean": None, "std": None}
@@ -56,8 +56,8 @@ class OwnSamples(OwnFile):
 
     def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
         """Return this client's samples, with the classes, channels and scaling of all."""
-        own, facts = self.parts(config, seed, number, prepared["rows"]), prepared["facts"]
-        source, info, y = own.source, dict(own.source.info), own.source.y
+        samples, facts = self.parts(config, seed, number, prepared["rows"]), prepared["facts"]
+        source, info, y = samples.source, dict(samples.source.info), samples.source.y
         if source.task in CLASSES:
             classes = list(facts["info"]["classes"])
             if strange := sorted({*source.info["classes"]} - {*classes}):
@@ -74,7 +74,7 @@ class OwnSamples(OwnFile):
         fitted = replace(source, x=x, y=y, outputs=int(facts["outputs"]), mean=mean, std=std, info=info)
         if (shape := source_facts(fitted)["x"]) != facts["x"]:
             raise DataError(f"a sample is {shape}, but those of the others are {facts['x']}")
-        return replace(own, source=fitted)
+        return replace(samples, source=fitted)
 
     @staticmethod
     def common(
@@ -83,15 +83,15 @@ class OwnSamples(OwnFile):
         """Return the classes of all and, of images, the channels and scaling of all."""
         first, images = summaries[0], data.name == IMAGES
         facts = dict(first.source)
-        for other in summaries[1:]:
+        for summary in summaries[1:]:
             for key in ("task", "x", "y", "augment"):
-                expected, actual = facts[key], other.source[key]
+                expected, actual = facts[key], summary.source[key]
                 if key == "x" and images:  # grey ones get the channels of the others
                     expected, actual = ([x[0][1:], x[1]] for x in (expected, actual))
                 if expected != actual:
                     hint = " (for images set data.options.size=[HEIGHT, WIDTH])" if images else ""
                     raise DataError(
-                        f"the samples of '{first.name}' and '{other.name}' differ in {key}: {expected} and {actual}; "
+                        f"the samples of '{first.name}' and '{summary.name}' differ in {key}: {expected} and {actual}; "
                         f"one model must fit both{hint}"
                     )
         if facts["task"] in CLASSES:

@@ -63,16 +63,16 @@ class OwnTable(OwnFile):
         )
         return replace(source, name=self.path.name)
 
-    def summarised(self, data: DataConfig, own: ClientSamples) -> Summary:
+    def summarised(self, data: DataConfig, samples: ClientSamples) -> Summary:
         """Return what the constants of all are made of. Raises PolicyError where it tells of too few rows."""
         roles = made_roles(**_without(data.options, CONSTANTS, "sep", "decimal"))
         if data.normalise == "none" or CONSTANTS in data.options:
-            classes = tuple(own.source.info.get("classes", ()))
+            classes = tuple(samples.source.info.get("classes", ()))
             return Summary(name=self.name, rows=0, roles=roles, columns={}, classes=classes)
-        frame = _table(own.source).frame
-        summary = summarise(frame, roles, own.train, self.name)
+        frame = _table(samples.source).frame
+        summary = summarise(frame, roles, samples.train, self.name)
         least = max(self.policy.min_count, roles.min_count)
-        pooled = summarise(frame, roles.model_copy(update={"min_count": least}), own.train, self.name)
+        pooled = summarise(frame, roles.model_copy(update={"min_count": least}), samples.train, self.name)
         for name, column in summary.columns.items():
             if column != pooled.columns[name]:
                 raise PolicyError(
@@ -94,9 +94,9 @@ class OwnTable(OwnFile):
         missing = set(features) - described  # those that other clients alone have
         if described - set(features) or missing & set(_table(source).frame.columns):
             raise MessageError("the server asks for other features than this client has described")
-        own = self.parts(config, seed, number, prepared["rows"], features)
+        samples = self.parts(config, seed, number, prepared["rows"], features)
         constants = Constants.from_dict(sent, "the constants that the server has sent")
-        roles = _table(own.source).roles
+        roles = _table(samples.source).roles
         levels = [len(column.levels) for column in constants.columns.values() if column.kind == "word"]
         if not {*constants.columns} <= {*features} or max(levels, default=0) > MOST_LEVELS:
             raise MessageError(
@@ -104,10 +104,10 @@ class OwnTable(OwnFile):
             )
         if (constants.roles.label, constants.roles.task) != (roles.label, roles.task):
             raise MessageError("the constants of the server are for another label than the experiment's")
-        return replace(own, source=self._prepared(config.data, own, constants))
+        return replace(samples, source=self._prepared(config.data, samples, constants))
 
-    def _prepared(self, data: DataConfig, own: ClientSamples, everyone: Constants) -> Source:
-        source, table = own.source, _table(own.source)
+    def _prepared(self, data: DataConfig, samples: ClientSamples, everyone: Constants) -> Source:
+        source, table = samples.source, _table(samples.source)
         if CONSTANTS in data.options:
             return by_constants(source, everyone)
         if data.normalise == "none":
@@ -115,7 +115,7 @@ class OwnTable(OwnFile):
             info = {**unscaled.info, **({"classes": everyone.classes} if everyone.classes else {})}
             y = everyone.targets(table.frame, source.name)
             return replace(unscaled, y=y, outputs=everyone.outputs, info=info)
-        rows = ClientRows(self.name, np.arange(len(source)), own.train)
+        rows = ClientRows(self.name, np.arange(len(source)), samples.train)
         return by_training_rows(source, everyone, [rows], [rows.summarise(table)], data.normalise)
 
     @staticmethod

@@ -110,9 +110,9 @@ class Policy(Settings):
             return cls.model_validate(content or {})
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
+            key = ".".join(map(str, first["loc"]))
             raise ConfigError(
-                f"policy '{path}': {where} = {str(first['input'])[:80]!r}: {first['msg']}"
+                f"policy '{path}': {key} = {str(first['input'])[:80]!r}: {first['msg']}"
             ) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"policy '{path}' is no YAML: {error}") from error
@@ -197,8 +197,8 @@ class Policy(Settings):
             )
         self._bounded("clients", len(names), self.max_clients)
         for rows in counts:
-            whole = isinstance(rows, Sequence) and all(type(n) is int and n >= 0 for n in rows)
-            if not whole or len(rows) != len(names):
+            are_counts = isinstance(rows, Sequence) and all(type(n) is int and n >= 0 for n in rows)
+            if not are_counts or len(rows) != len(names):
                 raise MessageError("the server does not say how many rows each client has")
         self._bounded("rows", sum(sum(rows) for rows in counts), self.max_rows)
 

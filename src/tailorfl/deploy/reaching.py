@@ -17,11 +17,11 @@ _REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")
 """In the name of what TLS says where it does not take the other side's certificate."""
 
 
-def address(given: str) -> tuple[str, int]:
+def address(text: str) -> tuple[str, int]:
     """Return (host, port). Raises ConfigError where it is no HOST:PORT."""
-    host, _, port = given.rpartition(":")
+    host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"an address is HOST:PORT, such as 127.0.0.1:8000, but is '{given}'")
+        raise ConfigError(f"an address is HOST:PORT, such as 127.0.0.1:8000, but is '{text}'")
     return host.strip("[]"), int(port)
 
 
@@ -118,13 +118,13 @@ class Reach:
         self.trouble = ""
         """Why it could not be reached at the last try, "" where it could."""
 
-    def failed(self, why: str) -> None:
+    def failed(self, reason: str) -> None:
         """Note that a call has failed.
 
         Raises:
             RunError: all will as things stand, see `in_the_way`.
         """
-        trouble = in_the_way(self._server, self._tls) or why
+        trouble = in_the_way(self._server, self._tls) or reason
         if trouble != self.trouble:
             self._notify(
                 f"the server at {self._server} cannot be reached: {trouble}; it is tried until it can"

@@ -129,8 +129,8 @@ class RemoteRounds(Simulation):
             agreed = self.set_up(new)
             again = {i: packets[i] for i in new if agreed[i].packet is not None}
             answers |= agreed | self._exchange(again)
-        left = (self.federation.names[i] for i, answer in answers.items() if answer.code == LEFT)
-        self.membership.leave(left, self.connected.notify)
+        leavers = (self.federation.names[i] for i, answer in answers.items() if answer.code == LEFT)
+        self.membership.leave(leavers, self.connected.notify)
         return answers
 
     def _exchange(self, packets: Mapping[int, Packet]) -> dict[int, QuestionOutcome]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,23 @@ from tailorfl.core.method import make_method
 from tailorfl.data.dealing import client_number
 from tailorfl.data.federation import Federation
 from tailorfl.data.public import public_set, subset
-from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source, source_facts
+from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import JsonRecord
 from tailorfl.data.table_files import name_lacking, shared_columns
-from tailorfl.deploy.checks import check_finite, check_sizes, largest_group, read_description
+from tailorfl.deploy.checks import (
+    check_finite,
+    check_share,
+    check_sizes,
+    features_of,
+    largest_group,
+    read_description,
+    unfit,
+    usable,
+)
 from tailorfl.deploy.client_session import OWN_SETS
 from tailorfl.deploy.codec import Packet
-from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, goodbye, named
+from tailorfl.deploy.connected_clients import ConnectedClients, goodbye, named
 from tailorfl.deploy.membership import DescribedClients, Membership, Sizes, agreement_of, why_nobody_joins
 from tailorfl.deploy.own_files import kind_of
 from tailorfl.deploy.remote_rounds import LOOK, OTHER_SETTINGS, RemoteRounds, evaluate_remotely
@@ -32,7 +41,6 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.backend import Backend
 from tailorfl.runs.build import check, make_federation, make_simulation, with_all_options
 from tailorfl.runs.extension import resumed
-from tailorfl.runs.files import decode, encode
 from tailorfl.runs.fingerprint import note_data
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job, Observer
@@ -83,12 +91,8 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
         if applies:
             raise ConfigError(problem)
     sets = dict.fromkeys((*config.eval.sets, *config.eval.final))
-    dropped = [name for name in sets if name not in (*OWN_SETS, "participants")]
-    if dropped:
-        log.warning(
-            "no single client can measure models on %s, so these sets of eval are left out",
-            ", ".join(dropped),
-        )
+    if dropped := ", ".join(name for name in sets if name not in (*OWN_SETS, "participants")):
+        log.warning("no single client can measure models on %s, so these sets of eval are left out", dropped)
     return config.model_copy(update={"checkpoint_every": 1})
 
 
@@ -151,9 +155,11 @@ class DeployedExperiment:
         public: Source | None = None
         server: Source | None = None
         if clients.shared:  # the experiment's own data, which every process can read
-            whole = make_federation(config, seed, None, set())
-            public = whole.public
-            server = subset(whole.source, whole.server, whole.source.name) if len(whole.server) else None
+            central = make_federation(config, seed, None, set())
+            public = central.public
+            server = (
+                subset(central.source, central.server, central.source.name) if len(central.server) else None
+            )
         elif config.data.public is not None:
             public = public_set(config.data.public, config.data.public_samples, source, seed)
         return remote_federation(source, clients.names, clients.sizes, public=public, server=server)
@@ -184,11 +190,11 @@ class DeployedExperiment:
             if len(present) == expected:
                 new = dict.fromkeys(sorted(present - described.keys()), question)
                 answers, refused = self.connected.ask(new, config.deploy.round_seconds), dict[str, str]()
-                described |= _usable(
+                described |= usable(
                     answers, lambda _, packet: read_description(packet, config.deploy.max_samples), refused
                 )
                 if described and len(described) + len(refused) == expected:
-                    refused |= _unfit(config, seed, described)
+                    refused |= unfit(config, seed, described)
                     if not refused:
                         return self._clients(config, seed, described)
                 for name, reason in refused.items():
@@ -258,12 +264,12 @@ class DeployedExperiment:
                 break
             self.connected.refresh()
             answers = self.connected.ask(dict.fromkeys(missing, question), limits.round_seconds)
-            summaries |= _usable(answers, read, refused)
+            summaries |= usable(answers, read, refused)
             if len(summaries) + len(refused) < len(names):
                 time.sleep(LOOK)
 
         def common(group: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-            features = shared_columns(_features(described, group))
+            features = shared_columns(features_of(described, group))
             try:
                 prepared, source = kind.common(
                     config.data, features, list(rows.values()), [summaries[name][1] for name in group]
@@ -281,31 +287,29 @@ class DeployedExperiment:
             log.warning("'%s' is left out: %s", name, reason)
             self.connected.leave_out(name, reason)
             self.membership.gone.add(name)
-        name_lacking(_features(described, fitting))
+        name_lacking(features_of(described, fitting))
         prepared, source = common(fitting)
         sizes: Sizes = {part: [summaries[n][0][part] if n in fitting else 0 for n in names] for part in PARTS}
         return DescribedClients(names, sizes, source, prepared, shared=False)
 
     def _simulation(self, job: Job, federation: Federation, folder: Path | None = None) -> RemoteRounds:
         """Return a job's run before its first round, with the clients that agree to it."""
-        seed = job.config.data.seed_of(job.seed)
-        clients = self.membership.clients[str(seed)]
-        if len(clients.names) > len(federation):  # somebody has joined in an earlier job of this seed
-            federation = self._remote_federation(job.config, seed, clients)
         sim = self._remote(job, federation, folder)
         self.connected.refresh()
-        answers = sim.set_up(sim.members)
-        refused = {federation.names[i]: a.reason for i, a in answers.items() if a.fate == "refused"}
+        answers, names = sim.set_up(sim.members), sim.federation.names
+        refused = {names[i]: a.reason for i, a in answers.items() if a.fate == "refused"}
         if len(sim.members) - len(refused) < sim.needed(sim.members):
             raise RunError(f"too few clients take part in {job.name}: {_listed(refused)}")
-        absent = [federation.names[i] for i, a in answers.items() if a.packet is None]
-        if absent:
+        if absent := [names[i] for i, a in answers.items() if a.packet is None]:
             log.warning("%s begins without %s", job.name, named(absent))
         return sim
 
     def _remote(self, job: Job, federation: Federation, folder: Path | None = None) -> RemoteRounds:
+        seed = job.config.data.seed_of(job.seed)
+        clients = self.membership.clients[str(seed)]
+        if len(clients.names) > len(federation):  # somebody has joined in an earlier job of this seed
+            federation = self._remote_federation(job.config, seed, clients)
         sim = make_simulation(job, federation, folder, RemoteRounds)
-        clients = self.membership.clients[str(job.config.data.seed_of(job.seed))]
         sim.attach(job, self.connected, clients, self.membership, functools.partial(self._admit, sim))
         return sim
 
@@ -345,8 +349,10 @@ class DeployedExperiment:
         sizes: Mapping[str, int] = facts["sizes"]
         rows = sum(sizes.values())
         if clients.shared:
-            whole = make_federation(config, seed, None, set())
-            check_share(name, facts, whole, {client_number(whole.names, other) for other in clients.names})
+            central = make_federation(config, seed, None, set())
+            check_share(
+                name, facts, central, {client_number(central.names, member) for member in clients.names}
+            )
         else:
             about |= {
                 "names": [*clients.names, name],
@@ -455,72 +461,8 @@ class DeployedExperiment:
         )
 
 
-def _usable(
-    answers: Mapping[str, QuestionOutcome], read: Callable[[str, Packet], Any], refused: dict[str, str]
-) -> dict[str, Any]:
-    """Return what usable answers say, and note in `refused` why others are not; who has not answered is in neither."""
-    usable: dict[str, Any] = {}
-    for name, answer in answers.items():
-        try:
-            if answer.packet is not None:
-                usable[name] = read(name, answer.packet)
-            elif answer.fate == "refused":
-                refused[name] = answer.reason
-        except (MessageError, DataError) as error:
-            refused[name] = f"what it says of its data cannot be used: {error}"
-    return usable
-
-
-def _unfit(
-    config: ExperimentConfig, seed: int, descriptions: Mapping[str, Mapping[str, Any]]
-) -> dict[str, str]:
-    """Return the clients whose description does not fit to those of most, and why."""
-    shared = any(facts["index"] is not None for facts in descriptions.values())
-    whole = make_federation(config, seed, None, set()) if shared else None
-
-    def check(names: Sequence[str]) -> None:
-        if len({descriptions[name]["index"] is None for name in names}) > 1:
-            raise ConfigError(
-                "some clients have files of their own (--data) and others have not; give all of them one"
-            )
-        if whole is None or any(descriptions[name]["index"] is None for name in names):
-            shared_columns(_features(descriptions, names))
-            return
-        taken = set[int]()
-        for name in names:
-            check_share(name, descriptions[name], whole, taken)
-            taken.add(descriptions[name]["index"])
-
-    return largest_group(list(descriptions), check)[1]
-
-
-def check_share(name: str, facts: Mapping[str, Any], whole: Federation, taken: Collection[int]) -> None:
-    """Raise DataError where a client describes no share of the experiment's own data that nobody else has.
-
-    Args:
-        name: of the client.
-        facts: what it says of its data.
-        whole: the experiment's data.
-        taken: the numbers there of other clients.
-    """
-    number = facts["index"]
-    if not 0 <= number < len(whole) or number in taken or facts["total"] != len(whole):
-        raise DataError(
-            f"'{name}' says that it is client {number + 1} of {facts['total']}, but the experiment's data have "
-            f"{len(whole)} clients, each once"
-        )
-    sizes = {part: int(whole.sizes(part)[number]) for part in PARTS}
-    if facts["sizes"] != sizes or facts["source"] != decode(encode(source_facts(whole.source))):
-        raise DataError(f"'{name}' has other samples than the experiment's data give client {number + 1}")
-
-
 def _listed(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())[:1000]
-
-
-def _features(descriptions: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the features of each of some clients with files of their own."""
-    return {name: list(map(str, descriptions[name]["source"]["features"])) for name in names}
 
 
 def host_experiment(
@@ -546,14 +488,14 @@ def host_experiment(
     config = for_deployment(config)
     check(config)
     name = config.name
-    config, way = resumed(out, config)
-    if way == "resume" and experiment_in(out).name != name:
+    config, mode = resumed(out, config)
+    if mode == "resume" and experiment_in(out).name != name:
         raise ConfigError(
             f"'{out}' holds the experiment '{experiment_in(out).name}', not '{name}'; choose another folder (--out)"
         )
     connected = ConnectedClients(post, config.deploy.max_bytes, notify)
-    deployment = DeployedExperiment(connected, out, config, way != "new")
-    result = run_experiment(config, out, way=way, observer=observer, backend=deployment.backend)
+    deployment = DeployedExperiment(connected, out, config, mode != "new")
+    result = run_experiment(config, out, way=mode, observer=observer, backend=deployment.backend)
     deployment.hand_over_the_rest()
     deployment.goodbye()
     return result
