@@ -39,7 +39,8 @@ def write_table(path: Path) -> None:
 def of_table(**changes: Any) -> ExperimentConfig:
     """An experiment on two such tables."""
     data = {"name": "table", "normalise": "federated", "options": OPTIONS, **changes.pop("data", {})}
-    return experiment("fedavg", data=data, deploy={"clients": 2}, **changes)
+    deploy = {"clients": 2, **changes.pop("deploy", {})}
+    return experiment("fedavg", data=data, deploy=deploy, **changes)
 
 
 def table_of_the_experiment(path: Path) -> dict[str, Any]:

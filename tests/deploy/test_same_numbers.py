@@ -24,8 +24,7 @@ from methods.settings import row as quick_options
 from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.serving import for_deployment, host_experiment
 from tailorfl.deploy.transport import InProcessTransport
-from tailorfl.engines.devices import HOST
-from tailorfl.engines.precision import available
+from tailorfl.engines.devices import HOST, available
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.report.result import ExperimentResult

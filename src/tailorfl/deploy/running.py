@@ -10,7 +10,6 @@ from pathlib import Path
 from tailorfl.deploy.client_session import ClientSession
 from tailorfl.deploy.codec import failure
 from tailorfl.deploy.flower_client import Connection, ForgottenError, ServerMessage, UnreachableError
-from tailorfl.deploy.flower_server import Link
 from tailorfl.deploy.health import served
 from tailorfl.deploy.keys import Revoked, client_keys, server_keys
 from tailorfl.deploy.reaching import Reach, address
@@ -50,6 +49,8 @@ def run_server(
     Raises:
         TailorflError: see the message; the same call goes on.
     """
+    from tailorfl.deploy.flower_server import Link  # a client's process does without its libraries
+
     host, port = address(listen)
     largest = config.deploy.max_bytes
     if keys is not None:
