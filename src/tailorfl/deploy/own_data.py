@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from tailorfl.data.public import public_set
-from tailorfl.data.federation import Federation
 from tailorfl.data.dealing import client_number
+from tailorfl.data.federation import Federation
+from tailorfl.data.public import public_set
 from tailorfl.data.remote_federation import ClientSamples, client_samples, source_facts
 from tailorfl.data.source import Source
 from tailorfl.data.splits import own_rows, read_split
