@@ -324,9 +324,9 @@ def test_every_flan_line_has_its_answer_among_its_options(need_data: Callable[[s
     counts: dict[str, set[int]] = {}
     for example in examples:
         prompt, options = split_options(example.instruction)
-        assert options.count(example.output.strip()) == 1, example.place
-        assert "OPTIONS" not in prompt, example.place
-        assert prompt, example.place
+        assert options.count(example.output.strip()) == 1, example.location
+        assert "OPTIONS" not in prompt, example.location
+        assert prompt, example.location
         counts.setdefault(example.client, set()).add(len(options))
     assert {name: found for name, found in counts.items() if name != "record"} == {
         "snli": {3},

@@ -86,8 +86,8 @@ def build(
         DataError: for data that are missing, broken or cannot be dealt as asked.
         MissingExtraError: if corruptions are asked for and their package is not installed.
     """
-    given, config = source, _config(dict(locals()))
-    source = _load(config) if given is None else given
+    config, by_name = _config(dict(locals())), source is None
+    source = _load(config) if source is None else source
     source = source if augment == "none" else replace(source, augment=augment)
     source = plain(source) if normalise == "none" else source
     rule = read_split(config.split, official=source.test is not None)
@@ -124,7 +124,7 @@ def build(
         federation = prepared(federation, normalise, len(joined[0]) if len(order) else None)
     shifted = _shifted(federation, rows, domains, config, seed)
     shifted |= own_shifts(
-        federation.source, shifts or {}, config.name if given is None else None, config.options, shifted
+        federation.source, shifts or {}, config.name if by_name else None, config.options, shifted
     )
     shared: Source | None = None
     if len(own_public):

@@ -29,7 +29,7 @@ Opened = TypeVar("Opened")
 
 
 def cache_folder() -> Path:
-    """Where data are cached unless told otherwise."""
+    """Return the folder in which data are cached by default."""
     setting = os.environ.get(VARIABLE)
     if setting:
         return Path(setting).expanduser()
@@ -88,7 +88,7 @@ def mark_finite(values: Tensor) -> Tensor:
 
 
 def is_known_finite(values: Tensor) -> bool:
-    """Whether `mark_finite` was told so of this very tensor."""
+    """Return whether `mark_finite` marked this very tensor."""
     return values in _FINITE
 
 

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Kind = Literal["number", "word", "empty"]
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?")
 _SEVERAL = (list, tuple, dict, set, bytes, np.ndarray)
-"""What one cell cannot be."""
+"""Types that one cell cannot have."""
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T]\d{1,2}:\d\d.*)?")
 
 

@@ -83,7 +83,7 @@ class WordColumn(JsonRecord):
 
 
 class Constants(OrderedColumns):
-    """How raw rows become inputs and targets of a model; JSON by `to_dict`, `from_dict`.
+    """The constants that make inputs and targets of a model from raw rows; JSON by `to_dict`, `from_dict`.
 
     Attributes:
         roles: what columns mean.

@@ -305,10 +305,10 @@ def in_turn(joined: Sequence[Sequence[str]], names: Sequence[str], all_of_them: 
     if len(joined) < 2 and len(listed) in (0, len(names)):
         return np.empty(0, dtype=np.int64)
     order = np.array([client_number(names, name) for name in listed], dtype=np.int64)
-    others = [name for number, name in enumerate(names) if number not in order]
-    if all_of_them and others:
+    absent = [name for number, name in enumerate(names) if number not in order]
+    if all_of_them and absent:
         raise ConfigError(
-            f"the trace is of {len(order)} clients, but the data are of {', '.join(others[:10])} too; move the files "
+            f"the trace is of {len(order)} clients, but the data are of {', '.join(absent[:10])} too; move the files "
             "of those who took no part elsewhere"
         )
     return order
@@ -328,9 +328,9 @@ def split_in_turn(
     """
     sizes, strata = dealt.rows.sizes.tolist(), source.strata.numpy()
     groups = [len(group) for group in joined]
-    known = np.repeat(np.cumsum(groups), groups).tolist()
+    joined_by_then = np.repeat(np.cumsum(groups), groups).tolist()
     cut = [
-        own_rows(client, sizes[: known[client]], strata[rows], rule, seed)
+        own_rows(client, sizes[: joined_by_then[client]], strata[rows], rule, seed)
         for client, rows in enumerate(dealt.rows)
     ]
     train, val, test = (

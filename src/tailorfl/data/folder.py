@@ -36,7 +36,7 @@ UNREADABLE = (
     UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError, EOFError,
     LookupError, ArithmeticError, AttributeError, NotImplementedError, MemoryError, struct.error, zlib.error,
 )  # fmt: skip
-"""What readers of image formats raise at damaged files, each its own."""
+"""Errors that readers of image formats raise at damaged files, each its own."""
 _PARTS = ("train", "test")
 _GREY_MODES = ("1", "L", "LA", "I;16")
 

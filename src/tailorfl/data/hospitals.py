@@ -41,7 +41,7 @@ PUBLIC_SCALES: dict[object, tuple[float, float]] = {
 }
 """Column -> (centre, scale), from guidelines and not from these patients; all other columns are 0 or 1."""
 LARGEST = 3.0
-"""Where publicly scaled features are cut off: a cholesterol of 0 means that it was not measured."""
+"""The magnitude at which publicly scaled features are cut off: a cholesterol of 0 means that it was not measured."""
 LEVELS = {2: (1.0, 2.0, 3.0, 4.0), 6: (0.0, 1.0, 2.0)}
 """The values of the categorical columns by the description of the data: kind of chest pain, ECG at rest."""
 

@@ -267,7 +267,7 @@ class ColumnSelection:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What was read: inputs `[rows, ...]`, the other columns as a frame, and True for test rows or None."""
+    """The content of a data set: inputs `[rows, ...]`, the other columns as a frame, and True for test rows or None."""
 
     x: Tensor
     frame: pd.DataFrame
@@ -380,10 +380,10 @@ def _gather(
     x, test = inputs.done(), None
     if "test" in parts:
         test = torch.repeat_interleave(torch.tensor([part == "test" for part in parts]), torch.tensor(rows))
-    others = {
+    beside = {
         column: pd.concat(values, ignore_index=True).infer_objects() for column, values in pieces.items()
     }
-    return Gathered(x, pd.DataFrame(others), test)
+    return Gathered(x, pd.DataFrame(beside), test)
 
 
 def _block(

@@ -25,7 +25,7 @@ _PARTS = ("train", "test")
 FORMS = ("choice", "generation")
 
 ANSWER = "\nAnswer:"
-"""What stands between an instruction and its response in the form generation, so that a model knows where one ends."""
+"""The text between an instruction and its response in the form generation, so that a model knows where one ends."""
 
 FLAN8 = {
     "snli": "entailment",
@@ -124,7 +124,7 @@ def flan8(
 
 
 class _Layout:
-    """How an example becomes a row of token ids."""
+    """The layout of an example as a row of token ids."""
 
     def __init__(
         self, form: str, words: Tokenizer, length: int, options: int, option_length: int, padding: str
@@ -231,7 +231,7 @@ def _domains(examples: Sequence[Example]) -> list[str] | None:
         return None
     if without:
         raise DataError(
-            f"{without[0].place}: has neither 'category' nor 'task', but other lines do; give all lines one, or none"
+            f"{without[0].location}: has neither 'category' nor 'task', but other lines do; give all lines one, or none"
         )
     return [str(e.domain) for e in examples]
 
@@ -239,12 +239,10 @@ def _domains(examples: Sequence[Example]) -> list[str] | None:
 def _not_listed(example: Example, options: Sequence[str]) -> str:
     if not options:
         return (
-            f"{example.place}: lists no options; end the instruction with a line 'OPTIONS:' and one line '- ...' for "
+            f"{example.location}: lists no options; end the instruction with a line 'OPTIONS:' and a line '- ...' for "
             "each option, or use form=generation"
         )
-    return (
-        f"{example.place}: the output '{example.output.strip()}' is none of its options: {', '.join(options)}"
-    )
+    return f"{example.location}: the output '{example.output.strip()}' is none of its options: {', '.join(options)}"
 
 
 @dataclass(frozen=True)
@@ -256,7 +254,7 @@ class Example:
         client: whose it is.
         domain: its task or category; None where the file names none.
         test: whether it is of the official test part.
-        place: file and line, for messages.
+        location: file and line, for messages.
     """
 
     instruction: str
@@ -264,7 +262,7 @@ class Example:
     client: str
     domain: str | None
     test: bool
-    place: str
+    location: str
 
 
 def files_of(path: str | Path) -> list[Path]:

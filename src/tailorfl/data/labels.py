@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FEW_ROWS = 20
 """Of so few rows nothing is concluded."""
 ROWS_A_CLASS = 10
-"""Where classes have fewer rows on average, and there are many, the labels may be numbers to be predicted."""
+"""Rows a class on average below which many labels may be numbers to be predicted."""
 MANY_CLASSES = 20
 NAMED = 5
 """Classes that a message names."""

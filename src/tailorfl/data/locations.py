@@ -1,4 +1,4 @@
-"""Where the data files lie: the folder named by TAILORFL_DATA, else `../shared/data` next to the project."""
+"""The folder of data files: the one named by TAILORFL_DATA, else `../shared/data` next to the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a federation looks like before anything trains: who has how much of what, and how unlike clients are."""
+"""A federation in numbers before anything trains: sizes and classes of clients, and how unlike clients are."""
 
 from __future__ import annotations
 

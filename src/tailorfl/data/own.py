@@ -180,9 +180,9 @@ def from_table(
 CLIENT = "client"
 """The column that says of which frame a row is, where each client has a frame of its own."""
 ROLES = frozenset(inspect.signature(from_table).parameters) - {"path"}
-"""What can be said of frames, see `from_table`."""
+"""Options of frames, see `from_table`."""
 OF_DATASETS = frozenset({"clients", "task", "test", "scaling"})
-"""What can be said of a torch Dataset, see `from_tensors`."""
+"""Options of a torch Dataset, see `from_tensors`."""
 
 
 def is_data(value: Any) -> bool:

@@ -19,7 +19,7 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, unknown
 
 GIVEN = "given"
-"""What settings call a source that was handed over."""
+"""The name in settings of a source that was handed over."""
 
 Load = TypeVar("Load", bound=Callable[..., Source])
 

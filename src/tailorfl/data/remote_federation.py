@@ -23,7 +23,7 @@ from tailorfl.errors import DataError
 REMOTE = "hollow"
 """Key of `Source.info`: True where all samples of clients are elsewhere, as on the server."""
 NAMES = ("classes", "features", "tokenizer", "pad", "vocabulary")
-"""What of a source's `info` is told to the server: what names its numbers, and no number."""
+"""Keys of a source's `info` that the server is told: names of numbers, and no number."""
 FITTED = "fitted"
 """Of what is known of a source: whether its samples are prepared by statistics of private ones."""
 PARTS: tuple[Part, ...] = ("train", "val", "test")
@@ -40,7 +40,7 @@ class ClientSamples:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many samples each part has."""
+        """Number of samples of each part."""
         return {part: len(getattr(self, part)) for part in PARTS}
 
 

@@ -96,7 +96,7 @@ class Rows(Sequence[Ints]):
         return self.values[positions]
 
     def owners(self) -> Ints:
-        """Whose each row of `flat` is, int64 client."""
+        """Return the owner of each row of `flat`, int64 client."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def of_clients(self, clients: Ints) -> Rows:

@@ -1,4 +1,4 @@
-"""How numbers are shifted and scaled: by training statistics of clients, or by constants that a model is told."""
+"""Numbers shifted and scaled: by training statistics of clients, or by constants that a model is told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailorfl.errors import DataError
 from tailorfl.settings.data import Normalisation
 
 Channels = Literal["train", "public"]
-"""Where the mean and deviation of an image's channels come from: its own training images, or constants."""
+"""The origin of the mean and deviation of an image's channels: its own training images, or constants."""
 
 PUBLIC_CHANNEL = (0.5, 0.5)
 """Mean and deviation of a channel that is scaled by no private image: bytes come to lie between -1 and 1."""
@@ -98,13 +98,13 @@ FITTED_TABLE = PrivateScaling(
     "a file of them as data.options.constants, without data.normalise",
     shared=True,  # levels of words and what fills columns that a client never measured, even where means are its own
 )
-"""What is said of a table that is prepared by constants of its own rows."""
+"""The description of a table that is prepared by constants of its own rows."""
 FITTED_IMAGES = PrivateScaling(
     "the mean and deviation of all training images",
     "data.options.scaling=public, or scaling='public' of a source in Python",
     shared=True,
 )
-"""What is said of images whose channels are scaled by their own mean and deviation."""
+"""The description of images whose channels are scaled by their own mean and deviation."""
 
 
 def standardised(federation: Federation, by: Normalisation) -> Federation:

@@ -18,7 +18,7 @@ from tailorfl.printable import harmful, visible
 from tailorfl.settings.data import Augmentation
 
 Task = Literal["classification", "binary", "multilabel", "regression", "counts", "survival", "generation"]
-"""What a target means, and with it the loss.
+"""The meaning of a target, and with it the loss.
 
 `classification`: one of `outputs` classes, softmax cross-entropy. `binary`: class 0 or 1 from ONE output,
 cross-entropy on its logit, decided at probability 0.5. `multilabel`: `outputs` independent 0/1 labels.
@@ -379,7 +379,7 @@ def check_finite(source: Source) -> None:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether all `values` are known to be finite numbers, at the price of one look at each.
+    """Return whether all `values` are known to be finite numbers, at the price of one look at each.
 
     False may also mean that their sum overflows. Samples that were looked at when their file was written are not read.
     """
@@ -391,7 +391,7 @@ LONGEST_NAME = 200
 
 
 NAMED = ("classes", "features")
-"""What of `Source.info` are names."""
+"""Keys of `Source.info` whose values are names."""
 
 
 def clean_name(name: str) -> str:

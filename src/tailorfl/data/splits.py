@@ -26,7 +26,7 @@ _BLOCK = 1 << 17
 
 @dataclass(frozen=True)
 class SplitRule:
-    """What becomes of a client's samples.
+    """The use of a client's samples.
 
     Attributes:
         train, val, test: shares of a client's samples; what they leave open is discarded. `test` is 0 where

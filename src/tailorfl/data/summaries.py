@@ -1,4 +1,4 @@
-"""What one client tells of its table so that all can prepare theirs alike: counts, sums and levels, and no row.
+"""The summary of its table that a client sends so that all can prepare theirs alike: counts, sums, levels, no row.
 
 A federation of tables is prepared in three steps, each a pure function, whether all clients are simulated in one
 process or each is a process of its own that sees only its own file:
@@ -101,7 +101,7 @@ class OrderedColumns(JsonRecord):
 
 
 class Roles(JsonRecord):
-    """What the columns of a table mean, the same for all clients of a federation.
+    """The meaning of a table's columns, the same for all clients of a federation.
 
     Attributes:
         label: the target columns; for survival (event, time).
@@ -154,12 +154,12 @@ def made_roles(
     ):
         if not isinstance(columns, kinds):
             raise DataError(f"{role} should be given by the names of columns, got a {type(columns).__name__}")
-    others = [column for column in (client, split, *listed(exclude)) if column is not None]
-    return Roles.from_dict({"label": label, "others": others, **options}, "options of the table")
+    not_features = [column for column in (client, split, *listed(exclude)) if column is not None]
+    return Roles.from_dict({"label": label, "others": not_features, **options}, "options of the table")
 
 
 class ColumnSummary(JsonRecord):
-    """What a client tells of one feature, of its training rows alone.
+    """A client's summary of one feature, over its training rows alone.
 
     Attributes:
         kind: what its cells are.
@@ -177,7 +177,7 @@ class ColumnSummary(JsonRecord):
 
 
 class Summary(OrderedColumns):
-    """What one client tells of its table.
+    """A client's summary of its table.
 
     Attributes:
         name: of the client, for messages.

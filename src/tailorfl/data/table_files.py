@@ -37,7 +37,7 @@ CHUNK = 2**20
 UNREADABLE = (
     OSError, ValueError, OverflowError, RecursionError, MemoryError, NotImplementedError, csv.Error,
 )  # fmt: skip
-"""What readers of tables raise at damaged files."""
+"""Errors that readers of tables raise at damaged files."""
 _UNNAMED = re.compile(r"Unnamed: \d+")
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _COMMA = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+),\d+([eE][+-]?\d+)?")  # 1,5 and 1.234,5

@@ -137,7 +137,7 @@ def reading_of(text: str, second: str | None, length: int, padding: str) -> dict
 
 
 def left_of(padding: str) -> bool:
-    """Whether rows are padded on the left.
+    """Return whether rows are padded on the left.
 
     Raises:
         ConfigError: for an unknown side.

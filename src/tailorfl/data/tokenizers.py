@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
     """Between texts and token ids."""
 
     name: str
-    """What `load_tokenizer` knows it by."""
+    """Its name for `load_tokenizer`."""
     pad: int
     """Id that fills a row; 0 where the tokenizer has none."""
     end: int
@@ -189,7 +189,7 @@ def _marks(name: str, tokenizer: Any) -> Marks:
 
 
 def _place(ids: list[int], part: list[int], start: int) -> int | None:
-    """Where `part` first stands in `ids` from `start` on."""
+    """Return the first position of `part` in `ids` from `start` on."""
     return next((i for i in range(start, len(ids)) if ids[i : i + len(part)] == part), None)
 
 

@@ -1,4 +1,4 @@
-"""What partitions are made of: the deal, cutting a class by proportions, and repairing small clients."""
+"""Building blocks of partitions: the deal, cutting a class by proportions, and repairing small clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMALLEST_ALPHA, _LARGEST_ALPHA = 1e-9, 1e12
 
 @dataclass(frozen=True)
 class Deal:
-    """Who holds what: for every client the ascending int64 positions of its samples in the arrays dealt.
+    """Samples by client: for every client the ascending int64 positions of its samples in the arrays dealt.
 
     Attributes:
         train: per client, positions in `strata`; no position occurs twice.
@@ -65,7 +65,7 @@ def present(ids: Ints) -> tuple[Ints, Ints]:
 
 
 def are_small(ids: Ints) -> bool:
-    """Whether a table of all numbers up to the largest of `ids` is no larger than a few times `ids`."""
+    """Return whether a table of all numbers up to the largest of `ids` is no larger than a few times `ids`."""
     return len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) <= 2 * len(ids)
 
 
@@ -169,7 +169,7 @@ def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng
 
 
 def _levelled(sizes: Ints, needed: int, min_size: int, rng: Generator) -> Ints:
-    """How many samples each client gives so that together they give `needed` and the largest end up level."""
+    """Return how many samples each client gives, `needed` together, so that the largest end up level."""
     low, high = min_size, int(sizes.max())  # the highest level at which enough is given lies in low..high
     while low < high:
         middle = (low + high + 1) // 2

@@ -15,7 +15,7 @@ from tailorfl.data.rows import Ints
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, unknown
 
 COLUMN = "label"
-"""What partitioners are told the column of classes is called."""
+"""The name of the column of classes for partitioners."""
 _NOT_OURS = ("Partitioner", "IdToSizeFncPartitioner")
 
 
