@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from studies.claims.claim import Claim, Paper, papers
 from studies.claims.evidence import of_results
 from studies.claims.judging import Outcome, Status, counted, judge_paper
-from tailorfl.report.curves import Section
+from tailorfl.report.tables import Table
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -134,7 +134,7 @@ def row(outcome: Outcome) -> tuple[str, str, str, str, str]:
     return claim.id, f"{claim.text} ({claim.source})", published(outcome), cell, verdict
 
 
-def sections(result: ExperimentResult) -> list[Section]:
+def sections(result: ExperimentResult) -> list[Table]:
     """Return what a report says of the claims about its experiment.
 
     Nothing where there are none, or no seeds to judge by.
@@ -151,7 +151,7 @@ def sections(result: ExperimentResult) -> list[Section]:
         for outcome in judge_paper(paper, evidence, only=recipe)
         if outcome.status not in ("elsewhere", "not run", "impossible") and outcome.claim.kind != "exact"
     ]
-    return [Section("Claims of the paper", NOTE, HEAD, tuple(rows))] if rows else []
+    return [Table.of("Claims of the paper", HEAD, rows, NOTE)] if rows else []
 
 
 def page(outcomes: Mapping[str, tuple[Paper, Sequence[Outcome]]]) -> str:

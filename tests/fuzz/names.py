@@ -6,15 +6,15 @@ import io
 import random
 from pathlib import Path
 
-import pandas as pd
 import torch
 from rich.console import Console
 
 from tailorfl.cli.screen import show_table
 from tailorfl.data.own import from_tensors
 from tailorfl.printable import harmful
+from tailorfl.report.columns import Column, SeedResult
 from tailorfl.report.plots import literal
-from tailorfl.report.tables import DEFAULT_COLUMNS, SeedResult, comparison, render, rich_table
+from tailorfl.report.tables import as_table, comparison, csv
 from tailorfl.runs.build import check
 from tailorfl.runs.folders import new_folder
 from tailorfl.settings.loading import expand, load
@@ -67,12 +67,13 @@ def case(random_: random.Random, folder: Path) -> None:
 
 def _show(labels: list[str]) -> None:
     """Raise AssertionError where a table shows a label otherwise than it is."""
-    values = {column.key: 0.5 for column in DEFAULT_COLUMNS}
-    frame: pd.DataFrame = comparison([SeedResult(label, "local", 0, values) for label in labels])
-    for form in ("markdown", "latex", "csv"):
-        assert harmful(render(frame, form=form), but="\n") is None
-    assert len({line.count(" | ") for line in render(frame).replace("\\|", "").splitlines()}) >= 1
+    columns = (Column("mean", "mean", "percent", "higher"),)
+    frame = comparison([SeedResult(label, "local", 0, {"mean": 0.5}) for label in labels], columns)
+    table = as_table(frame, columns)
+    for text in (table.markdown(), table.latex(), csv(frame, columns)):
+        assert harmful(text, but="\n") is None
+    assert len({line.count(" | ") for line in table.markdown().replace("\\|", "").splitlines()}) >= 1
     stream = io.StringIO()
-    show_table(Console(file=stream, width=2000), rich_table(frame))
+    show_table(Console(file=stream, width=2000), table.rich())
     assert all(label in stream.getvalue() for label in labels)
     assert all(len(literal(label)) < 200 for label in labels)

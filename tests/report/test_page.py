@@ -18,27 +18,15 @@ import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.errors import RunError
 from tailorfl.evaluation.ranks import holm
-from tailorfl.report.differences import differences
+from tailorfl.report.document import latex
+from tailorfl.report.page.others import differences
 from tailorfl.report.page.page import page
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import make_federation
-from tailorfl.settings.loading import load
 
-SETTINGS: dict[str, Any] = {
-    "methods": ["local", "fedavg", "ditto"],
-    "rounds": 3,
-    "seeds": 3,
-    "fraction": 0.5,
-    "model": "logistic",
-    "engine": "sequential",
-    "data": {"clients": 5, "heldout_clients": 2, "samples": 300},
-    "eval": {"every": 1},
-}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> ExperimentResult:
-    return tailorfl.run(SETTINGS, out=tmp_path_factory.mktemp("page") / "run")
+SMALL: dict[str, Any] = {
+    "seeds": 1, "rounds": 1, "model": "logistic", "engine": "sequential", "data": {"clients": 3, "samples": 90},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +41,20 @@ class Tables(HTMLParser):
         super().__init__()
         self.tables: dict[str, list[list[str]]] = {}
         self.addresses: list[str] = []
-        self._in, self._caption, self._rows = "", "", []  # type: ignore[var-annotated]
+        self._in, self._caption, self._rows = "", "", list[list[str]]()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        given = dict(attrs)
-        self.addresses += [given[name] for name in ("src", "href", "action", "data") if given.get(name)]
+        values = dict(attrs)
+        self.addresses += [values[name] for name in ("src", "href", "action", "data") if values.get(name)]
         if tag == "table":
             self._caption, self._rows = "", []
         elif tag == "tr":
             self._rows.append([])
         elif tag in ("td", "th"):
             self._rows[-1].append("")
-            self._in = "cell"
-        elif tag == "caption":
-            self._in = "caption"
+        if tag in ("td", "th", "caption"):
+            self._in = tag
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "table":
@@ -76,23 +63,22 @@ class Tables(HTMLParser):
             self._in = ""
 
     def handle_data(self, data: str) -> None:
-        if self._in == "cell":
+        if self._in in ("td", "th"):
             self._rows[-1][-1] += data
-        elif self._in == "caption":
+        elif self._in:
             self._caption += data
 
 
-def held(text: str) -> dict[str, Any]:
+def store(text: str) -> dict[str, Any]:
     """The charts and data of a page."""
-    found = re.search(r'<script type="application/json" id="store">(.*?)</script>', text, re.DOTALL)
-    assert found
-    return dict(json.loads(found[1]))
+    match = re.search(r'<script type="application/json" id="store">(.*?)</script>', text, re.DOTALL)
+    assert match
+    return dict(json.loads(match[1]))
 
 
 def table_of(text: str, begin: str) -> list[list[str]]:
-    found = [rows for caption, rows in Tables(text).tables.items() if caption.startswith(begin)]
-    assert len(found) == 1, list(Tables(text).tables)
-    return found[0]
+    (rows,) = (rows for caption, rows in Tables(text).tables.items() if caption.startswith(begin))
+    return rows
 
 
 def test_the_page_is_one_small_file_that_names_no_other(text: str) -> None:
@@ -114,43 +100,43 @@ def test_its_table_is_that_of_the_comparison(run: ExperimentResult, text: str) -
 
 
 def test_differences_are_paired_and_corrected(run: ExperimentResult, text: str) -> None:
-    found = {(pair.first, pair.second): pair for pair in differences(run)}
-    assert list(found) == [("local", "fedavg"), ("local", "ditto"), ("fedavg", "ditto")]
+    pairs = {(difference.first, difference.second): difference for difference in differences(run)}
+    assert list(pairs) == [("local", "fedavg"), ("local", "ditto"), ("fedavg", "ditto")]
     to_local = run.differences("local")
     for label in ("fedavg", "ditto"):
-        pair = found["local", label]
-        assert -pair.mean == pytest.approx(to_local.loc[label, "difference"])
-        assert pair.half_width == pytest.approx(to_local.loc[label, "ci"])
-        assert pair.p_value == pytest.approx(to_local.loc[label, "p"])
-    assert [p.adjusted for p in found.values()] == holm([p.p_value for p in found.values()])
+        pair = pairs["local", label].pair
+        line = to_local.loc[label, ["difference", "ci", "p"]].tolist()
+        assert [-pair.mean, pair.half_width, pair.p_value] == pytest.approx(line)
+    assert [p.adjusted for p in pairs.values()] == holm([p.pair.p_value for p in pairs.values()])
     rows = table_of(text, "Paired differences")
-    value = 100 * found["local", "fedavg"].mean
+    value = 100 * pairs["local", "fedavg"].pair.mean
     assert rows[1][2].startswith(f"{value:+.2f} ± ")
     assert rows[2][1].startswith(f"{-value:+.2f} ± ")
     assert rows[1][1] == "–"
     stars = sum(cell.endswith("*") for row in rows[1:] for cell in row)
-    assert stars == 2 * sum(pair.adjusted < 0.05 for pair in found.values())
+    assert stars == 2 * sum(pair.adjusted < 0.05 for pair in pairs.values())
 
 
 def test_every_client_is_a_point_with_its_own_numbers(run: ExperimentResult, text: str) -> None:
-    rows = held(text)["data"]["clients"]
+    rows = store(text)["data"]["clients"]
     assert len(rows) == 5 * 3
     frame = run.clients
     last = frame[(frame["round"] == 3) & (frame["set"] == "local") & (frame["seed"] == 1)]
     for row in (row for row in rows if row["seed"] == 1):
-        mine = last[last["client"] == row["client"]].set_index(["label", "model"])["accuracy"]
-        assert row["m0"] == row["local"] == pytest.approx(mine["local", "personal"], abs=1e-6)
-        assert row["m1"] == pytest.approx(mine["fedavg", "global"], abs=1e-6)
-        assert row["m2"] == pytest.approx(mine["ditto", "personal"], abs=1e-6)
-    ditto = [row["m2"] - row["local"] for row in rows]
-    table = table_of(text, "Clients of all seeds")
-    assert [int(cell) for cell in table[2][1:4]] == [
-        sum(g > 0 for g in ditto), sum(g == 0 for g in ditto), sum(g < 0 for g in ditto),
-    ]  # fmt: skip
+        scores = last[last["client"] == row["client"]].set_index(["label", "model"])["accuracy"]
+        assert row["m0"] == row["local"] == pytest.approx(scores["local", "personal"], abs=1e-6)
+        assert row["m1"] == pytest.approx(scores["fedavg", "global"], abs=1e-6)
+        assert row["m2"] == pytest.approx(scores["ditto", "personal"], abs=1e-6)
+    gains = np.array([row["m2"] - row["local"] for row in rows])
+    line = table_of(text, "Clients of all seeds")[2]
+    assert [int(cell) for cell in line[1:4]] == [(gains > 0).sum(), (gains == 0).sum(), (gains < 0).sum()]
+    best, worst = (rows[int(k)] for k in (gains.argmax(), gains.argmin()))
+    for cell, row, gain in ((line[5], best, gains.max()), (line[6], worst, gains.min())):
+        assert cell == f"{100 * gain:+.2f} ({row['name']}, seed {row['seed']})"
 
 
 def test_worst_clients_and_labels_are_those_of_the_records(run: ExperimentResult, text: str) -> None:
-    data = held(text)["data"]
+    data = store(text)["data"]
     worst = {(row["label"], row["percent"]): row["mean"] for row in data["worst"]}
     for label in run.table.index:
         assert worst[label, 100] == pytest.approx(run.table.loc[label, "mean"], abs=1e-6)
@@ -162,7 +148,7 @@ def test_worst_clients_and_labels_are_those_of_the_records(run: ExperimentResult
 
 
 def test_curves_have_every_evaluated_round_and_its_interval(run: ExperimentResult, text: str) -> None:
-    rows = held(text)["data"]["curves"]
+    rows = store(text)["data"]["curves"]
     assert [row["round"] for row in rows] == [1, 2, 3] * 3
     final = next(row for row in rows if row["label"] == "ditto" and row["round"] == 3)
     line = run.table.loc["ditto"]
@@ -171,28 +157,26 @@ def test_curves_have_every_evaluated_round_and_its_interval(run: ExperimentResul
 
 
 def test_what_was_not_recorded_is_left_out_with_a_word(tmp_path: Path) -> None:
-    small = {**SETTINGS, "methods": ["fedavg"], "seeds": 1, "rounds": 1, "fraction": 1.0}
-    small |= {"data": {"clients": 3, "samples": 90}, "eval": {"every": 0, "final": ["local"]}}
-    text = page(tailorfl.run(small, out=tmp_path / "run"))
-    for word in (
+    settings = {**SMALL, "methods": ["fedavg"], "eval": {"every": 0, "final": ["local"]}}
+    text = page(tailorfl.run(settings, out=tmp_path / "run"))
+    for words in (
         "no two methods share a seed", "only one round was evaluated", "neither LocalTrain nor its average",
         "no such set was evaluated", "every client was sampled", "no method was trained with differential privacy",
     ):  # fmt: skip
-        assert word in text
-    store = held(text)
-    assert {"round", "bytes", "time"}.isdisjoint(store["charts"])
-    assert all(store["data"][chart["spec"]["data"]["name"]] for chart in store["charts"].values())
+        assert words in text
+    content = store(text)
+    assert {"round", "bytes", "time"}.isdisjoint(content["charts"])
+    assert all(content["data"][chart["spec"]["data"]["name"]] for chart in content["charts"].values())
 
 
 def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None:
     private = {"dp": {"level": "sample", "clip": 1.0, "noise": 1.0, "accountant": "rdp"}}
-    small = {**SETTINGS, "methods": ["local"], "seeds": 1, "rounds": 1, "train": private}
-    result = tailorfl.run(small, out=tmp_path / "run")
+    result = tailorfl.run({**SMALL, "methods": ["local"], "train": private}, out=tmp_path / "run")
     text = page(result)
     row = table_of(text, "What each job spent")[1]
     assert row[0] == "local, seed 0"
     assert row[2] == f"{result.jobs[0][0]['privacy']['epsilon']['max']:.4g}"
-    assert "labels" not in held(text)["data"]
+    assert "labels" not in store(text)["data"]
     assert "labels" not in result.jobs[0][1].config
 
 
@@ -200,44 +184,28 @@ def test_the_command_writes_the_page_and_tables_where_it_is_told(
     run: ExperimentResult, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = ["-o", "one.html", "--latex", "t.tex", "--csv", "t.csv"]
-    shown = CliRunner().invoke(app, ["report", str(run.path), *wanted])
+    files = ["-o", "one.html", "--latex", "t.tex", "--csv", "t.csv"]
+    shown = CliRunner().invoke(app, ["report", str(run.path), *files])
     assert shown.exit_code == 0, shown.output
     assert "one.html, t.tex, t.csv" in " ".join(shown.output.split())
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one.html", "t.csv", "t.tex"]
     assert Path("one.html").read_text() == text
-    latex = Path("t.tex").read_text()
-    assert latex.count(r"\toprule") == latex.count(r"\bottomrule") == 1
-    rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    table = Path("t.tex").read_text()
+    assert table.count(r"\toprule") == table.count(r"\bottomrule") == 1
+    rows = [line for line in table.splitlines() if line.endswith(r"\\")]
     assert len({line.count("&") for line in rows}) == 1
     bold = int(run.table[[name for name in run.table if name.endswith("_best")]].to_numpy().sum())
-    assert latex.count(r"\textbf{") == bold
+    assert table.count(r"\textbf{") == bold
     assert Path("t.csv").read_text().splitlines()[1].startswith("local,local,3,")
 
 
 def test_labels_of_reductions_carry_their_mark_in_latex(tmp_path: Path) -> None:
-    from tailorfl.report.document import latex
-    from tailorfl.report.experiment import run_experiment
-
     method = {"name": "ditto", "label": "frozen", "lam": 0.0}
-    settings = {**SETTINGS, "methods": [method], "seeds": 1, "rounds": 1}
-    result = run_experiment(load(settings), tmp_path / "run")
+    result = tailorfl.run({**SMALL, "methods": [method]}, out=tmp_path / "run")
     assert result.remarks
     text = latex(result)
     assert r"frozen $^\dagger$ &" in text
     assert r"\footnotesize $^\dagger$ frozen: " in text
-
-
-def trial(number: int, score: float | None) -> dict[str, Any]:
-    done = "done" if score is not None else "diverged"
-    return {
-        "number": number,
-        "values": {"lr": 0.1},
-        "score": score,
-        "samples": 9,
-        "seconds": 30.0,
-        "state": done,
-    }
 
 
 def test_tuning_shows_what_was_chosen_and_what_a_budget_promises(
@@ -245,18 +213,18 @@ def test_tuning_shows_what_was_chosen_and_what_a_budget_promises(
 ) -> None:
     folder = Path(shutil.copytree(run.path, tmp_path / "tuned"))
     scores = [0.5, 0.9, 0.7, None]
-    method = {"space": {}, "chosen": {"train.lr": 0.4}, "rank": 1, "edges": ["train.lr is the largest"]}
-    method["trials"] = [trial(k, score) for k, score in enumerate(scores)]
+    trials = [{"values": {"lr": 0.1}, "score": score, "seconds": 30.0} for score in scores]
+    method = {"chosen": {"train.lr": 0.4}, "rank": 1, "edges": ["train.lr is the largest"], "trials": trials}
     facts = {"budget": {"trials": 4}, "sampler": "random", "metric": "accuracy", "methods": {"ditto": method}}
     (folder / "tuning.json").write_text(json.dumps(facts))
     text = page(ExperimentResult.load(folder))
     row = table_of(text, "Chosen by validation")[1]
     assert row == ["ditto", "train.lr=0.4", "train.lr is the largest", "1", "3 of 4", "2 min 00 s"]
-    rows = held(text)["data"]["tuning"]
+    rows = store(text)["data"]["tuning"]
     # All 27 triples of draws, each as likely: the expected best by counting.
     for n in (1, 2, 3):
         best = [max(draw) for draw in itertools.product(scores[:3], repeat=n)]
         assert rows[n - 1]["mean"] == pytest.approx(float(np.mean(best)), abs=1e-6)
     (folder / "tuning.json").write_text("[]")
-    with pytest.raises(RunError, match="is damaged"):
+    with pytest.raises(RunError, match=re.escape(str(folder / "tuning.json"))):
         page(ExperimentResult.load(folder))

@@ -8,29 +8,18 @@ from typing import Any
 
 import pytest
 
-import tailorfl
 from report.browsing import browser, why_not
 from tailorfl.report.page.page import page
+from tailorfl.report.result import ExperimentResult
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
-SETTINGS: dict[str, Any] = {
-    "methods": ["local", "fedavg", "ditto"],
-    "rounds": 2,
-    "seeds": 2,
-    "model": "logistic",
-    "engine": "sequential",
-    "data": {"clients": 5, "samples": 300},
-    "eval": {"every": 1, "final": ["local"]},
-}
-
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("browser")
-    result = tailorfl.run(SETTINGS, out=folder / "run")
-    (folder / "report.html").write_text(page(result), encoding="utf-8")
-    return folder / "report.html"
+def file(run: ExperimentResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("browser") / "report.html"
+    file.write_text(page(run), encoding="utf-8")
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +60,7 @@ def test_every_chart_is_drawn_and_has_words(shown: Any) -> None:
         assert shown.locator(f"#chart-{name} svg path").count() > 3, name
         told = shown.locator(f"#chart-{name} [role=graphics-document], #chart-{name}[role=graphics-document]")
         assert len(told.first.get_attribute("aria-label", timeout=1000) or "") > 20, name
-    assert shown.locator("#chart-gains .points_marks path").count() == 2 * 2 * 5
+    assert shown.locator("#chart-gains .points_marks path").count() == 2 * 3 * 5
 
 
 def test_tables_sort_by_mouse_and_by_keyboard(shown: Any) -> None:
@@ -130,7 +119,7 @@ def test_a_client_is_marked_in_every_picture(shown: Any) -> None:
 def test_the_list_marks_a_client_without_a_mouse(shown: Any) -> None:
     select = shown.locator("select.client")
     values = select.locator("option").evaluate_all("options => options.map(o => o.value)")
-    assert len(values) == 1 + 2 * 5
+    assert len(values) == 1 + 3 * 5
     select.select_option(values[1])
     shown.wait_for_selector("#chart-against-1 .shown_marks path")
     assert (

@@ -1,8 +1,10 @@
-"""The numbers of a table, against numbers worked out by hand; also where smaller is better, and after a resume."""
+"""The numbers of a result, against numbers worked out by hand; also where smaller is better, and after a resume."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +14,122 @@ import pytest
 import tailorfl
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
+from tailorfl.report.document import write_report
+from tailorfl.report.published import beside, notes
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.job import Job, Observer
-from tailorfl.runs.store import RunStore
 
 CLIENTS = 10
-
-
-def stored(
-    folder: Path, method: str, seed: int, values: list[float], metric: str
-) -> tuple[dict[str, Any], RunStore]:
-    """A finished job of two rounds whose clients end with `values`; the first round's are the other way round."""
-    rows = [
-        {"round": r, "client": c, "set": s, "model": "personal", "samples": c + 1, metric: v + (s != "local")}
-        for r, found in ((1, values[::-1]), (2, values))
-        for s in ("val", "local")
-        for c, v in enumerate(found)
-    ]
-    summary = {
-        "method": method, "label": method, "seed": seed, "rounds": 2, "model": "personal", "metric": metric,
-        "metrics": {"mean": float(np.mean(values)), "personal": {}}, "bytes_up": 1, "bytes_down": 2, "seconds": 1.0,
-    }  # fmt: skip
-    with RunStore.create(folder / method / f"seed-{seed}", {}) as store:
-        store.append_clients(rows[::-1])  # whatever their order
-        store.append_round({"round": 2})
-        store.finish(summary)
-    return summary, store
+Stored = Callable[..., Any]
 
 
 @pytest.mark.parametrize(("metric", "shares"), [("accuracy", (0.3, 0.9)), ("mse", (0.6, 0.0))])
 def test_the_share_beating_local_is_counted_against_local_of_the_same_seed(
-    metric: str, shares: tuple[float, float], tmp_path: Path
+    metric: str, shares: tuple[float, float], stored: Stored, tmp_path: Path
 ) -> None:
     """Of ten clients seed 0 has three above, six below and one equal; seed 1 has nine above and one equal."""
     jobs = []
     for seed, differences in ((0, [1] * 3 + [-1] * 6 + [0]), (1, [1] * 9 + [0])):
         local = [10.0 * seed + 0.01 * c for c in range(CLIENTS)]
-        own = [v + 0.001 * d for v, d in zip(local, differences, strict=True)]
-        jobs += [
-            stored(tmp_path, "local", seed, local, metric),
-            stored(tmp_path, "ditto", seed, own, metric),
-        ]
+        ditto = [v + 0.001 * d for v, d in zip(local, differences, strict=True)]
+        jobs += [stored("local", seed, local, metric), stored("ditto", seed, ditto, metric)]
     result = ExperimentResult(tmp_path, jobs)
-    found = {(r.method, r.seed): r.values for r in result.seed_results()}
-    assert [found["ditto", seed]["share_beating_local"] for seed in (0, 1)] == pytest.approx(list(shares))
-    assert all("share_beating_local" not in found["local", seed] for seed in (0, 1))
+    values = {(r.method, r.seed): r.values for r in result.seed_results()}
+    assert [values["ditto", seed]["share_beating_local"] for seed in (0, 1)] == pytest.approx(list(shares))
+    assert all("share_beating_local" not in values["local", seed] for seed in (0, 1))
     assert result.table.loc["ditto", "share_beating_local"] == pytest.approx(np.mean(shares))
 
 
-def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
+def test_differences_are_paired_by_seed(stored: Stored, tmp_path: Path) -> None:
     """Ditto is .1 and .3 above LocalTrain of the same seed: .2 ± t(0.975, 1) · .1 with t = 12.7062."""
-    jobs = [
-        stored(tmp_path, method, seed, [level] * CLIENTS, "accuracy")
-        for method, levels in (("local", (0.2, 0.5)), ("ditto", (0.3, 0.8)))
-        for seed, level in enumerate(levels)
-    ]
-    found = ExperimentResult(tmp_path, jobs).differences()
-    assert found.loc["ditto", "difference"] == pytest.approx(0.2)
-    assert found.loc["ditto", "ci"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
-    assert found.loc["local", "difference"] == 0
+    levels = {"local": (0.2, 0.5), "ditto": (0.3, 0.8)}
+    jobs = [stored(m, seed, [v] * CLIENTS) for m, values in levels.items() for seed, v in enumerate(values)]
+    table = ExperimentResult(tmp_path, jobs).differences()
+    assert table.loc["ditto", "difference"] == pytest.approx(0.2)
+    assert table.loc["ditto", "ci"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
+    assert table.loc["local", "difference"] == 0
+    assert ExperimentResult(tmp_path, jobs[2:]).differences().empty
+
+
+def test_columns_are_those_that_some_job_has_a_number_for(stored: Stored, tmp_path: Path) -> None:
+    personal = {
+        "local": {"auc": {"mean": 0.5}, "balanced_accuracy": {"mean": 0.4}, "accuracy": {"mean": 0.6}},
+        "far": {"auc": {"mean": 0.3}},
+    }
+    more = {
+        "clients": 11, "privacy": {"epsilon": {"max": 2.5}}, "selection": {"round": 1}, "gradients_each": 7,
+        "metrics": {"mean": 0.5, "worst10": None, "personal": personal},
+    }  # fmt: skip
+    jobs = [stored("ditto", 0, [0.1], "auc", **more), stored("local", 0, [0.2], "auc", rounds=1)]
+    result = ExperimentResult(tmp_path, jobs)
+    assert [column.key for column in result.columns] == [
+        "mean", "accuracy", "weighted_mean", "std", "worst10", "best10", "share_beating_local", "deployed.far",
+        "selected_round", "epsilon", "rounds", "gradients_each", "bytes", "seconds",
+    ]  # fmt: skip
+    line = result.table.loc["ditto"]
+    expected = {
+        "accuracy": 0.6,
+        "deployed.far": 0.3,
+        "selected_round": 1,
+        "epsilon": 2.5,
+        "bytes": 3,
+        "rounds": 2,
+    }
+    assert {name: line[name] for name in expected} == expected
+    assert math.isnan(line["worst10"])
+    assert result.table.loc["local", "epsilon"] == math.inf  # a row without privacy guarantees nothing
+
+
+def test_published_numbers_stand_beside_means_over_seeds(stored: Stored, tmp_path: Path) -> None:
+    jobs = [stored("ditto", 0, [0.6, 0.7]), stored("ditto", 1, [0.8, 0.9])]
+    published = {
+        "source": "Table 2",
+        "ditto": {"mean": 0.7, "clients": [0.5, 0.5, 0.5]},
+        "fedrep": {"mean": 0.9},
+    }
+    result = ExperimentResult(tmp_path, jobs)
+    rows = beside(result, published)
+    assert rows["quantity"].tolist() == ["mean", "client 0", "client 1", "client 2", "mean"]
+    assert rows["ours"].tolist() == pytest.approx([0.75, 0.7, 0.8, math.nan, math.nan], nan_ok=True)
+    assert rows["ours_ci"][0] == result.table.loc["ditto", "mean_ci"] > 0
+    assert rows["difference"].tolist() == pytest.approx([0.05, 0.2, 0.3, math.nan, math.nan], nan_ok=True)
+    assert notes(published) == ["source: Table 2"]
+    with pytest.raises(ConfigError, match="'mean'"):
+        beside(result, {"ditto": {"maen": 0.9}})
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_the_worst_client_is_named(task: str, tmp_path: Path) -> None:
+    """The labels of west do not follow its features: nothing can be learned there, and elsewhere all."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 2)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    owners = np.repeat(["north", "west", "south"], 80)
+    y[owners == "west"] = rng.integers(0, 2, 80)
+    if task == "regression":
+        y = 10 * np.where(owners == "west", rng.normal(size=240), x[:, 0])  # type: ignore[assignment]
+    result = tailorfl.run(
+        source=from_tensors(x, y, clients=owners, task=task),  # type: ignore[arg-type]
+        model="logistic" if task == "classification" else "linear",
+        methods=["local", "fedavg"],
+        train={"lr": 0.5 if task == "classification" else 0.05},
+        rounds=10,
+        seeds=2,
+        out=tmp_path / "run",
+    )
+    lines = ["worst client of local: west", "worst client of fedavg: west"]
+    assert result.worst_clients == lines
+    assert {"worst client", "best client"} < {column.title for column in result.columns}
+    write_report(result)
+    for file in ("comparison.md", "report.html"):
+        assert all(line in (tmp_path / "run" / file).read_text() for line in lines)
+
+
+def test_of_many_clients_it_stays_a_tenth(stored: Stored, tmp_path: Path) -> None:
+    result = ExperimentResult(tmp_path, [stored("local", 0, [0.5] * 11, clients=11)])
+    assert result.worst_clients == []
+    assert "worst 10 %" in {column.title for column in result.columns}
 
 
 def regression(clients: int = CLIENTS) -> Source:

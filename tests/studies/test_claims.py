@@ -468,8 +468,8 @@ class TestFolders:
         claim = {**BETTER, "recipe": "tiny", "variants": "a", "first": "Ditto", "second": "LocalTrain"}
         monkeypatch.setattr("studies.claims.words.papers", lambda recipe: {"p": paper(claim)})
         (section,) = sections(ExperimentResult.load(folder / "a"))
-        assert section.rows[0][0] == "c0"
-        assert "undecided" in section.rows[0][-1]
+        assert section.rows[0][0].text == "c0"
+        assert "undecided" in section.rows[0][-1].text
         assert sections(ExperimentResult.load(folder / "b")) == []
         assert CliRunner().invoke(app, ["--report", str(folder / "a")]).exit_code == 0
         for name in ("report.md", "report.html"):

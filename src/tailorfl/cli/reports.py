@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from tailorfl.cli.arguments import AsJson, ResultFolder, Seed, only_result
-from tailorfl.cli.screen import make_table, print_json, say, show_table, stdout
+from tailorfl.cli.screen import print_json, say, show_table, stdout
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 
@@ -41,7 +40,7 @@ def report(
     from tailorfl.report.document import latex as latex_of
     from tailorfl.report.document import write_report
     from tailorfl.report.page.page import page
-    from tailorfl.report.tables import render
+    from tailorfl.report.tables import csv as csv_of
 
     page_file = out if out is not None and out.suffix.lower() == ".html" else None
     federations = None if out is None else _federations(folders)
@@ -63,7 +62,7 @@ def report(
         if latex is not None:
             texts[latex] = latex_of(result)
         if csv is not None:
-            texts[csv] = render(result.table, result.columns, "csv")
+            texts[csv] = csv_of(result.table, result.columns)
         written += _write(texts)
         if as_json:
             lines += result_lines(name, result)
@@ -154,22 +153,12 @@ def gains(
     if as_json:
         print_json([line.to_dict() for line in clients.lines])
         return
-    rows: list[list[str | Text]] = []
-    for line in clients.lines:
-        rows.append(list(clients.cells(line)))
-        if line.gain_interval is not None and line.gain_interval.leaves_out_zero:
-            rows[-1][GAIN] = Text(str(rows[-1][GAIN]), style="bold")
-    title = f"clients: {clients.look.name} of the test part{clients.look.unit}"
-    show_table(stdout(), make_table(title, clients.head, rows, left=("method",)))
+    show_table(stdout(), clients.table.rich())
     for note in clients.notes:
         say(stdout(), note, style="dim")
     if len(clients.seeds) > 1:
         seeds = ", ".join(map(str, clients.seeds))
         say(stdout(), f"Numbers are of seed {clients.seed}; --seed takes another of {seeds}.", style="dim")
-
-
-GAIN = 4
-"""Place of the gain among the cells; one beyond the noise of the test part is bold."""
 
 
 def check(folder: ResultFolder, as_json: AsJson = False) -> None:

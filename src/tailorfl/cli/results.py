@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tailorfl.cli.estimates import show_reductions
-from tailorfl.cli.screen import fits, make_table, remark, say, show_table, stderr, stdout
-from tailorfl.report.tables import MISSING
+from tailorfl.cli.screen import fits, remark, say, show_table, stderr, stdout
 
 if TYPE_CHECKING:
     from tailorfl.report.matrix import Matrix
@@ -29,7 +25,7 @@ DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
 def show_result(result: ExperimentResult, target: float | None = None) -> None:
     """Print the comparison table, what there is beside it, and where the results lie."""
     from tailorfl.report.curves import sections
-    from tailorfl.report.published import notes
+    from tailorfl.report.published import notes, published_table
 
     config, console = result.config, stdout()
     show_comparison(console, result, config.name)
@@ -40,10 +36,10 @@ def show_result(result: ExperimentResult, target: float | None = None) -> None:
     target = config.eval.target if target is None else target
     if target is not None:
         section = sections(result, target)[0]
-        show_table(console, make_table(section.title, section.head, section.rows))
+        show_table(console, section.rich())
         say(console, section.note, style="dim")
     if config.published:
-        show_table(console, published_table(result, config.published))
+        show_table(console, published_table(result).rich())
         for note in notes(config.published):
             say(console, note, style="dim")
     say(console, f"results: {result.path}")
@@ -55,7 +51,7 @@ def _warn(mark: str, text: str) -> None:
 
 def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
     """Print the comparison table; in a narrow console without details, and in several parts if need be."""
-    from tailorfl.report.tables import rich_table
+    from tailorfl.report.tables import as_table
 
     frame, columns = result.marked(result.table), list(result.columns)
     for column in columns:
@@ -67,15 +63,15 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
     spread = f"mean over {seeds} seeds ± half width of the 95 % interval" if seeds > 1 else "1 seed"
     left_out = []
     for key in DETAILS:
-        if fits(rich_table(frame, columns), console.width):
+        if fits(as_table(frame, columns).rich(), console.width):
             break
         left_out += [column.title for column in columns if column.key == key]
         columns = [column for column in columns if column.key != key]
-    table = rich_table(frame, columns)
+    title = f"{name}: {spread}"
+    table = as_table(frame, columns, title).rich()
     if not fits(table, console.width):
         columns.sort(key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST))
-        table = rich_table(frame, columns, seeds=len(counts) > 1)
-    table.title = Text(f"{name}: {spread}")
+        table = as_table(frame if len(counts) > 1 else frame.drop(columns="seeds"), columns, title).rich()
     for line in result.without_effect:
         say(console, line, style="bold yellow")
     show_table(console, table)
@@ -88,20 +84,11 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
 
 def show_matrix(console: Console, matrix: Matrix) -> None:
     """Print methods by federations with their average ranks, in several tables where there are many federations."""
-    names = list(matrix.results)
-    for begin in range(0, len(names), MATRIX_COLUMNS):
-        part = names[begin : begin + MATRIX_COLUMNS]
-        rows: list[list[str | Text]] = []
-        for label, rank in matrix.ordered:
-            best = [matrix.cells.get((name, label), (0, 0, False))[2] for name in part]
-            cells = [
-                Text(matrix.text(name, label), style="bold" if is_best else "")
-                for name, is_best in zip(part, best, strict=True)
-            ]
-            rows.append([label, MISSING if rank is None else f"{rank:.2f}", *cells])
+    table, count = matrix.table, len(matrix.results)
+    for begin in range(0, count, MATRIX_COLUMNS):
+        shown = range(begin + 1, min(begin + MATRIX_COLUMNS, count) + 1)
         title = "methods by federations" if begin == 0 else "further federations"
-        heads = ("Method", "average rank", *(matrix.title(name) for name in part))
-        show_table(console, make_table(title, heads, rows))
+        show_table(console, table.pick([0, count + 1, *shown], title).rich())
     ranking = matrix.ranking
     if ranking is not None:
         say(
@@ -109,27 +96,6 @@ def show_matrix(console: Console, matrix: Matrix) -> None:
             f"Friedman: F = {ranking.f:.3g}, p = {ranking.f_p:.3g}; ranks differ from {ranking.critical:.2f} apart "
             "(Nemenyi)",
         )
-
-
-def published_table(result: ExperimentResult, published: Mapping[str, Any]) -> Table:
-    """Return a paper's numbers beside ours, one row each, with the half width of our 95 % interval over seeds."""
-    from tailorfl.report.published import beside
-
-    def number(value: float, form: str = ".4f") -> str:
-        return MISSING if math.isnan(value) else f"{value:{form}}"
-
-    rows = [
-        (
-            row["label"],
-            row["quantity"],
-            number(row["published"]),
-            number(row["ours"]) + ("" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"),
-            number(row["difference"], "+.4f"),
-        )
-        for row in beside(result, published).to_dict("records")
-    ]
-    heads = ("Method", "Number", "Published", "Ours", "Difference")
-    return make_table("published and ours", heads, rows, prose=("Number",))
 
 
 def result_lines(variant: str, result: ExperimentResult) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tailorfl.data.remote_federation import REMOTE
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.evaluation.calibration import FURTHER, all_metrics
-from tailorfl.evaluation.metrics import primary
+from tailorfl.evaluation.metrics import UNIT_METRICS, primary
 from tailorfl.settings.experiment import ExperimentConfig
 
 DOMINANT = 0.8
@@ -24,8 +24,6 @@ MULTIPLE = 2.0
 """Of more classes one dominates that has half of all samples, and so many times its equal share."""
 FEWEST = 20
 """Samples of a natural client of which shares are looked at."""
-UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "token_accuracy"})
-"""Metrics that lie between 0 and 1."""
 
 
 def leading(source: Source, metric: str | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tailorfl.evaluation.predictions import Predictions
 from tailorfl.evaluation.temperature import measures
 from tailorfl.report.page.look import Look, named
 from tailorfl.report.result import REFERENCES
-from tailorfl.report.tables import MISSING
+from tailorfl.report.tables import MISSING, Cell, Table
 from tailorfl.runs.prediction_log import TASKS, load_predictions, temperature_of
 from tailorfl.training.keys import generator
 
@@ -60,57 +61,67 @@ class ClientLine:
 
     def to_dict(self) -> dict[str, Any]:
         """Every number as JSON has it; intervals as [low, high]."""
-        ends = {key: None if (i := getattr(self, key)) is None else [i.low, i.high] for key in INTERVALS}
+        ends = {
+            key: None if bounds is None else [bounds.low, bounds.high]
+            for key, bounds in (("interval", self.interval), ("gain_interval", self.gain_interval))
+        }
         return {**asdict(self), **ends}
-
-
-INTERVALS = ("interval", "gain_interval")
 
 
 @dataclass(frozen=True)
 class ClientReport:
-    """Lines of one seed, client by client, and what is to be said beside them."""
+    """Lines of one seed, client by client, and the notes on them; `seeds` are all there are."""
 
     look: Look
     seed: int
     seeds: list[int]
-    """All there are."""
     lines: list[ClientLine]
     notes: list[str]
 
     @property
-    def head(self) -> tuple[str, ...]:
-        """Titles of the cells of a line."""
-        calibration = ("ECE", "by chance") if any(line.ece is not None for line in self.lines) else ()
-        further = ("T", "ECE with T") if any(line.temperature is not None for line in self.lines) else ()
-        return ("client", "method", "test", self.look.name, "gain over alone", *calibration, *further)
-
-    def cells(self, line: ClientLine) -> tuple[str, ...]:
-        """Return the texts of a line, in the order of the head; what is not known is –."""
-        cells = [
-            line.name,
-            line.label,
-            str(line.samples),
-            self._spread(line.value, line.interval),
-            "alone" if line.alone else self._spread(line.gain, line.gain_interval, sign=True),
-            *(_text(number) for number in (line.ece, line.ece_by_chance)),
-            *(_text(number) for number in (line.temperature, line.ece_calibrated)),
-        ]
-        shown = len(self.head)
-        return tuple(cells[:shown])
-
-    def _spread(self, number: float | None, ends: Interval | None, sign: bool = False) -> str:
-        if number is None:
-            return MISSING
-        own = self._short(number, sign)
-        return (
-            own if ends is None else f"{own} [{self._short(ends.low, sign)}, {self._short(ends.high, sign)}]"
+    def table(self) -> Table:
+        """A row a line; a gain beyond the noise of the test part is bold, and what is not known is –."""
+        head = ["client", "method", "test", self.look.name, "gain over alone"]
+        further = {
+            "ECE": "ece",
+            "by chance": "ece_by_chance",
+            "T": "temperature",
+            "ECE with T": "ece_calibrated",
+        }
+        shown = {
+            title: key
+            for title, key in further.items()
+            if any(getattr(line, key) is not None for line in self.lines)
+        }
+        rows = []
+        for line in self.lines:
+            is_sure = line.gain_interval is not None and line.gain_interval.leaves_out_zero
+            gain = "alone" if line.alone else self._spread(line.gain, line.gain_interval, "+")
+            more = [getattr(line, key) for key in shown.values()]
+            rows.append(
+                [
+                    line.name,
+                    line.label,
+                    Cell(str(line.samples), line.samples),
+                    Cell(self._spread(line.value, line.interval), line.value),
+                    Cell(gain, line.gain, is_sure),
+                    *(Cell(MISSING if number is None else f"{number:.2f}", number) for number in more),
+                ]
+            )
+        return Table.of(
+            f"clients: {self.look.name} of the test part{self.look.unit}", [*head, *shown], rows, left=2
         )
 
-    def _short(self, number: float, sign: bool) -> str:
+    def _spread(self, number: float | None, ends: Interval | None, sign: str = "") -> str:
         """With as many digits as a test part of some hundred samples bears out."""
-        form = "+" if sign else ""
-        return f"{100 * number:{form}.1f}" if self.look.is_share else f"{number:{form}.3f}"
+        if number is None:
+            return MISSING
+        bounds = () if ends is None else (ends.low, ends.high)
+        short = [
+            f"{100 * value:{sign}.1f}" if self.look.is_share else f"{value:{sign}.3f}"
+            for value in (number, *bounds)
+        ]
+        return f"{short[0]} [{', '.join(short[1:])}]" if bounds else short[0]
 
 
 def clients_of(
@@ -128,72 +139,69 @@ def clients_of(
         ConfigError: there is no such seed, method or client.
         RunError: a file of predictions is damaged.
     """
-    seeds = sorted({int(summary["seed"]) for summary, _ in result.jobs})
+    seeds = sorted({int(summary["seed"]) for summary in result.summaries})
     chosen = seeds[0] if seed is None else seed
     if chosen not in seeds:
         raise ConfigError(f"'{result.path}' has no finished job with seed {chosen}, but {seeds}")
-    jobs = [(summary, store) for summary, store in result.jobs if summary["seed"] == chosen]
-    labels = [str(summary["label"]) for summary, _ in jobs]
+    jobs = [_Job(result, *job) for job in result.jobs if job[0]["seed"] == chosen]
     for label in methods:
-        if label not in labels:
+        if label not in (labels := [job.label for job in jobs]):
             raise unknown("method of the run", label, labels)
-    reference = next((job for job in jobs if job[0]["method"] in REFERENCES), None)
-    base = None if reference is None else _Job(result, *reference)
-    parts = [_Job(result, *job) for job in jobs if not methods or str(job[0]["label"]) in methods]
-    names = {client: part.name(client) for part in parts for client in part.values}
+    base = next((job for job in jobs if job.alone), None)
+    jobs = [job for job in jobs if not methods or job.label in methods]
+    names = {client: job.name(client) for job in jobs for client in job.records}
     for name in clients:
         if name not in names.values():
             raise unknown("client of the run", name, list(names.values()))
     lines = [
-        part.line(client, base)
+        job.line(client, base)
         for client, name in sorted(names.items())
         if not clients or name in clients
-        for part in parts
-        if client in part.values
+        for job in jobs
+        if client in job.records
     ]
-    return ClientReport(Look.of(result), chosen, seeds, lines, _notes(parts, base))
+    return ClientReport(Look.of(result), chosen, seeds, lines, _notes(jobs, base))
 
 
-def _notes(parts: list[_Job], base: _Job | None) -> list[str]:
-    found = []
+def _notes(jobs: list[_Job], base: _Job | None) -> list[str]:
+    notes = []
     if base is None:
-        found.append(
+        notes.append(
             "What a client gains is not known: no LocalTrain was run beside; add it with "
             "tailorfl run --extend FOLDER methods=local."
         )
-    without = [part.label for part in parts if part.said is None]
+    without = [job.label for job in jobs if job.predictions is None]
     if without:
-        found.append(
+        notes.append(
             f"No intervals of {', '.join(without)}: predictions of test samples were not kept (more samples than "
             "eval.predictions, private training, generated text, or a run of before they were)."
         )
-    if len(without) < len(parts):
-        found.append(
+    if len(without) < len(jobs):
+        notes.append(
             "In brackets: 95 % bootstrap interval of the client's test part, of a gain paired sample by sample: the "
             "noise of a small test part, not of training."
         )
-    alike = sorted({name for part in parts for name in part.of_one_class})
+    alike = sorted({name for job in jobs for name in job.of_one_class})
     if alike:
-        found.append(
+        notes.append(
             f"The test part of {named(alike)} has one class only: always guessing it is perfect there, and AUC has no "
             "value."
         )
-    return found
+    return notes
 
 
 class _Job:
-    """What one job says of its clients."""
+    """The numbers and predictions that one job has of its clients."""
 
     def __init__(self, result: ExperimentResult, summary: dict[str, Any], store: RunStore) -> None:
         self.label, self.seed, self.metric = str(summary["label"]), int(summary["seed"]), result.metric
         self.alone = summary["method"] in REFERENCES
         self.store = store
         self._names = [str(name) for name in store.config.get("clients") or ()]
-        own = result.own(summary, store)
-        self.values = {int(r["client"]): r for r in own.to_dict("records")}
+        self.records = {int(r["client"]): r for r in result.own(summary, store).to_dict("records")}
         """By client, the record of its test part."""
-        self.said = load_predictions(store.path)
-        self._resampled: dict[int, np.ndarray[Any, np.dtype[np.float64]]] = {}
+        self.predictions = load_predictions(store.path)
+        self.resampled = cache(self._resampled)
 
     def name(self, client: int) -> str:
         return self._names[client] if client < len(self._names) else f"client {client}"
@@ -201,68 +209,48 @@ class _Job:
     @property
     def of_one_class(self) -> list[str]:
         """Names of the clients whose test part has one class only."""
-        if self.said is None or self.said.task not in TASKS:
+        if self.predictions is None or self.predictions.task not in TASKS:
             return []
-        return [self.name(k) for k in self.values if len(np.unique(self.said.of(k).y)) == 1]
+        return [self.name(k) for k in self.records if len(np.unique(self.predictions.of(k).y)) == 1]
 
     def of(self, client: int) -> Predictions | None:
         """Its predictions, None where there are none."""
-        if self.said is None:
-            return None
-        mine = self.said.of(client)
-        return mine if len(mine.y) else None
+        predictions = None if self.predictions is None else self.predictions.of(client)
+        return None if predictions is None or not len(predictions.y) else predictions
 
-    def resampled(self, client: int, mine: Predictions) -> np.ndarray[Any, np.dtype[np.float64]]:
-        if client not in self._resampled:
-            self._resampled[client] = resampled(self.metric, mine, self.seed)
-        return self._resampled[client]
+    def _resampled(self, client: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        predictions = self.of(client)
+        assert predictions is not None
+        return resampled(self.metric, predictions, self.seed)
 
     def line(self, client: int, base: _Job | None) -> ClientLine:
-        record, mine = self.values[client], self.of(client)
-        line: dict[str, Any] = {
-            "client": client,
-            "name": self.name(client),
-            "label": self.label,
-            "alone": self.alone,
-            "seed": self.seed,
-            "samples": int(record["samples"]),
-            "metric": self.metric,
-            "value": _known(record[self.metric]),
-        }
-        if mine is not None:
-            line["interval"] = interval(self.resampled(client, mine))
-            line |= self._calibration(client, mine)
-        if base is not None and not self.alone and client in base.values:
-            line["gain"] = _known(record[self.metric] - base.values[client][self.metric])
-            other = base.of(client)
-            if mine is not None and other is not None and np.array_equal(mine.row, other.row):
-                gains = self.resampled(client, mine) - base.resampled(client, other)
-                line["gain_interval"] = interval(gains)
-        return ClientLine(**line)
+        record, predictions = self.records[client], self.of(client)
+        line: dict[str, Any] = {"value": _defined(record[self.metric])}
+        if predictions is not None:
+            line["interval"] = interval(self.resampled(client))
+            line |= self._calibration(client, predictions)
+        if base is not None and not self.alone and client in base.records:
+            line["gain"] = _defined(record[self.metric] - base.records[client][self.metric])
+            local = base.of(client)
+            if predictions is not None and local is not None and np.array_equal(predictions.row, local.row):
+                line["gain_interval"] = interval(self.resampled(client) - base.resampled(client))
+        facts = (client, self.name(client), self.label, self.alone, self.seed, int(record["samples"]))
+        return ClientLine(*facts, self.metric, **line)
 
-    def _calibration(self, client: int, mine: Predictions) -> dict[str, float | None]:
-        if mine.task not in TASKS:
+    def _calibration(self, client: int, predictions: Predictions) -> dict[str, float | None]:
+        if predictions.task not in TASKS:
             return {}
-        found = measures(mine)
-        chance = error_by_chance(
-            probabilities(mine.task, mine.outputs), generator(self.seed, "calibration", client)
-        )
-        line = {
-            "ece": _known(found["ece"]),
-            "brier": _known(found["brier"]),
-            "ece_by_chance": _known(chance),
+        p = probabilities(predictions.task, predictions.outputs)
+        numbers = measures(predictions) | {
+            "ece_by_chance": error_by_chance(p, generator(self.seed, "calibration", client))
         }
         temperature = temperature_of(self.store, client)
-        if temperature is None:
-            return line
-        after = measures(mine, temperature)
-        calibrated = {f"{key}_calibrated": _known(after[key]) for key in ("ece", "brier")}
-        return {**line, "temperature": temperature, **calibrated}
+        if temperature is not None:
+            after = measures(predictions, temperature)
+            numbers |= {"temperature": temperature} | {f"{k}_calibrated": after[k] for k in ("ece", "brier")}
+        fields = ClientLine.__dataclass_fields__
+        return {key: _defined(number) for key, number in numbers.items() if key in fields}
 
 
-def _text(number: float | None) -> str:
-    return MISSING if number is None else f"{number:.2f}"
-
-
-def _known(number: float) -> float | None:
+def _defined(number: float) -> float | None:
     return None if math.isnan(number) else float(number)

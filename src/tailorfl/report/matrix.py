@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.ranks import Ranking, ranking
 from tailorfl.report.merging import merge
 from tailorfl.report.page.look import Look
 from tailorfl.report.rank_plot import Diagram, diagram, tikz
 from tailorfl.report.result import ExperimentResult
-from tailorfl.report.tables import MISSING, tex
+from tailorfl.report.tables import MISSING, Cell, Table
 from tailorfl.runs.files import encode
 from tailorfl.runs.fingerprint import samples_of
 
@@ -36,21 +35,16 @@ class Matrix:
     @cached_property
     def labels(self) -> list[str]:
         """All methods."""
-        return list(dict.fromkeys(str(s["label"]) for r in self.results.values() for s, _ in r.jobs))
+        return list(dict.fromkeys(label for result in self.results.values() for label in result.labels))
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], tuple[float, float, bool]]:
         """(federation, method) -> (mean, half width of its interval, whether it is clearly the best there)."""
-        found = {}
-        for name, result in self.results.items():
-            for label, row in result.table.iterrows():
-                found[name, str(label)] = (float(row["mean"]), float(row["mean_ci"]), bool(row["mean_best"]))
-        return found
-
-    @property
-    def best(self) -> set[tuple[str, str]]:
-        """(federation, method) of what is better than all others there, beyond the noise."""
-        return {place for place, (_, _, is_best) in self.cells.items() if is_best}
+        return {
+            (name, str(label)): (float(row["mean"]), float(row["mean_ci"]), bool(row["mean_best"]))
+            for name, result in self.results.items()
+            for label, row in result.table.iterrows()
+        }
 
     @cached_property
     def ranked(self) -> list[str]:
@@ -58,7 +52,7 @@ class Matrix:
         return [
             label
             for label in self.labels
-            if all((n, label) in self.cells and not np.isnan(self.cells[n, label][0]) for n in self.results)
+            if not any(np.isnan(self.cells.get((name, label), (np.nan,))[0]) for name in self.results)
         ]
 
     @cached_property
@@ -67,57 +61,57 @@ class Matrix:
         if min(len(self.results), len(self.ranked)) < ALIKE:
             return None
         scores = [[self.cells[name, label][0] for label in self.ranked] for name in self.results]
-        higher = [result.metric not in LOWER_IS_BETTER for result in self.results.values()]
+        higher = [not result.lower_is_better for result in self.results.values()]
         return ranking(scores, higher_is_better=higher)
 
     @cached_property
     def ordered(self) -> list[tuple[str, float | None]]:
         """(method, average rank), the best first, those without one last."""
-        found = self.ranking
-        ranks = {} if found is None else dict(zip(self.ranked, map(float, found.average), strict=True))
-        rest = [label for label in self.labels if label not in ranks]
-        return [*sorted(ranks.items(), key=lambda pair: pair[1]), *((label, None) for label in rest)]
+        averages = [] if self.ranking is None else self.ranking.average.tolist()
+        ranks: dict[str, float] = dict(zip(self.ranked, averages, strict=False))
+        unranked = [label for label in self.labels if label not in ranks]
+        return [*sorted(ranks.items(), key=lambda pair: pair[1]), *((label, None) for label in unranked)]
 
-    def text(self, name: str, label: str) -> str:
-        """Return a cell as text."""
-        look = Look.of(self.results[name])
-        return look.spread(*self.cells[name, label][:2]) if (name, label) in self.cells else MISSING
-
-    def title(self, name: str) -> str:
-        """Return the head of a federation's column."""
-        look = Look.of(self.results[name])
-        return f"{name}: {look.name}{look.unit}"
+    @property
+    def table(self) -> Table:
+        """A line a method, best first, a column a federation, and the average rank; bold is best beyond the noise."""
+        looks = {name: Look.of(result) for name, result in self.results.items()}
+        rows = []
+        for label, rank in self.ordered:
+            row = [Cell(label)]
+            for name, look in looks.items():
+                mean, half_width, is_best = self.cells.get((name, label), (np.nan, np.nan, False))
+                row.append(Cell(look.spread(mean, half_width), mean, is_best))
+            rows.append([*row, Cell(MISSING if rank is None else f"{rank:.2f}", rank)])
+        head = [
+            "Method",
+            *(f"{name}: {look.name}{look.unit}" for name, look in looks.items()),
+            "Average rank",
+        ]
+        note = (
+            "Mean over clients of each federation's own metric (deployed models, own test parts), mean over seeds ± "
+            "half width of the 95 % interval; bold: better than every other line of the column beyond the noise. "
+            "Average rank over federations: 1 is the best."
+        )
+        return Table("Methods by federations", head, rows, note)
 
     def picture(self, which: str) -> Diagram | None:
         """Return the diagram with the groups of "nemenyi" or "wilcoxon"; None without ranks."""
-        found = self.ranking
-        if found is None:
+        ranks = self.ranking
+        if ranks is None:
             return None
-        if which == "nemenyi":
-            return diagram(self.ranked, found.average.tolist(), found.nemenyi_groups, found.critical)
-        return diagram(self.ranked, found.average.tolist(), found.wilcoxon_groups, None)
+        groups, critical = {
+            "nemenyi": (ranks.nemenyi_groups, ranks.critical),
+            "wilcoxon": (ranks.wilcoxon_groups, None),
+        }[which]
+        return diagram(self.ranked, ranks.average.tolist(), groups, critical)
 
     @property
     def latex(self) -> str:
         """A booktabs table, the best of a federation beyond the noise in bold, and the diagram in TikZ."""
-        head = " & ".join(tex(text) for text in ("Method", *map(self.title, self.results), "Average rank"))
-        lines = [r"% needs \usepackage{booktabs} and \usepackage{tikz}"]
-        lines += [
-            rf"\begin{{tabular}}{{l{'r' * (len(self.results) + 1)}}}",
-            r"\toprule",
-            head + r" \\",
-            r"\midrule",
-        ]
-        for label, rank in self.ordered:
-            cells = []
-            for name in self.results:
-                text = tex(self.text(name, label))
-                cells.append(rf"\textbf{{{text}}}" if (name, label) in self.best else text)
-            cells.append(tex(MISSING if rank is None else f"{rank:.2f}"))
-            lines.append(" & ".join([tex(label), *cells]) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}"]
         drawn = self.picture("nemenyi")
-        return "\n".join(lines) + "\n" + ("" if drawn is None else "\n" + tikz(drawn))
+        head = "% needs \\usepackage{booktabs} and \\usepackage{tikz}\n"
+        return head + self.table.latex() + ("" if drawn is None else "\n" + tikz(drawn))
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -138,13 +132,13 @@ class Matrix:
         return str(pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n"))
 
 
-def by_federation(found: Mapping[Path, ExperimentResult]) -> dict[str, list[Path]]:
+def by_federation(results: Mapping[Path, ExperimentResult]) -> dict[str, list[Path]]:
     """Return which folders hold experiments on the same data, by the name of the first of them."""
     groups: dict[str, list[Path]] = {}
-    for folder, result in found.items():
+    for folder, result in results.items():
         samples = samples_of(result.jobs[0][1].config)
-        same = encode([result.config.data.model_dump(mode="json"), samples])
-        groups.setdefault(same, []).append(folder)
+        data = encode([result.config.data.model_dump(mode="json"), samples])
+        groups.setdefault(data, []).append(folder)
     names: dict[str, list[Path]] = {}
     for folders in groups.values():
         name = folders[0].name
@@ -152,7 +146,7 @@ def by_federation(found: Mapping[Path, ExperimentResult]) -> dict[str, list[Path
     return names
 
 
-def matrix(found: Mapping[Path, ExperimentResult], groups: Mapping[str, Sequence[Path]]) -> Matrix:
+def matrix(results: Mapping[Path, ExperimentResult], groups: Mapping[str, Sequence[Path]]) -> Matrix:
     """Return the matrix of results by folder; folders of one federation are put together.
 
     Raises:
@@ -160,7 +154,7 @@ def matrix(found: Mapping[Path, ExperimentResult], groups: Mapping[str, Sequence
     """
     return Matrix(
         {
-            name: found[folders[0]] if len(folders) == 1 else merge(folders, None)[""]
+            name: results[folders[0]] if len(folders) == 1 else merge(folders, None)[""]
             for name, folders in groups.items()
         }
     )

@@ -10,27 +10,26 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tailorfl.errors import RunError
-from tailorfl.evaluation.seeds import interval
-from tailorfl.report.tables import human_bytes
+from tailorfl.evaluation.metrics import UNIT_METRICS
+from tailorfl.report.columns import SHARES
+from tailorfl.report.tables import human_bytes, over_seeds
 from tailorfl.runs.files import replacing
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette (2008), told apart with any colour vision; its yellow is too light for lines on
 # white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")  # the second seven lines are dashed, and so on
-SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})  # metrics shown in percent
-BOUNDED = SHARES | {"auc", "c_index", "token_accuracy"}
-"""Metrics in 0 ... 1."""
 DPI = 150
 LEGEND_ROWS = 17  # labels in a column of the legend
 COLUMN_WIDTH = 2.0  # inches of figure that a further column takes
@@ -41,7 +40,7 @@ MARKS = 12  # markers on a line, whatever its number of rounds
 def metric_per_round(
     frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
 ) -> None:
-    """Lines of the mean over seeds with a band of its 95 % confidence interval (none with one seed).
+    """Draw the mean over seeds with a band of its 95 % confidence interval (none with one seed), a line a label.
 
     `frame` has the columns label, seed, round and `metric`; rounds with NaN (not evaluated) are left out.
     Raises RunError if nothing is left to plot or the file cannot be written.
@@ -51,17 +50,14 @@ def metric_per_round(
     data = _usable(frame, ["label", "seed", "round", metric], metric)
     figure, axes = _figure(title or f"{_name(metric)} per round")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
-        rounds, means, widths = over_seeds(group, "round", metric)
-        _line(axes, number, str(label), rounds, means)
-        low, high = means - widths, means + widths
-        if (
-            metric in BOUNDED
-        ):  # no share is below 0 or above 1, though an interval of Student's t reaches there
-            low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
-        axes.fill_between(rounds, low, high, color=_colour(number), alpha=0.18, linewidth=0)
+        band = bands(group, "round", metric)
+        _line(axes, number, str(label), band.index, band["mean"])
+        axes.fill_between(
+            band.index, band["low"], band["high"], color=_colour(number), alpha=0.18, linewidth=0
+        )
     axes.set_xlabel("round (line: mean over seeds, band: 95 % confidence interval)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _metric_axis(axes, metric, "y")
+    _metric_axis(axes.yaxis, metric)
     _save(figure, axes, path)
 
 
@@ -83,7 +79,7 @@ def client_distribution(
         _box(axes, number, values)
     axes.set_yticks(range(len(groups)), [f"{literal(label)}\nn = {len(values)}" for label, values in groups])
     axes.invert_yaxis()  # first label on top, as in a table
-    _metric_axis(axes, metric, "x", " (box: quartiles, line: median, diamond: mean, whiskers: 5 % to 95 %)")
+    _metric_axis(axes.xaxis, metric, " (box: quartiles, line: median, diamond: mean, whiskers: 5 % to 95 %)")
     _save(figure, axes, path)
 
 
@@ -101,21 +97,20 @@ def metric_by_bytes(
     data = _usable(frame, ["label", "seed", "round", "bytes", metric], metric)
     figure, axes = _figure(title or f"{_name(metric)} for communication")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
-        rounds, means, _ = over_seeds(group, "round", metric)
-        amounts = group.groupby("round")["bytes"].mean().loc[rounds].to_numpy()
-        sent = amounts > 0
-        if sent.any():
-            _line(axes, number, str(label), amounts[sent], means[sent])
+        means = group.groupby("round")[["bytes", metric]].mean()
+        sent = means[means["bytes"] > 0]
+        if len(sent):
+            _line(axes, number, str(label), sent["bytes"], sent[metric])
         else:
-            name = f"{literal(str(label))} (no communication)"
-            axes.axhline(means[-1], color=_colour(number), linestyle=(0, (1, 1)), linewidth=1.8, label=name)
+            look: Any = {"color": _colour(number), "linestyle": (0, (1, 1)), "linewidth": 1.8}
+            axes.axhline(means[metric].iloc[-1], label=f"{literal(str(label))} (no communication)", **look)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value).replace(".0 ", " "))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("bytes sent by all clients and the server so far (log scale)")
-    _metric_axis(axes, metric, "y")
+    _metric_axis(axes.yaxis, metric)
     _save(figure, axes, path)
 
 
@@ -138,11 +133,17 @@ def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFram
     return data
 
 
-def over_seeds(group: pd.DataFrame, key: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sorted keys, means over seeds and half widths of their intervals (0 with one seed: no band)."""
-    stats = [(at, *interval(values.tolist())) for at, values in group.groupby(key)[metric]]
-    table = np.asarray(stats, dtype=np.float64)
-    return table[:, 0], table[:, 1], np.nan_to_num(table[:, 2])
+def bands(group: pd.DataFrame, key: str, metric: str) -> pd.DataFrame:
+    """Return the mean over seeds by key, and "low" and "high", the ends of its interval (itself with one seed).
+
+    No share is below 0 or above 1, though an interval of Student's t reaches there.
+    """
+    import pandas as pd
+
+    stats = over_seeds({at: {"mean": values.tolist()} for at, values in group.groupby(key)[metric]})
+    mean, width = stats["mean"], stats["mean_ci"].fillna(0.0)
+    ends = (0.0, 1.0) if metric in UNIT_METRICS else (None, None)
+    return pd.DataFrame({"mean": mean, "low": (mean - width).clip(*ends), "high": (mean + width).clip(*ends)})
 
 
 def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
@@ -159,7 +160,7 @@ def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _line(axes: Axes, number: int, label: str, x: np.ndarray, y: np.ndarray) -> None:
+def _line(axes: Axes, number: int, label: str, x: Any, y: pd.Series) -> None:
     axes.plot(
         x,
         y,
@@ -183,15 +184,12 @@ def _box(axes: Axes, number: int, values: np.ndarray) -> None:
     axes.plot(values.mean(), number, "D", markersize=6, color="white", markeredgecolor="black", zorder=4)
 
 
-def _metric_axis(axes: Axes, metric: str, which: str, legend: str = "") -> None:
+def _metric_axis(axis: Axis, metric: str, legend: str = "") -> None:
     from matplotlib.ticker import PercentFormatter
 
-    axis = axes.yaxis if which == "y" else axes.xaxis
     if metric in SHARES:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=""))
-        axis.set_label_text(f"{_name(metric)} in %{legend}")
-    else:
-        axis.set_label_text(f"{_name(metric)}{legend}")
+    axis.set_label_text(f"{_name(metric)}{' in %' if metric in SHARES else ''}{legend}")
 
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> None:

@@ -10,11 +10,13 @@ A recipe holds them under `published`, by label of the method:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
 from tailorfl.evaluation.seeds import interval
+from tailorfl.report.tables import MISSING, Table
 from tailorfl.settings.experiment import CLIENTS
 
 if TYPE_CHECKING:
@@ -29,58 +31,51 @@ def notes(published: Mapping[str, Any]) -> list[str]:
 
 
 def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFrame:
-    """One row a published number: label, quantity, published, ours, ours_ci (half width of 95 %), difference.
+    """Return a row for each published number: label, quantity, published, ours, ours_ci, difference.
 
-    Where we have no number, ours is NaN. Raises ConfigError for a quantity that is no column of the table.
+    `ours_ci` is the half width of the 95 % interval; where we have no number, ours is NaN.
+
+    Raises:
+        ConfigError: a quantity is no column of the table.
     """
     import pandas as pd
 
-    table, rows = result.table, []
-    for label, numbers in published.items():
-        if not isinstance(numbers, Mapping):
-            continue
-        clients = _per_client(result, label) if CLIENTS in numbers else {}
-        for quantity, number, where in _flat(numbers):
-            if isinstance(where, int):
-                ours, ci = interval(clients.get(where, []))
-            elif where not in table.columns:
-                raise unknown(
-                    f"number in published.{label}", where, [CLIENTS, *(c.key for c in result.columns)]
-                )
-            else:
-                found = table[table.index == label]  # empty where the method has no finished job yet
-                ours, ci = float(found[where].mean()), float(found[f"{where}_ci"].mean())
-            rows.append(
-                {
-                    "label": label,
-                    "quantity": quantity,
-                    "published": number,
-                    "ours": ours,
-                    "ours_ci": ci,
-                    "difference": ours - number,
-                }
-            )
-    return pd.DataFrame(rows)
+    lines, rows = result.table.to_dict("index"), []
+    keys = [column.key for column in result.columns]
+    for label, quantities in published.items():
+        for name, value in quantities.items() if isinstance(quantities, Mapping) else ():
+            if name == CLIENTS:
+                ours = _per_client(result, label)
+                values = [(f"client {k}", v, *interval(ours.get(k, []))) for k, v in enumerate(value)]
+            elif name not in keys:
+                raise unknown(f"number in published.{label}", name, [CLIENTS, *keys])
+            else:  # a method may have no finished job yet
+                line = lines.get(label, {})
+                values = [(name, value, line.get(name, math.nan), line.get(f"{name}_ci", math.nan))]
+            rows += [(label, *row) for row in values]
+    frame = pd.DataFrame(rows, columns=["label", "quantity", "published", "ours", "ours_ci"])
+    frame["published"] = frame["published"].astype(float)
+    return frame.assign(difference=frame["ours"] - frame["published"])
 
 
-def _flat(numbers: Mapping[str, Any]) -> Iterator[tuple[str, float, str | int]]:
-    """(quantity, published number, column or client) of one label."""
-    for key, value in numbers.items():
-        if key == CLIENTS:
-            for client, number in enumerate(value):
-                yield f"client {client}", float(number), client
-        else:
-            yield key, float(value), key
+def published_table(result: ExperimentResult) -> Table:
+    """Return a paper's numbers beside ours, with the half width of our 95 % interval over seeds."""
+    rows = []
+    for row in beside(result, result.config.published).to_dict("records"):
+        spread = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
+        ours = MISSING if math.isnan(row["ours"]) else f"{row['ours']:.4f}{spread}"
+        difference = MISSING if math.isnan(row["difference"]) else f"{row['difference']:+.4f}"
+        rows.append((row["label"], row["quantity"], f"{row['published']:.4f}", ours, difference))
+    return Table.of(
+        "Published and ours", ("Method", "Number", "Published", "Ours", "Difference"), rows, left=2
+    )
 
 
 def _per_client(result: ExperimentResult, label: str) -> dict[int, list[float]]:
     """Return the final local metric of every client, one number a seed."""
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for summary, store in result.jobs:
-        if summary["label"] != label:
-            continue
-        frame = store.clients()
-        final = frame[(frame["round"] == summary["rounds"]) & (frame["set"] == "local")]
-        for row in final[final["model"] == summary["model"]].to_dict("records"):
-            found.setdefault(int(row["client"]), []).append(float(row[result.metric]))
-    return found
+        if summary["label"] == label:
+            for row in result.own(summary, store).to_dict("records"):
+                values.setdefault(int(row["client"]), []).append(float(row[result.metric]))
+    return values

@@ -1,177 +1,198 @@
-"""Comparison tables: one row a method, mean and confidence interval over seeds in every column."""
+"""Tables of numbers with their spread over seeds, for the terminal, Markdown, LaTeX, CSV and the page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from tailorfl.errors import RunError, unknown
 from tailorfl.evaluation.seeds import interval, paired
-from tailorfl.runs.store import SECONDS
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
+    from rich.table import Table as RichTable
+
+    from tailorfl.report.columns import Column, SeedResult
 
 MISSING = "–"
 MARK = "†"
 """Stands behind the label of a line that is another method with its settings, and before the note that says so."""
+PROSE = 60
+"""Characters from which on a cell is running text, which may be folded."""
 
-SYSTEM = ("answered", SECONDS)
-"""Numbers of a run whose clients do not always answer."""
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    MARK: r"$^\dagger$",
+    "–": "--",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
 
 
 @dataclass(frozen=True)
-class SeedResult:
-    """What one method reached with one seed: named numbers."""
+class Cell:
+    """A cell of a table; `value` is what the page sorts its column by, where the text does not begin with it."""
 
-    label: str  # row of the table
-    method: str
-    seed: int
-    values: Mapping[str, float]
+    text: str
+    value: float | None = None
+    strong: bool = False
+
+    @property
+    def is_prose(self) -> bool:
+        """Whether it may be folded."""
+        return len(self.text) > PROSE
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, a head and rows of cells; the first `left` columns are words, all others numbers.
+
+    `note` says what the numbers mean.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    left: int = 1
 
     @classmethod
-    def from_summary(cls, summary: Mapping[str, Any]) -> Self:
-        """From a run's summary {method, label, seed, metrics, bytes_up, bytes_down, seconds}.
+    def of(
+        cls,
+        title: str,
+        head: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        note: str = "",
+        left: int = 1,
+    ) -> Table:
+        """Return a table some of whose cells are given as texts alone."""
+        cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+        return cls(title, head, cells, note, left)
 
-        Nested metrics get dotted names ({"personal": {"mean": 0.9}} gives "personal.mean"); "bytes" is up
-        plus down. A number that is None (NaN in JSON) or absent is NaN. Without a label the method's name is
-        taken.
-        """
-        values = dict(_flat(summary.get("metrics", {})))
-        for name in ("bytes_up", "bytes_down", "seconds", "rounds", "gradients", "gradients_each", *SYSTEM):
-            values[name] = _number(summary.get(name))
-        values["bytes"] = values["bytes_up"] + values["bytes_down"]
-        return cls(
-            label=str(summary.get("label") or summary["method"]),
-            method=str(summary["method"]),
-            seed=int(summary["seed"]),
-            values=values,
+    def pick(self, columns: Sequence[int], title: str = "") -> Table:
+        """Return the table with these columns alone, in this order."""
+        rows = [[row[k] for k in columns] for row in self.rows]
+        return replace(self, title=title or self.title, head=[self.head[k] for k in columns], rows=rows)
+
+    def markdown(self) -> str:
+        """Return head and rows as Markdown; strong cells are bold."""
+        rule = ["---" if k < self.left else "---:" for k in range(len(self.head))]
+        body = [[(f"**{cell.text}**" if cell.strong else cell.text) for cell in row] for row in self.rows]
+        lines = [[text.replace("|", "\\|") for text in line] for line in (self.head, rule, *body)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+    def latex(self) -> str:
+        """Return head and rows as a tabular of booktabs; strong cells are bold."""
+        body = [
+            [rf"\textbf{{{tex(cell.text)}}}" if cell.strong else tex(cell.text) for cell in row]
+            for row in self.rows
+        ]
+        head, *rows = (" & ".join(line) + r" \\" for line in ([tex(name) for name in self.head], *body))
+        columns = "l" * self.left + "r" * (len(self.head) - self.left)
+        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def rich(self) -> RichTable:
+        """Return it for the terminal; strong cells are bold, and no text is read as markup."""
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(title=Text(self.title) if self.title else None)
+        for number, name in enumerate(self.head):
+            table.add_column(Text(name), justify="left" if number < self.left else "right")
+        for row in self.rows:
+            table.add_row(*(Text(cell.text, style="bold" if cell.strong else "") for cell in row))
+        return table
+
+
+def tex(text: str) -> str:
+    """Return a text as LaTeX shows it."""
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def over_seeds(rows: Mapping[Any, Mapping[str, Sequence[float]]]) -> pd.DataFrame:
+    """Return means over seeds of {label: {name: values}}, with half widths of their 95 % intervals as "<name>_ci"."""
+    import pandas as pd
+
+    table = []
+    for columns in rows.values():
+        spreads = {name: interval(values) for name, values in columns.items()}
+        table.append(
+            {k: v for name, (mean, ci) in spreads.items() for k, v in ((name, mean), (f"{name}_ci", ci))}
         )
+    return pd.DataFrame(table, index=pd.Index(list(rows), name="label"))
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of a table: which value, its title and unit, and which end is better."""
-
-    key: str
-    title: str
-    unit: Literal["number", "percent", "bytes", "seconds"] = "number"  # percent: values are shares in 0 .. 1
-    better: Literal["higher", "lower"] | None = None
-
-
-DEFAULT_COLUMNS = (
-    Column("mean", "Mean over clients", "percent", "higher"),
-    Column("std", "Std over clients", "percent"),
-    Column("worst10", "Worst 10 % of clients", "percent", "higher"),
-    Column("share_beating_local", "Clients better than Local", "percent", "higher"),
-    Column("gradients_each", "Gradients per client and round"),
-    Column("bytes", "Communication", "bytes"),
-    Column("seconds", "Time", "seconds"),
-)
-
-
-WHERE_SAID = {
-    "selection": Column("selected_round", "round chosen by validation"),
-    "privacy": Column("epsilon", "ε (largest, zero-out)"),
-    "answered": Column("answered", "answered (of those asked)", "percent"),
-    SECONDS: Column(SECONDS, "simulated time", "seconds"),
-}
-"""Columns of results whose summary has such an entry."""
-
-
-def comparison(
-    results: Iterable[SeedResult], columns: Sequence[Column] = DEFAULT_COLUMNS, *, level: float = 0.95
-) -> pd.DataFrame:
-    """Numbers of the table, indexed by label in order of first appearance.
+def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.DataFrame:
+    """Return the numbers of the comparison, indexed by label in order of first appearance.
 
     Columns: "method", "seeds" (how many), and for every key the mean over seeds and, as "<key>_ci", the half
     width of its confidence interval (NaN with one seed), and where one end is better, as "<key>_best", whether the row
     is better than all others beyond the noise (`clearly_best`). A value that a seed does not have is NaN, and so
-    then is its mean. Raises RunError without results, and where a label has the same seed twice or two
-    methods.
+    then is its mean.
     """
-    import pandas as pd
-
-    rows: dict[str, dict[int, SeedResult]] = {}
+    labels: dict[str, list[SeedResult]] = {}
     for result in results:
-        seeds = rows.setdefault(result.label, {})
-        if result.seed in seeds:
-            raise RunError(
-                f"'{result.label}' has two results with seed {result.seed}, which would count one experiment "
-                "twice; give the runs different labels or leave one out"
-            )
-        if any(other.method != result.method for other in seeds.values()):
-            raise RunError(f"'{result.label}' names runs of two methods; give them different labels")
-        seeds[result.seed] = result
-    if not rows:
-        raise RunError("no results to compare; name at least one finished run")
-    table = []
-    for seeds in rows.values():
-        row: dict[str, Any] = {"method": next(iter(seeds.values())).method, "seeds": len(seeds)}
-        for column in columns:
-            values = [_number(result.values.get(column.key)) for result in seeds.values()]
-            row[column.key], row[f"{column.key}_ci"] = interval(values, level)
-        table.append(row)
-    frame = pd.DataFrame(table, index=pd.Index(list(rows), name="label"))
+        labels.setdefault(result.label, []).append(result)
+    values = {
+        column.key: [{r.seed: r.values.get(column.key, math.nan) for r in row} for row in labels.values()]
+        for column in columns
+    }
+    spreads = {
+        label: {key: list(rows[number].values()) for key, rows in values.items()}
+        for number, label in enumerate(labels)
+    }
+    frame = over_seeds(spreads)
+    frame.insert(0, "method", [row[0].method for row in labels.values()])
+    frame.insert(1, "seeds", [len(row) for row in labels.values()])
     for column in columns:
         if column.better is not None:
-            found = [
-                {s: _number(r.values.get(column.key)) for s, r in seeds.items()} for seeds in rows.values()
-            ]
-            frame[f"{column.key}_best"] = clearly_best(found, column.better, level)
+            frame[f"{column.key}_best"] = clearly_best(values[column.key], column.better)
     return frame
 
 
-def clearly_best(
-    rows: Sequence[Mapping[int, float]], better: Literal["higher", "lower"], level: float = 0.95
-) -> list[bool]:
-    """Whether each row, value by seed, is better than every other by more than the noise.
+def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", "lower"]) -> list[bool]:
+    """Return whether each row, value by seed, is better than every other by more than the noise.
 
     The interval of its paired difference over their common seeds to each of the others must leave out 0; with one seed
     no noise is known, and nothing is best. Rows that are equal with every seed share the place; NaN has none.
     """
     sign = 1.0 if better == "higher" else -1.0
-    known = [{} if any(map(math.isnan, r.values())) else {s: sign * v for s, v in r.items()} for r in rows]
+    valid = [{} if any(map(math.isnan, r.values())) else {s: sign * v for s, v in r.items()} for r in rows]
 
     def beats(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
         common = sorted(first.keys() & second.keys())
-        found = paired([first[s] for s in common], [second[s] for s in common], level)
-        return not math.isnan(found.half_width) and found.mean > found.half_width
+        difference = paired([first[s] for s in common], [second[s] for s in common])
+        return not math.isnan(difference.half_width) and difference.mean > difference.half_width
 
-    others = [[row for row in known if row and row != mine] for mine in known]
-    pairs = zip(known, others, strict=True)
-    return [bool(mine and rest) and all(beats(mine, row) for row in rest) for mine, rest in pairs]
-
-
-def render(frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, form: str = "markdown") -> str:
-    """Return a `comparison` as text: form is markdown, latex (booktabs) or csv (plain numbers, nothing rounded).
-
-    Raises ConfigError for another form.
-    """
-    if form not in _FORMS:
-        raise unknown("table format", form, _FORMS)
-    return _FORMS[form](frame, columns)
+    rivals = [[row for row in valid if row and row != candidate] for candidate in valid]
+    return [
+        bool(candidate and rows) and all(beats(candidate, row) for row in rows)
+        for candidate, rows in zip(valid, rivals, strict=True)
+    ]
 
 
-def rich_table(
-    frame: pd.DataFrame, columns: Sequence[Column] = DEFAULT_COLUMNS, *, seeds: bool = True
-) -> Table:
-    """Return a `comparison` for the terminal, clearly best cells of a column in bold; `seeds`: with their number."""
-    from rich.table import Table
-    from rich.text import Text
+def as_table(frame: pd.DataFrame, columns: Sequence[Column], title: str = "", note: str = "") -> Table:
+    """Return means and half widths of a frame as `comparison` makes it; "seeds" stands first where the frame has it."""
+    seeds = ["seeds"] if "seeds" in frame else []
+    head = ["Method", *(name.capitalize() for name in seeds), *(column.heading for column in columns)]
+    rows = []
+    for label, row in frame.iterrows():
+        cells = [Cell(str(label)), *(Cell(str(row[name]), float(row[name])) for name in seeds)]
+        for column in columns:
+            text = column.text(row[column.key], row.get(f"{column.key}_ci", math.nan))
+            cells.append(Cell(text, float(row[column.key]), bool(row.get(f"{column.key}_best", False))))
+        rows.append(cells)
+    return Table(title, head, rows, note)
 
-    head, body = cells(frame, columns)
-    if not seeds:
-        head, body = [head[0], *head[2:]], [[row[0], *row[2:]] for row in body]
-    table = Table()
-    for number, name in enumerate(head):
-        table.add_column(Text(name), justify="right" if number else "left")
-    for row in body:
-        table.add_row(*(Text(text, style="bold" if is_best else "") for text, is_best in row))
-    return table
+
+def csv(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
+    """Return the numbers of a `comparison` as a file, nothing rounded."""
+    keys = [name for column in columns for name in (column.key, f"{column.key}_ci")]
+    return str(frame[["method", "seeds", *keys]].to_csv(lineterminator="\n"))
 
 
 def human_bytes(count: float) -> str:
@@ -193,95 +214,8 @@ def human_seconds(seconds: float) -> str:
         return MISSING
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {remainder:02d} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min"
-
-
-def cells(frame: pd.DataFrame, columns: Sequence[Column]) -> tuple[list[str], list[list[tuple[str, bool]]]]:
-    """Return the titles, and per row the text of each cell with whether it is the best of its column."""
-    percent = {"percent": " (%)"}
-    head = ["Method", "Seeds", *(column.title + percent.get(column.unit, "") for column in columns)]
-    body = []
-    for label, row in frame.iterrows():
-        line = [(str(label), False), (str(row["seeds"]), False)]
-        for column in columns:
-            text = _format(row[column.key], column)
-            half_width = row[f"{column.key}_ci"]
-            spread = "" if math.isnan(half_width) or text == MISSING else f" ± {_format(half_width, column)}"
-            line.append((text + spread, bool(row.get(f"{column.key}_best", False))))
-        body.append(line)
-    return head, body
-
-
-def _format(value: float, column: Column) -> str:
-    if math.isnan(value):
-        return MISSING
-    if column.unit == "bytes":
-        return human_bytes(value)
-    if column.unit == "seconds":
-        return human_seconds(value)
-    return f"{100 * value:.2f}" if column.unit == "percent" else f"{value:.4g}"
-
-
-def _markdown(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
-    head, body = cells(frame, columns)
-    rule = ["---", *("---:" for _ in head[1:])]
-    lines = [head, rule]
-    for row in body:
-        texts = [text.replace("|", "\\|") for text, _ in row]
-        lines.append(
-            [f"**{text}**" if is_best else text for text, (_, is_best) in zip(texts, row, strict=True)]
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def _latex(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
-    head, body = cells(frame, columns)
-    lines = [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule"]
-    lines += [" & ".join(tex(name) for name in head) + r" \\", "\\midrule"]
-    for row in body:
-        line = (rf"\textbf{{{tex(text)}}}" if is_best else tex(text) for text, is_best in row)
-        lines.append(" & ".join(line) + r" \\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
-
-
-def _csv(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
-    keys = [name for column in columns for name in (column.key, f"{column.key}_ci")]
-    return str(frame[["method", "seeds", *keys]].to_csv(lineterminator="\n"))
-
-
-_FORMS: dict[str, Callable[[pd.DataFrame, Sequence[Column]], str]] = {
-    "markdown": _markdown,
-    "latex": _latex,
-    "csv": _csv,
-}
-
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    MARK: r"$^\dagger$",
-    "–": "--",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
-
-
-def tex(text: str) -> str:
-    """Return a text as LaTeX shows it."""
-    return "".join(_TEX.get(character, character) for character in text)
-
-
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _number(value)
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)

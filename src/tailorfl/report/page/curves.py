@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-from tailorfl.evaluation.seeds import interval
 from tailorfl.evaluation.summary import tails
+from tailorfl.report.page import vega
 from tailorfl.report.page.look import Look, named
-from tailorfl.report.page.parts import Chart, PagePart, number
-from tailorfl.report.plots import BOUNDED, over_seeds
+from tailorfl.report.page.parts import Chart, PagePart, Rows, Spec
+from tailorfl.report.plots import bands
 from tailorfl.runs.store import SECONDS
 
 if TYPE_CHECKING:
@@ -22,155 +19,119 @@ MOST = 150
 PERCENTS = (*range(1, 20), *range(20, 101, 2))
 """Shares of the worst clients."""
 
-Rows = list[dict[str, Any]]
 
-
-def curves(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows], list[str]]:
-    """Return the part, its data by name, and what could not be shown."""
-    rows, left_out = _rows(result, look), []
-    flat = [row for row in rows if not row["bytes"]]
-    last = {row["label"]: row for row in flat}
-    flat = [row for row in last.values() if all(r["bytes"] == 0 for r in rows if r["label"] == row["label"])]
-    silent = {row["label"] for row in flat}
-    data = {"curves": rows, "silent": flat}
+def curves(result: ExperimentResult, look: Look) -> PagePart:
+    """Return the curves by round, bytes and simulated seconds."""
+    rows = _rows(result, look)
     part = PagePart("curves", "Curves", keys=True)
     part.notes.append(
         f"Mean over clients of the {look.name} on their own test parts; band: 95 % confidence interval over seeds "
         "(none with one seed). A name in the legend hides and shows its line."
     )
-    many = {row["label"] for row in rows if sum(r["label"] == row["label"] for r in rows) > 1}
-    if not many:
-        left_out.append("Curves: only one round was evaluated (eval.every=0).")
-        return part, {}, left_out
-    part.charts.append(_chart(look, "round", "round", f"{look.name} by round"))
-    if many - silent:
-        chart = _chart(
-            look,
-            "bytes",
-            "bytes sent by all clients and the server so far (log scale)",
-            f"{look.name} by bytes",
-        )
-        chart.spec["layer"][0]["transform"] = chart.spec["layer"][1]["transform"] = [
-            {"filter": "datum.bytes > 0"}
-        ]
-        chart.spec["layer"].append(_silent(look))
+    by_label = {label: [row for row in rows if row["label"] == label] for label in look.labels}
+    if all(len(line) < 2 for line in by_label.values()):
+        part.left_out.append("Curves: only one round was evaluated (eval.every=0).")
+        return part
+    silent = {
+        label: line[-1] for label, line in by_label.items() if line and not any(r["bytes"] for r in line)
+    }
+    part.data = {"curves": rows, "silent": list(silent.values())}
+    x = vega.quantity("round", "round", axis={"tickMinStep": 1, "format": "d"})
+    part.charts.append(_chart(look, x, "round"))
+    if any(len(line) > 1 for label, line in by_label.items() if label not in silent):
+        scale: Spec = {"scale": {"type": "log", "nice": False}, "axis": {"format": "~s", "tickCount": 4}}
+        x = vega.quantity("bytes", "bytes sent by all clients and the server so far (log scale)", **scale)
+        chart = _chart(look, x, "bytes")
+        for drawn in chart.spec["layer"]:
+            drawn["transform"] = [{"filter": "datum.bytes > 0"}]
+        tips = [vega.category("label", "method"), vega.quantity("mean", format=look.format)]
+        level = {"x": None, "y": vega.quantity("mean"), "tooltip": tips}
+        dotted = vega.layer("silent", "rule", level, vega.VISIBLE, strokeDash=[2, 3], strokeWidth=2)
+        chart.spec["layer"].append({**dotted, "data": {"name": "silent"}})
         part.charts.append(chart)
         if silent:
             part.notes.append(f"By bytes, dotted: what never communicates ({named(sorted(silent))}).")
     else:
-        left_out.append("Curves by bytes: no method communicates.")
+        part.left_out.append("Curves by bytes: no method communicates.")
     if any(row.get("time") is not None for row in rows):
-        part.charts.append(_chart(look, "time", "simulated seconds", f"{look.name} by simulated seconds"))
+        part.charts.append(_chart(look, vega.quantity("time", "simulated seconds"), "simulated seconds"))
     else:
-        left_out.append("Curves by simulated seconds: the rounds have no record of them.")
-    return part, data, left_out
+        part.left_out.append("Curves by simulated seconds: the rounds have no record of them.")
+    return part
 
 
 def _rows(result: ExperimentResult, look: Look) -> Rows:
-    frame = result.curves
     rows: Rows = []
-    bounded = look.metric in BOUNDED
-    for label, group in frame.dropna(subset=[look.metric]).groupby("label", sort=False):
-        rounds, means, widths = over_seeds(group, "round", look.metric)
+    for label, group in result.curves.dropna(subset=[look.metric]).groupby("label", sort=False):
+        band = bands(group, "round", look.metric)
         by_round = group.groupby("round")
-        amounts = by_round["bytes"].mean().loc[rounds].to_numpy()
-        times = by_round[SECONDS].mean().loc[rounds].to_numpy() if SECONDS in group else None
-        for k in np.unique(np.linspace(0, len(rounds) - 1, min(MOST, len(rounds))).round().astype(int)):
-            low, high = means[k] - widths[k], means[k] + widths[k]
-            row = {"label": str(label), "round": int(rounds[k]), "bytes": float(amounts[k])}
-            row |= {"mean": number(means[k]), "low": number(max(low, 0.0) if bounded else low)}
-            row["high"] = number(min(high, 1.0) if bounded else high)
-            if times is not None:
-                row["time"] = number(times[k])
-            rows.append(row)
+        band["bytes"] = by_round["bytes"].mean()
+        if SECONDS in group:
+            band["time"] = by_round[SECONDS].mean()
+        for k in vega.evenly(len(band), MOST):
+            line = band.iloc[k]
+            row = {"label": str(label), "round": int(band.index[k]), "bytes": float(line["bytes"])}
+            rows.append(row | {name: vega.number(line[name]) for name in band.columns if name != "bytes"})
     return rows
 
 
-def _chart(look: Look, key: str, title: str, alt: str) -> Chart:
-    x: dict[str, Any] = {"field": key, "type": "quantitative", "title": title}
+def _chart(look: Look, x: Spec, by: str) -> Chart:
     tips = [
-        {"field": "label", "type": "nominal", "title": "method"},
-        {"field": "round", "type": "quantitative"},
-        {"field": "mean", "type": "quantitative", "format": look.format, "title": look.name},
-        {"field": "bytes", "type": "quantitative", "format": ".3~s"},
+        vega.category("label", "method"),
+        vega.quantity("round"),
+        vega.quantity("mean", look.name, format=look.format),
+        vega.quantity("bytes", format=".3~s"),
     ]
-    if key == "bytes":
-        x |= {"scale": {"type": "log", "nice": False}, "axis": {"format": "~s", "tickCount": 4}}
-    if key == "round":
-        x["axis"] = {"tickMinStep": 1, "format": "d"}
-    return Chart(key, lines(look, "curves", x, tips), f"{alt}: a line for each of {named(look.labels)}.")
+    alt = f"{look.name} by {by}: a line for each of {named(look.labels)}."
+    return Chart(x["field"], lines(look, "curves", x, tips), alt)
 
 
-def lines(look: Look, data: str, x: dict[str, Any], tips: list[dict[str, Any]]) -> dict[str, Any]:
+def lines(look: Look, data: str, x: Spec, tips: Rows) -> Spec:
     """Return a chart of lines of a `mean` with a band from `low` to `high`, one for each label that is not hidden."""
-    y = {"field": "mean", "type": "quantitative", "title": look.name, "scale": {"zero": False}}
-    y["axis"] = {"format": "%" if look.is_share else "~g"}
-    lit = {"condition": {"test": "datum.label === lit", "value": 4}, "value": 2}
-    return {
-        "data": {"name": data},
-        "params": [{"name": "lit", "value": ""}, {"name": "hidden", "value": []}],
-        "transform": [{"filter": "indexof(hidden, datum.label) < 0"}],
-        "height": 300,
-        "encoding": {"x": x, "color": look.colour()},
-        "layer": [
-            {
-                "name": "band",
-                "mark": {"type": "area", "opacity": 0.13, "tooltip": None},
-                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
-            },
-            {
-                "name": "line",
-                "mark": {"type": "line", "point": {"size": 18}},
-                "encoding": {"y": y, "strokeDash": look.dash(), "strokeWidth": lit, "tooltip": tips},
-            },
-        ],
-    }
+    y = vega.quantity("mean", look.name, scale={"zero": False}, axis=look.axis())
+    channels = look.line()
+    return vega.layers(
+        data,
+        vega.layer("band", "area", {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, opacity=0.13),
+        vega.layer(
+            "line",
+            "line",
+            {"y": y, "strokeDash": channels["strokeDash"], "strokeWidth": vega.LIT, "tooltip": tips},
+            point={"size": 18},
+        ),
+        encoding={"x": x, "color": channels["color"]},
+        transform=vega.VISIBLE,
+        height=300,
+    )
 
 
-def _silent(look: Look) -> dict[str, Any]:
-    tips = [
-        {"field": "label", "title": "method"},
-        {"field": "mean", "format": look.format, "type": "quantitative"},
-    ]
-    return {
-        "name": "silent",
-        "data": {"name": "silent"},
-        "transform": [{"filter": "indexof(hidden, datum.label) < 0"}],
-        "mark": {"type": "rule", "strokeDash": [2, 3], "strokeWidth": 2},
-        "encoding": {"x": None, "y": {"field": "mean", "type": "quantitative"}, "tooltip": tips},
-    }
+def worst_clients(result: ExperimentResult, look: Look) -> PagePart:
+    """Return the mean of the worst k % of the clients, for every k."""
+    import pandas as pd
 
-
-def worst_clients(result: ExperimentResult, look: Look) -> tuple[PagePart, dict[str, Rows]]:
-    """Return the part on the worst clients, and its data: the mean of the worst k % of the clients, for every k."""
-    found: dict[str, list[list[float]]] = {}
+    table: list[tuple[str, int, float]] = []
     for summary, store in result.jobs:
         scores = result.own(summary, store)[look.metric]
-        found.setdefault(str(summary["label"]), []).append(
-            tails(scores, PERCENTS, low=look.metric not in LOWER_IS_BETTER)
-        )
-    rows: Rows = []
-    for label, seeds in found.items():
-        for percent, values in zip(PERCENTS, zip(*seeds, strict=True), strict=True):
-            mean, width = interval(values)
-            width = 0.0 if np.isnan(width) else width
-            ends = (mean - width, mean + width)
-            if look.metric in BOUNDED:
-                ends = (max(ends[0], 0.0), min(ends[1], 1.0))
-            row = {"label": label, "percent": percent, "mean": number(mean)}
-            rows.append({**row, "low": number(ends[0]), "high": number(ends[1])})
-    x = {"field": "percent", "type": "quantitative", "title": "worst k % of the clients"}
-    tips = [
-        {"field": "label", "type": "nominal", "title": "method"},
-        {"field": "percent", "type": "quantitative", "title": "worst k %"},
-        {"field": "mean", "type": "quantitative", "format": look.format, "title": look.name},
+        values = tails(scores, PERCENTS, low=not result.lower_is_better)
+        table += [(str(summary["label"]), percent, v) for percent, v in zip(PERCENTS, values, strict=True)]
+    frame = pd.DataFrame(table, columns=["label", "percent", look.metric])
+    rows: Rows = [
+        {"label": label, "percent": percent, **{str(name): vega.number(v) for name, v in line.items()}}
+        for label, group in frame.groupby("label", sort=False)
+        for percent, line in bands(group, "percent", look.metric).iterrows()
     ]
-    part = PagePart("worst", "The worst clients", keys=True)
+    part = PagePart("worst", "The worst clients", keys=True, data={"worst": rows})
     part.notes.append(
         "The mean over the worst k % of the clients of a seed (rounded up to whole clients), of the deployed models on "
         "own test parts: at 100 % that of all. Which clients those are may differ between methods. Band: 95 % "
         "confidence interval over seeds."
     )
-    alt = f"Mean {look.name} of the worst k % of the clients"
-    part.charts.append(Chart("worst", lines(look, "worst", x, tips), f"{alt}, a line for each method."))
-    return part, {"worst": rows}
+    x = vega.quantity("percent", "worst k % of the clients")
+    tips = [
+        vega.category("label", "method"),
+        vega.quantity("percent", "worst k %"),
+        vega.quantity("mean", look.name, format=look.format),
+    ]
+    alt = f"Mean {look.name} of the worst k % of the clients, a line for each method."
+    part.charts.append(Chart("worst", lines(look, "worst", x, tips), alt))
+    return part

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import first_few
-from tailorfl.report.plots import COLOURS, SHARES
-from tailorfl.report.tables import MISSING
+from tailorfl.report.columns import SHARES, Column
+from tailorfl.report.plots import COLOURS
+from tailorfl.report.tables import Cell
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -30,7 +31,7 @@ class Look:
     @classmethod
     def of(cls, result: ExperimentResult) -> Look:
         """Return that of a result."""
-        return cls(result.metric, tuple(dict.fromkeys(str(summary["label"]) for summary, _ in result.jobs)))
+        return cls(result.metric, tuple(result.labels))
 
     @property
     def name(self) -> str:
@@ -44,47 +45,46 @@ class Look:
 
     @property
     def format(self) -> str:
-        """Of numbers on axes and in tips."""
+        """Of numbers in tips."""
         return ".1%" if self.is_share else ".4~g"
 
-    def text(self, value: float, sign: bool = False) -> str:
-        """Return a number of the metric, or a difference with its sign: in percent where the metric is a share."""
-        if math.isnan(value):
-            return MISSING
-        form = "+" if sign else ""
-        return f"{100 * value:{form}.2f}" if self.is_share else f"{value:{form}.4g}"
-
-    def spread(self, mean: float, half_width: float, sign: bool = False) -> str:
-        """Return a mean with the half width of its interval, where it has one."""
-        low = "" if math.isnan(half_width) or math.isnan(mean) else f" ± {self.text(half_width)}"
-        return self.text(mean, sign) + low
+    def axis(self, **more: Any) -> dict[str, Any]:
+        """Return an axis of the metric."""
+        return {"format": "%" if self.is_share else "~g", **more}
 
     @property
     def unit(self) -> str:
         """What stands behind a title."""
         return " (%)" if self.is_share else ""
 
+    def spread(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
+        """Return a number of the metric, or a difference with `sign` "+", with the half width of its interval."""
+        return Column("", "", "percent" if self.is_share else "number").text(mean, half_width, sign)
+
+    def cell(self, mean: float, half_width: float = math.nan, sign: str = "") -> Cell:
+        """Return a number as the cell of a table."""
+        return Cell(self.spread(mean, half_width, sign), mean)
+
     @property
     def colours(self) -> list[str]:
         """Of every label; what is black in print is the page's ink."""
-        found = [COLOURS[k % len(COLOURS)] for k in range(len(self.labels))]
-        return [INK if colour == "#000000" else colour for colour in found]
+        colours = [COLOURS[k % len(COLOURS)] for k in range(len(self.labels))]
+        return [INK if colour == "#000000" else colour for colour in colours]
 
     @property
     def dashes(self) -> list[str]:
         """Of every label, as SVG writes them."""
         return [DASHES[k // len(COLOURS) % len(DASHES)] for k in range(len(self.labels))]
 
-    def colour(self) -> dict[str, Any]:
-        """Return the channel of a chart that colours by label; the page has one legend for all charts."""
-        scale = {"domain": list(self.labels), "range": self.colours}
-        return {"field": "label", "type": "nominal", "scale": scale, "legend": None}
+    def by_label(self, values: Sequence[Any], **more: Any) -> dict[str, Any]:
+        """Return the channel of a chart that has a value for each label; the page has one legend for all charts."""
+        scale = {"domain": list(self.labels), "range": list(values)}
+        return {"field": "label", "type": "nominal", "scale": scale, "legend": None, **more}
 
-    def dash(self) -> dict[str, Any]:
-        """Return the channel that dashes lines by label."""
+    def line(self) -> dict[str, Any]:
+        """Return the channels of lines of methods: colour and dashes."""
         dashes = [[int(n) for n in dash.split()] or [1, 0] for dash in self.dashes]
-        scale = {"domain": list(self.labels), "range": dashes}
-        return {"field": "label", "type": "nominal", "scale": scale, "legend": None}
+        return {"color": self.by_label(self.colours), "strokeDash": self.by_label(dashes)}
 
 
 def named(labels: Sequence[str]) -> str:

@@ -3,175 +3,196 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.ranks import LEVEL, holm
+from tailorfl.evaluation.seeds import Paired, paired
 from tailorfl.evaluation.summary import mean
 from tailorfl.printable import quoted
-from tailorfl.report.differences import differences
 from tailorfl.report.page.look import Look
-from tailorfl.report.page.parts import Cell, Code, PagePart, Table
-from tailorfl.report.tables import MISSING, Column, cells
+from tailorfl.report.page.parts import PagePart
+from tailorfl.report.tables import MISSING, Cell, Table, as_table, over_seeds
 from tailorfl.runs.fingerprint import samples_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from tailorfl.report.result import ExperimentResult
 
 BESIDE = ("deployed.", "shared.")
 """How the keys of columns begin that are of other test sets than clients' own."""
 
 
-def comparison(result: ExperimentResult, frame: pd.DataFrame) -> tuple[Table, Table | None]:
+def comparison(result: ExperimentResult) -> list[Table]:
     """Return the table of an experiment, and that of further test sets, if there are any."""
-    beside = [column for column in result.columns if column.key.startswith(BESIDE)]
-    own = [column for column in result.columns if not column.key.startswith(BESIDE)]
     seeds = "mean over seeds ± half width of the 95 % interval; bold: better than every other line beyond the noise"
-    table = _numbers(f"Comparison: {seeds}", frame, own)
-    return table, _numbers(f"Other test sets: {seeds}", frame, beside) if beside else None
+    frame, columns = result.marked(result.table), result.columns
+    further = [column for column in columns if column.key.startswith(BESIDE)]
+    main = [column for column in columns if column not in further]
+    tables = [as_table(frame, main, f"Comparison: {seeds}")]
+    return [*tables, as_table(frame, further, f"Other test sets: {seeds}")] if further else tables
 
 
-def _numbers(caption: str, frame: pd.DataFrame, columns: list[Column]) -> Table:
-    head, body = cells(frame, columns)
-    keys = [None, "seeds", *(column.key for column in columns)]
-    rows = []
-    for (_, line), texts in zip(frame.iterrows(), body, strict=True):
-        values = [None if key is None else float(line[key]) for key in keys]
-        rows.append([Cell(t, v, s) for (t, s), v in zip(texts, values, strict=True)])
-    return Table(caption, head, rows)
+@dataclass(frozen=True)
+class Difference:
+    """The mean over clients of one method minus that of another, over the seeds that both have.
+
+    `adjusted` is the p-value of the paired t-test, corrected by Holm for all pairs of the experiment; the interval and
+    the p-value in `pair` are of this pair alone.
+    """
+
+    first: str
+    second: str
+    pair: Paired
+    adjusted: float
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether it would be so large by chance in fewer than 1 of 20 such tables."""
+        return self.adjusted < LEVEL
 
 
-def paired_differences(result: ExperimentResult, look: Look) -> tuple[PagePart, list[str]]:
+def differences(result: ExperimentResult) -> list[Difference]:
+    """Return all pairs of methods that share a seed, in the order of the table."""
+    pairs = []
+    for (a, first), (b, second) in combinations(result.means_by_job().items(), 2):
+        common = sorted(first.keys() & second.keys())
+        if common:
+            pairs.append((a, b, paired([first[s] for s in common], [second[s] for s in common])))
+    adjusted = holm([pair.p_value for _, _, pair in pairs])
+    return [Difference(*pair, p) for pair, p in zip(pairs, adjusted, strict=True)]
+
+
+def paired_differences(result: ExperimentResult, look: Look) -> PagePart:
     """Return every method minus every other, and which differences are beyond the noise."""
     part = PagePart("differences", "Differences")
-    found = differences(result)
-    if not found:
-        return part, ["Differences: no two methods share a seed."]
-    if all(np.isnan(pair.p_value) for pair in found):
-        return part, [
+    pairs = differences(result)
+    if not pairs:
+        part.left_out.append("Differences: no two methods share a seed.")
+        return part
+    if all(np.isnan(difference.pair.p_value) for difference in pairs):
+        part.left_out.append(
             "Differences: of one seed, no noise is known; run more (tailorfl run --extend FOLDER seeds=3)."
-        ]
-    beyond = [pair for pair in found if pair.is_beyond_noise]
+        )
+        return part
+    beyond = sum(difference.is_beyond_noise for difference in pairs)
     part.notes.append(
         f"Mean over clients of the {look.name}, line minus column, paired seed by seed, ± half width of its 95 % "
-        f"interval{look.unit}. Bold with *: beyond the noise at 5 % over all {len(found)} comparisons together (paired "
-        f"t-tests, Holm's correction): {len(beyond)} of {len(found)}."
+        f"interval{look.unit}. Bold with *: beyond the noise at 5 % over all {len(pairs)} comparisons together (paired "
+        f"t-tests, Holm's correction): {beyond} of {len(pairs)}."
     )
-    by_pair = {(pair.first, pair.second): (pair, 1) for pair in found}
-    by_pair |= {(pair.second, pair.first): (pair, -1) for pair in found}
-    rows = []
-    for line in look.labels:
-        row = [Cell(line)]
-        for column in look.labels:
-            pair, sign = by_pair.get((line, column), (None, 0))
-            if pair is None:
-                row.append(Cell(MISSING))
-                continue
-            text = look.spread(sign * pair.mean, pair.half_width, sign=True)
-            text += " *" if pair.is_beyond_noise else ""
-            row.append(Cell(text, sign * pair.mean, pair.is_beyond_noise))
-        rows.append(row)
-    part.tables.append(Table("Paired differences between methods", ["Method", *look.labels], rows))
-    exact = [
-        [
-            Cell(f"{pair.first} − {pair.second}"),
-            Cell(look.spread(pair.mean, pair.half_width, sign=True), pair.mean),
-            Cell(f"{pair.p_value:.3g}", pair.p_value),
-            Cell(f"{pair.adjusted:.3g}", pair.adjusted, pair.is_beyond_noise),
-            Cell(str(pair.seeds), pair.seeds),
-        ]
-        for pair in found
-    ]
+    square, exact = {}, []
+    for difference in pairs:
+        pair, is_sure = difference.pair, difference.is_beyond_noise
+        for sign, key in (
+            (1, (difference.first, difference.second)),
+            (-1, (difference.second, difference.first)),
+        ):
+            text = look.spread(sign * pair.mean, pair.half_width, "+") + (" *" if is_sure else "")
+            square[key] = Cell(text, sign * pair.mean, is_sure)
+        exact.append(
+            (
+                f"{difference.first} − {difference.second}",
+                look.cell(pair.mean, pair.half_width, "+"),
+                Cell(f"{pair.p_value:.3g}", pair.p_value),
+                Cell(f"{difference.adjusted:.3g}", difference.adjusted, is_sure),
+                str(pair.seeds),
+            )
+        )
+    rows = [[line, *(square.get((line, column), MISSING) for column in look.labels)] for line in look.labels]
     head = ("Pair", f"difference{look.unit}", "p", "p (Holm)", "seeds")
-    part.tables.append(Table("The same with p-values", head, exact))
-    return part, []
+    part.tables = [
+        Table.of("Paired differences between methods", ["Method", *look.labels], rows),
+        Table.of("The same with p-values", head, exact),
+    ]
+    return part
 
 
-def took_part(result: ExperimentResult, look: Look) -> tuple[Table | None, str]:
-    """Return clients that were sampled beside those that never were; or why there is no such table."""
-    found: dict[str, dict[str, list[float]]] = {}
+def other_sets(result: ExperimentResult, look: Look) -> PagePart:
+    """Return the table of further test sets, and clients that were sampled beside those that never were."""
+    further = comparison(result)[1:]
+    part = PagePart("sets", "Held-out clients, shifts and participation", tables=further)
+    if not further:
+        part.left_out.append("Held-out clients and shifted data: no such set was evaluated (eval.final).")
+    never = "Participants and clients that were never sampled:"
+    means: dict[str, dict[str, list[float]]] = {}
     counts = []
     for summary, store in result.jobs:
         rounds = store.rounds()
         if "clients" not in rounds:
-            return (
-                None,
-                "Participants and clients that were never sampled: who took part is secret or not recorded.",
-            )
-        seen = {int(client) for sampled in rounds["clients"] for client in sampled}
-        own = result.own(summary, store)
-        ever = own["client"].isin(list(seen))
-        counts.append(int((~ever).sum()))
-        held = found.setdefault(str(summary["label"]), {"ever": [], "never": []})
-        held["ever"].append(mean(own.loc[ever, look.metric]))
-        held["never"].append(mean(own.loc[~ever, look.metric]))
+            part.left_out.append(f"{never} who took part is secret or not recorded.")
+            return part
+        records = result.own(summary, store)
+        is_sampled = records["client"].isin(
+            {int(client) for cohort in rounds["clients"] for client in cohort}
+        )
+        counts.append(int((~is_sampled).sum()))
+        groups = means.setdefault(str(summary["label"]), {"sampled": [], "never": []})
+        for name, chosen in (("sampled", is_sampled), ("never", ~is_sampled)):
+            if not np.isnan(value := mean(records.loc[chosen, look.metric])):
+                groups[name].append(value)
     if not any(counts):
-        return None, "Participants and clients that were never sampled: every client was sampled."
-    rows = []
-    for label, held in found.items():
-        means = {name: interval([v for v in values if not np.isnan(v)]) for name, values in held.items()}
-        rows.append([Cell(label), *(Cell(look.spread(*means[n]), means[n][0]) for n in ("ever", "never"))])
+        part.left_out.append(f"{never} every client was sampled.")
+        return part
+    rows = [
+        [str(label), *(look.cell(row[name], row[f"{name}_ci"]) for name in ("sampled", "never"))]
+        for label, row in over_seeds(means).iterrows()
+    ]
     head = ("Method", f"sampled at least once{look.unit}", f"never sampled{look.unit}")
     many = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
-    return Table(f"Clients by whether they were ever sampled; {many} of a seed never were", head, rows), ""
+    title = f"Clients by whether they were ever sampled; {many} of a seed never were"
+    part.tables.append(Table.of(title, head, rows))
+    return part
 
 
-def privacy(result: ExperimentResult) -> tuple[PagePart, list[str]]:
+def privacy(result: ExperimentResult) -> PagePart:
     """Return what every private job spent."""
     part = PagePart("privacy", "Privacy ledger")
     rows, released = [], set()
-    for summary, _ in result.jobs:
+    for summary in result.summaries:
         spent = summary.get("privacy")
         if not spent:
             continue
         released |= set(spent.get("not_for_release", ()))
-        noise = spent.get("noise")
+        noise, epsilon = spent.get("noise"), spent["epsilon"]
+        numbers = (f"{epsilon['max']:.4g}", f"{epsilon['mean']:.4g}", f"{spent['delta']:g}")
+        words = [str(spent[key]) for key in ("clip", "accountant", "neighbours")]
+        job = f"{summary['label']}, seed {summary['seed']}"
         rows.append(
-            (
-                f"{summary['label']}, seed {summary['seed']}",
-                str(spent["level"]),
-                f"{spent['epsilon']['max']:.4g}",
-                f"{spent['epsilon']['mean']:.4g}",
-                f"{spent['delta']:g}",
-                MISSING if noise is None else f"{noise:.4g}",
-                str(spent["clip"]),
-                str(spent["accountant"]),
-                str(spent["neighbours"]),
-            )
+            (job, str(spent["level"]), *numbers, MISSING if noise is None else f"{noise:.4g}", *words)
         )
     if not rows:
-        return part, ["Privacy ledger: no method was trained with differential privacy."]
+        part.left_out.append("Privacy ledger: no method was trained with differential privacy.")
+        return part
     head = ("Job", "level", "ε (largest)", "ε (mean)", "δ", "noise", "clip", "accountant", "neighbours")
     part.tables.append(Table.of("What each job spent; privacy.csv of its folder has every use", head, rows))
     if released:
         part.notes.append(f"ε counts on nobody seeing: {', '.join(sorted(released))}.")
-    return part, []
+    return part
 
 
 def what_was_run(result: ExperimentResult) -> PagePart:
     """Return the settings, with what they were run, and how to run them again."""
     part = PagePart("settings", "What was run")
-    made: dict[str, dict[str, None]] = {}
+    facts: dict[str, dict[str, None]] = {}
     for summary, store in result.jobs:
         for name, value in _facts(summary, store.config):
-            made.setdefault(name, {})[value] = None
-    rows = [(name, "; ".join(values)) for name, values in made.items()]
+            facts.setdefault(name, {})[value] = None
+    rows = [(name, "; ".join(values)) for name, values in facts.items()]
     part.tables.append(Table.of("Versions, machine and data of the jobs", ("", "of the jobs"), rows))
     part.notes.append("The same again, from the settings below in a file, or from the result folder:")
     folders = " ".join(quoted(path) for path in result.folders)
-    part.code.append(
-        Code(f"tailorfl compare config.yaml --out again\ntailorfl report {folders} --out report.html")
-    )
-    part.code.append(Code(f"# config.yaml\n{result.config.to_yaml()}"))
+    part.code = [
+        f"tailorfl compare config.yaml --out again\ntailorfl report {folders} --out report.html",
+        f"# config.yaml\n{result.config.to_yaml()}",
+    ]
     return part
 
 
 def _facts(summary: dict[str, Any], stored: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    environment = stored.get("environment") or {}
-    yield from ((name, str(value)) for name, value in environment.items())
+    yield from ((name, str(value)) for name, value in (stored.get("environment") or {}).items())
     yield "engine", str(summary.get("engine", MISSING))
     yield "data", str(stored.get("source", MISSING))
     if isinstance(stored.get("data"), dict):

@@ -1,4 +1,4 @@
-"""What single clients have, as a table, and whether their probabilities can be believed, as reliability diagrams."""
+"""A table of what single clients have, and whether their probabilities can be believed, as reliability diagrams."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from tailorfl.evaluation.calibration import BINS, Reliability, probabilities
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.printable import quoted
 from tailorfl.report.clients import ClientReport, clients_of
+from tailorfl.report.page import vega
 from tailorfl.report.page.look import INK, Look
-from tailorfl.report.page.parts import Cell, Chart, PagePart, Table, number
+from tailorfl.report.page.parts import Chart, PagePart, Rows
 from tailorfl.runs.prediction_log import TASKS, load_predictions
 
 if TYPE_CHECKING:
@@ -26,50 +27,35 @@ MOST_CHARTS = 12
 IN_A_BIN = 10
 """Samples that a bin of a diagram has at least, so that its accuracy means something."""
 
-Rows = list[dict[str, Any]]
 
-
-def single_clients(result: ExperimentResult, look: Look) -> tuple[list[PagePart], dict[str, Rows], list[str]]:
-    """Return the parts, the data of their charts, and what could not be shown."""
-    what = "Single clients with intervals"
-    seed = min(int(summary["seed"]) for summary, _ in result.jobs)
-    jobs = [(summary, store) for summary, store in result.jobs if summary["seed"] == seed]
-    if len({str(summary["label"]) for summary, _ in jobs}) < len(jobs):
-        return [], {}, [f"{what}: folders were put together whose jobs have the same labels and seeds."]
-    said = {
-        str(s["label"]): found for s, store in jobs if (found := load_predictions(store.path)) is not None
-    }
-    if not said:
-        return [], {}, [f"{what}: predictions of test samples were not kept (eval.predictions)."]
-    lines = sum(len(np.unique(one.client)) for one in said.values())
-    if lines > MOST_LINES or sum(len(one.y) for one in said.values()) > MOST_SAMPLES:
-        return [], {}, [f"{what}: too many for a page; tailorfl gains {quoted(result.path)} prints them."]
+def single_clients(result: ExperimentResult, look: Look) -> list[PagePart]:
+    """Return the table of single clients, and their reliability diagrams where the task has classes."""
+    what, part = "Single clients with intervals", PagePart("single", "Single clients")
+    seed = min(int(summary["seed"]) for summary in result.summaries)
+    jobs = [(str(summary["label"]), store) for summary, store in result.jobs if summary["seed"] == seed]
+    loaded = {label: load_predictions(store.path) for label, store in jobs}
+    predictions = {label: values for label, values in loaded.items() if values is not None}
+    lines = sum(len(np.unique(values.client)) for values in predictions.values())
+    if len(loaded) < len(jobs):
+        part.left_out = [f"{what}: folders were put together whose jobs have the same labels and seeds."]
+    elif not predictions:
+        part.left_out = [f"{what}: predictions of test samples were not kept (eval.predictions)."]
+    elif lines > MOST_LINES or sum(len(values.y) for values in predictions.values()) > MOST_SAMPLES:
+        part.left_out = [f"{what}: too many for a page; tailorfl gains {quoted(result.path)} prints them."]
+    if part.left_out:
+        return [part]
     clients = clients_of(result, seed)
-    part = PagePart("single", "Single clients", clients.notes, [_table(clients)])
-    of_classes = {label: one for label, one in said.items() if one.task in TASKS}
+    title = f"Every client by its name: {look.name} of its test part{look.unit}, seed {seed}"
+    table = clients.table
+    part.notes, part.tables = clients.notes, [table.pick(range(len(table.head)), title)]
+    of_classes = {label: values for label, values in predictions.items() if values.task in TASKS}
     if not of_classes:
-        return [part], {}, ["Reliability diagrams: the task has no classes."]
-    diagrams, data = _diagrams(clients, of_classes, look)
-    return [part, diagrams], data, []
+        part.left_out.append("Reliability diagrams: the task has no classes.")
+        return [part]
+    return [part, _diagrams(clients, of_classes, look)]
 
 
-def _table(clients: ClientReport) -> Table:
-    rows = []
-    for line in clients.lines:
-        calibration = (line.ece, line.ece_by_chance, line.temperature, line.ece_calibrated)
-        values = (None, None, line.samples, line.value, line.gain, *calibration)
-        beyond = line.gain_interval is not None and line.gain_interval.leaves_out_zero
-        texts = clients.cells(line)
-        rows.append(
-            [Cell(text, v, beyond and k == 4) for k, (text, v) in enumerate(zip(texts, values, strict=False))]
-        )
-    title = f"Every client by its name: {clients.look.name} of its test part{clients.look.unit}, seed {clients.seed}"
-    return Table(title, clients.head, rows)
-
-
-def _diagrams(
-    clients: ClientReport, said: dict[str, Predictions], look: Look
-) -> tuple[PagePart, dict[str, Rows]]:
+def _diagrams(clients: ClientReport, predictions: dict[str, Predictions], look: Look) -> PagePart:
     part = PagePart("reliability", "Can the probabilities be believed?", keys=True)
     part.notes.append(
         "Samples ordered by the probability of the predicted class and cut into bins of equally many (15 at most, of "
@@ -77,78 +63,51 @@ def _diagrams(
         f"sure. First all clients' test samples together, then the clients with at least {2 * IN_A_BIN} of them; seed "
         f"{clients.seed}, without temperatures."
     )
-    first = next(iter(said.values()))
-    ids, counts = np.unique(first.client, return_counts=True)
-    order = sorted(zip(-counts, ids, strict=True))[:MOST_CHARTS]
-    names = {line.client: line.name for line in clients.lines}
-    data: dict[str, Rows] = {"reliability": _rows(said)}
+    part.data["reliability"] = _rows(predictions)
     part.charts.append(_chart("reliability", look, "Reliability of all clients' test samples together"))
-    for negative, client in order:
+    ids, counts = np.unique(next(iter(predictions.values())).client, return_counts=True)
+    names = {line.client: line.name for line in clients.lines}
+    for negative, client in sorted(zip((-counts).tolist(), ids.tolist(), strict=True))[:MOST_CHARTS]:
         if -negative < 2 * IN_A_BIN or len(ids) == 1:
             continue
         key = f"reliability-{client}"
-        data[key] = _rows({label: one.of(int(client)) for label, one in said.items()})
-        part.charts.append(
-            _chart(key, look, f"{names[int(client)]}, {-negative} test samples", is_small=True)
-        )
-    return part, data
+        part.data[key] = _rows({label: values.of(client) for label, values in predictions.items()})
+        part.charts.append(_chart(key, look, f"{names[client]}, {-negative} test samples", is_small=True))
+    return part
 
 
-def _rows(said: dict[str, Predictions]) -> Rows:
+def _rows(predictions: dict[str, Predictions]) -> Rows:
     rows: Rows = []
-    for label, one in said.items():
-        p, y = probabilities(one.task, one.outputs), one.y.ravel().astype(np.int64)
+    for label, values in predictions.items():
+        p, y = probabilities(values.task, values.outputs), values.y.ravel().astype(np.int64)
         bins = Reliability.of(p, y, max(1, min(BINS, len(y) // IN_A_BIN)))
         rows += [
-            {"label": label, "sure": number(c), "right": number(a), "samples": int(n)}
+            {"label": label, "sure": vega.number(c), "right": vega.number(a), "samples": int(n)}
             for n, c, a in zip(bins.samples, bins.confidence, bins.accuracy, strict=True)
         ]
     return rows
 
 
 def _chart(name: str, look: Look, alt: str, *, is_small: bool = False) -> Chart:
-    axis = {"format": "%", "tickCount": 4 if is_small else 6}
-    scale = {"zero": False, "nice": False, "padding": 8}
-    x = {"field": "sure", "type": "quantitative", "title": "mean probability", "axis": axis, "scale": scale}
-    y = {**x, "field": "right", "title": "right"}
-    tips = [
-        {"field": "label", "type": "nominal", "title": "method"},
-        {"field": "sure", "type": "quantitative", "format": ".1%", "title": "mean probability"},
-        {"field": "right", "type": "quantitative", "format": ".1%"},
-        {"field": "samples", "type": "quantitative"},
-    ]
-    lit = {"condition": {"test": "datum.label === lit", "value": 4}, "value": 2}
-    spec: dict[str, Any] = {
-        "data": {"name": name},
-        "params": [{"name": "lit", "value": ""}, {"name": "hidden", "value": []}],
-        "height": 180 if is_small else 320,
-        "layer": [
-            {
-                "name": "true",
-                "mark": {
-                    "type": "line",
-                    "color": INK,
-                    "strokeWidth": 1,
-                    "strokeDash": [2, 2],
-                    "tooltip": None,
-                },
-                "encoding": {"x": x, "y": {**y, "field": "sure"}},
-            },
-            {
-                "name": "line",
-                "transform": [{"filter": "indexof(hidden, datum.label) < 0"}],
-                "mark": {"type": "line", "point": {"size": 30}},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": look.colour(),
-                    "strokeDash": look.dash(),
-                    "strokeWidth": lit,
-                    "tooltip": tips,
-                },
-            },
-        ],
+    common: dict[str, Any] = {
+        "axis": {"format": "%", "tickCount": 4 if is_small else 6},
+        "scale": {"zero": False, "nice": False, "padding": 8},
     }
+    x, y = vega.quantity("sure", "mean probability", **common), vega.quantity("right", "right", **common)
+    tips = [
+        vega.category("label", "method"),
+        vega.quantity("sure", "mean probability", format=".1%"),
+        vega.quantity("right", format=".1%"),
+        vega.quantity("samples"),
+    ]
+    dashed: Any = {"color": INK, "strokeWidth": 1, "strokeDash": [2, 2]}
+    channels = {"x": x, "y": y, **look.line(), "strokeWidth": vega.LIT, "tooltip": tips}
+    spec = vega.layers(
+        name,
+        vega.layer("true", "line", {"x": x, "y": {**y, "field": "sure"}}, **dashed),
+        vega.layer("line", "line", channels, vega.VISIBLE, point={"size": 30}),
+        height=180 if is_small else 320,
+    )
     return Chart(
         name, spec, f"{alt}: a line for each method; dashed: as often right as it is sure.", is_small
     )

@@ -1,0 +1,169 @@
+"""The columns of the comparison table: which number of a job, its title and unit, and which end is better.
+
+A column is a line of `columns_of`. Terminal, Markdown, LaTeX, CSV, JSON and page show the same list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER
+from tailorfl.report.tables import MISSING, human_bytes, human_seconds
+from tailorfl.runs.store import SECONDS
+
+FEW_CLIENTS = 10
+"""Of so many or fewer clients a tenth is one client."""
+SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
+"""Metrics shown in percent."""
+MODELS = (("deployed", ""), ("shared", "global"))
+"""How the keys of columns of other sets than clients' own begin, and the model that they are of: "" is the deployed."""
+
+Summary = Mapping[str, Any]
+"""What a job's summary.json holds, with `share_beating_local` where it is known."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table. `value` takes the number out of a job's summary, where its `key` does not name it."""
+
+    key: str
+    title: str
+    unit: Literal["number", "percent", "bytes", "seconds"] = "number"  # percent: values are shares in 0 .. 1
+    better: Literal["higher", "lower"] | None = None
+    value: Callable[[Summary], float | None] | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit."""
+        return f"{self.title} (%)" if self.unit == "percent" else self.title
+
+    def text(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
+        """Return a number, or a difference with `sign` "+", with the half width of its interval where it has one."""
+        if math.isnan(mean):
+            return MISSING
+        spread = "" if math.isnan(half_width) else f" ± {self._short(half_width)}"
+        return self._short(mean, sign) + spread
+
+    def _short(self, value: float, sign: str = "") -> str:
+        if self.unit in ("bytes", "seconds"):
+            return human_bytes(value) if self.unit == "bytes" else human_seconds(value)
+        return f"{100 * value:{sign}.2f}" if self.unit == "percent" else f"{value:{sign}.4g}"
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """Named numbers that one method reached with one seed."""
+
+    label: str  # row of the table
+    method: str
+    seed: int
+    values: Mapping[str, float]
+
+
+def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
+    """Return the columns of the comparison of jobs with these summaries."""
+    unit: Any = "percent" if metric in SHARES | {"auc", "c_index"} else "number"
+    better: Any = "lower" if metric in LOWER_IS_BETTER else "higher"
+    tenth = "client" if are_few(summaries) else "10 %"
+    two_models = any({"personal", "global"} <= set(s["metrics"]) for s in summaries)
+
+    def has(name: str) -> bool:
+        return any(name in s for s in summaries)
+
+    def sharpness(model: str) -> bool:
+        return any("sharpness" in _local(s, model) for s in summaries if s["model"] != model)
+
+    columns = [
+        (Column("mean", f"{metric.replace('_', ' ')} (mean)", unit, better), True),
+        (
+            Column("accuracy", "accuracy (mean)", "percent", "higher", _accuracy),
+            metric != "accuracy" and any("balanced_accuracy" in _local(s) for s in summaries),
+        ),
+        (Column("weighted_mean", "weighted", unit, better), True),
+        (Column("std", "std", unit), True),
+        (Column("worst10", f"worst {tenth}", unit, better), True),
+        (Column("best10", f"best {tenth}", unit, better), True),
+        (Column("share_beating_local", "beat Local", "percent", "higher"), True),
+        *((Column(f"deployed.{name}", name, unit, better), True) for name in _sets(summaries)),
+        *(
+            (Column(f"shared.{name}", f"global model, {name}", unit, better), two_models)
+            for name in _sets(summaries, "global")
+        ),
+        (Column("deployed_sharpness", "sharpness", better="lower"), sharpness("")),
+        (Column("shared_sharpness", "global model, sharpness", better="lower"), sharpness("global")),
+        (Column("selected_round", "round chosen by validation", value=_selected), has("selection")),
+        (Column("epsilon", "ε (largest, zero-out)", value=_epsilon), has("privacy")),
+        (Column("answered", "answered (of those asked)", "percent"), has("answered")),
+        (Column(SECONDS, "simulated time", "seconds"), has(SECONDS)),
+        (Column("rounds", "rounds"), len({s["rounds"] for s in summaries}) > 1),
+        # Of single samples; none where the result was made before they were counted.
+        (Column("gradients_each", "gradients per client and round"), has("gradients_each")),
+        (Column("bytes", "sent", "bytes", value=lambda s: s["bytes_up"] + s["bytes_down"]), True),
+        (Column("seconds", "time", "seconds"), True),
+    ]
+    return tuple(column for column, is_shown in columns if is_shown)
+
+
+def numbers(summary: Summary, metric: str, columns: Sequence[Column]) -> dict[str, float]:
+    """Return the numbers of a job by name.
+
+    Nested ones have dotted names ({"personal": {"local": {"auc": {"mean": .9}}}} gives "personal.local.auc.mean"), and
+    of every set that the deployed and the global model were tried on the metric's mean is "deployed.NAME" and
+    "shared.NAME". None (NaN in JSON) is NaN.
+    """
+    values = dict(_flat(summary["metrics"])) | dict(
+        _flat({k: v for k, v in summary.items() if k != "metrics"})
+    )
+    for prefix, model in MODELS:
+        for name in summary["metrics"].get(model or summary["model"], {}):
+            values[f"{prefix}.{name}"] = values[f"{model or summary['model']}.{name}.{metric}.mean"]
+        sharpness = values.get(f"{model or summary['model']}.local.sharpness.mean")
+        values |= {} if sharpness is None else {f"{prefix}_sharpness": sharpness}
+    return values | {c.key: _number(c.value(summary)) for c in columns if c.value is not None}
+
+
+def are_few(summaries: Sequence[Summary]) -> bool:
+    """Return whether a tenth of the clients is a single one, which then has a name."""
+    return all(summary.get("clients", math.inf) <= FEW_CLIENTS for summary in summaries)
+
+
+def _local(summary: Summary, model: str = "") -> Mapping[str, Any]:
+    """Return statistics by metric of the deployed (or another) model on clients' own test parts."""
+    statistics: Mapping[str, Any] = summary["metrics"].get(model or summary["model"], {}).get("local", {})
+    return statistics
+
+
+def _sets(summaries: Sequence[Summary], model: str = "") -> list[str]:
+    """Return further test sets that at least one job has, for its deployed (or another) model."""
+    names = (name for s in summaries for name in s["metrics"].get(model or s["model"], {}))
+    return [name for name in dict.fromkeys(names) if name not in ("val", "local")]
+
+
+def _accuracy(summary: Summary) -> float | None:
+    mean: float | None = _local(summary).get("accuracy", {}).get("mean")
+    return mean
+
+
+def _selected(summary: Summary) -> float | None:
+    chosen: float | None = summary.get("selection", {}).get("round")
+    return chosen
+
+
+def _epsilon(summary: Summary) -> float:
+    """A row without privacy guarantees nothing."""
+    return float(summary["privacy"]["epsilon"]["max"]) if "privacy" in summary else math.inf
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in entries.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is None or isinstance(value, int | float):
+            yield f"{prefix}{name}", _number(value)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
