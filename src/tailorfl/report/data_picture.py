@@ -24,7 +24,7 @@ LONGEST = 30
 """Characters of a name on an axis."""
 
 
-def draw_federation(found: Overview, path: Path) -> None:
+def draw_federation(federation: Overview, path: Path) -> None:
     """Write the picture as PNG, PDF or SVG.
 
     Raises:
@@ -36,52 +36,57 @@ def draw_federation(found: Overview, path: Path) -> None:
 
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"a picture is written as {', '.join(FORMATS)}, but '{path}' ends otherwise")
-    chosen = found.from_large_to_small(MOST_CLIENTS)
+    chosen = federation.from_large_to_small(MOST_CLIENTS)
     named = len(chosen) <= MOST_NAMES
-    places = np.arange(len(chosen))
+    rows = np.arange(len(chosen))
     height = min(12.0, max(3.0, 1.5 + 0.22 * len(chosen)))
-    figure = Figure(figsize=(10.0 if found.cells else 6.0, height), layout="constrained")
+    figure = Figure(figsize=(10.0 if federation.cells else 6.0, height), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(1, 2 if found.cells else 1, sharey=True, squeeze=False)[0]
-    if found.cells:
+    grid = figure.subplots(1, 2 if federation.cells else 1, sharey=True, squeeze=False)[0]
+    if federation.cells:
         axes = grid[0]
         drawn = axes.imshow(
-            found.shares[chosen],
+            federation.shares[chosen],
             aspect="auto",
             interpolation="nearest",
             cmap="viridis",
             vmin=0,
-            vmax=float(max(found.shares.max(), 1e-9)),
+            vmax=float(max(federation.shares.max(), 1e-9)),
         )
         figure.colorbar(drawn, ax=axes, label="share of the client's training samples")
-        axes.set_xlabel(found.what)
-        if len(found.cells) <= MOST_NAMES:
+        axes.set_xlabel(federation.what)
+        if len(federation.cells) <= MOST_NAMES:
             axes.set_xticks(
-                range(len(found.cells)), [_short(name) for name in found.cells], rotation=90, fontsize=7
+                range(len(federation.cells)),
+                [_short(name) for name in federation.cells],
+                rotation=90,
+                fontsize=7,
             )
     axes = grid[-1]
     start = np.zeros(len(chosen))
-    for (part, sizes), colour in zip(found.sizes.items(), COLOURS, strict=False):
-        mine = sizes[chosen].astype(np.float64)
+    for (part, sizes), colour in zip(federation.sizes.items(), COLOURS, strict=False):
+        counts = sizes[chosen].astype(np.float64)
         axes.barh(
-            places,
-            mine,
+            rows,
+            counts,
             left=start,
             height=0.8 if named else 1.0,
             color=colour,
             label={"val": "validation"}.get(part, part),
         )
-        start += mine
+        start += counts
     axes.set_xlabel("samples")
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
     grid[0].set_ylim(len(chosen) - 0.5, -0.5)
     if named:
-        grid[0].set_yticks(places, [_short(found.clients[client]) for client in chosen], fontsize=7)
+        grid[0].set_yticks(rows, [_short(federation.clients[client]) for client in chosen], fontsize=7)
     else:
         grid[0].set_yticks([])
-        some = "" if len(chosen) == len(found.clients) else f", {len(chosen):,} of them from large to small"
-        grid[0].set_ylabel(f"{len(found.clients):,} clients{some}")
-    figure.suptitle(literal(f"{found.name}: {len(found.clients):,} clients"), fontsize=10)
+        some = (
+            "" if len(chosen) == len(federation.clients) else f", {len(chosen):,} of them from large to small"
+        )
+        grid[0].set_ylabel(f"{len(federation.clients):,} clients{some}")
+    figure.suptitle(literal(f"{federation.name}: {len(federation.clients):,} clients"), fontsize=10)
     with replacing(path) as part_file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks shows as a box
         figure.savefig(part_file, format=path.suffix.lower()[1:], dpi=DPI)

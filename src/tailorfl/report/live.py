@@ -51,15 +51,14 @@ class Watched:
         config = experiment_in(self.folder)  # again: it may be extended, or begun anew
         parts = list(_parts(config, self.folder))
         jobs = [
-            self._job(name, Job(one, method, seed), place)
-            for name, one, place in parts
-            for seed in one.seeds
-            for method in one.methods
+            self._job(variant, Job(experiment, method, seed), folder)
+            for variant, experiment, folder in parts
+            for seed in experiment.seeds
+            for method in experiment.methods
         ]
-        status, message = _status([place for _, _, place in parts], jobs)
+        status, message = _status([folder for _, _, folder in parts], jobs)
         _estimate(jobs, status)
-        waited = [job["left"] for job in jobs if job["status"] not in OVER]
-        known = [seconds for seconds in waited if seconds is not None]
+        left = [job["left"] for job in jobs if job["status"] not in OVER]
         return {
             "name": config.name,
             "folder": str(self.folder),
@@ -67,24 +66,21 @@ class Watched:
             "message": message,
             "done": sum(job["status"] in OVER for job in jobs),
             "total": len(jobs),
-            "left": sum(known) if known and len(known) == len(waited) and status == "running" else None,
+            "left": sum(left) if left and None not in left and status == "running" else None,
             "metric": next((job["metric"] for job in jobs if job["metric"]), None),
             "jobs": [{key: value for key, value in job.items() if key != "metric"} for job in jobs],
         }
 
     def _job(self, variant: str, job: Job, out: Path) -> dict[str, Any]:
-        place = out / job.folder
-        status, message = _status_of_job(place)
-        reader = self._records.setdefault(place, _Records(place / "rounds.jsonl"))
-        records = reader.read()
+        folder = out / job.folder
+        status, message = _status_of_job(folder)
+        records = self._records.setdefault(folder, _Records(folder / "rounds.jsonl")).read()
         last = records[-1] if records else {}
         key = _headline(records)
-        scores = [
-            _point(record, key) for record in records if key is not None and record.get(key) is not None
-        ]
+        scores = [[r["round"], *_score(r, key)] for r in records if key and r.get(key) is not None]
         losses = [[r["round"], r["loss/train"]] for r in records if r.get("loss/train") is not None]
-        score = scores[-1] if scores else [None] * 4
-        spent = [r["epsilon"] for r in records if r.get("epsilon") is not None]
+        _, score, low, high = scores[-1] if scores else [None] * 4
+        epsilons = [r["epsilon"] for r in records if r.get("epsilon") is not None]
         return {
             "name": f"{variant}: {job.name}" if variant else job.name,
             "variant": variant,
@@ -97,12 +93,12 @@ class Watched:
             "seconds": last.get("seconds"),
             "left": None,
             "loss": losses[-1][1] if losses else None,
-            "score": score[1],
-            "low": score[2],
-            "high": score[3],
+            "score": score,
+            "low": low,
+            "high": high,
             "bytes_up": last.get("bytes_up"),
             "bytes_down": last.get("bytes_down"),
-            "epsilon": spent[-1] if spent else None,
+            "epsilon": epsilons[-1] if epsilons else None,
             "curve": _thinned(scores),
             "losses": _thinned(losses),
             "metric": None if key is None else key.rpartition("/")[2],
@@ -114,7 +110,7 @@ class _Records:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen: tuple[int, int] = (0, 0)  # inode and bytes
+        self._inode = self._offset = 0
         self._records: list[dict[str, Any]] = []
 
     def read(self) -> Sequence[Mapping[str, Any]]:
@@ -122,37 +118,29 @@ class _Records:
             try:
                 file = self._file.open("rb")
             except FileNotFoundError:
-                self._seen, self._records = (0, 0), []
+                self._inode, self._records = 0, []
                 return []
             with file:
-                facts = _inode(file.fileno())
-                inode, offset = self._seen
-                if (
-                    inode != facts[0] or facts[1] < offset
-                ):  # it was replaced: what was done again is another line
-                    offset, self._records = 0, []
-                file.seek(offset)
+                facts = os.fstat(file.fileno())
+                if facts.st_ino != self._inode or facts.st_size < self._offset:
+                    # It was replaced: what was done again is another line.
+                    self._inode, self._offset, self._records = facts.st_ino, 0, []
+                file.seek(self._offset)
                 block = file.read()
-        whole = block.rfind(b"\n") + 1
-        found = parsed(self._file, block[:whole].split(b"\n")[:-1])
-        self._records += [_slim(record) for record in found]
-        self._seen = (facts[0], offset + whole)
+        complete = block.rfind(b"\n") + 1
+        records = parsed(self._file, block[:complete].split(b"\n")[:-1])
+        self._records += [_slim(record) for record in records]
+        self._offset += complete
         return self._records
-
-
-def _inode(descriptor: int) -> tuple[int, int]:
-    facts = os.fstat(descriptor)
-    return facts.st_ino, facts.st_size
 
 
 def _slim(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is shown of a record."""
-    named = ("round", "seconds", "bytes_up", "bytes_down", "epsilon", "loss/train")
-    shown = ("personal/local/", "global/local/")
+    names = ("round", "seconds", "bytes_up", "bytes_down", "epsilon", "loss/train")
     return {
         key: None if isinstance(value, float) and math.isnan(value) else value
         for key, value in record.items()
-        if key in named or key.startswith(shown)
+        if key in names or key.startswith(("personal/local/", "global/local/"))
     }
 
 
@@ -160,15 +148,14 @@ def _headline(records: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the key of the metric that comes first, which alone has quantiles; personal before global."""
     for record in reversed(records):
         for model in ("personal", "global"):
-            found: list[str] = [key for key in record if key.startswith(f"{model}/local/")]
-            if found:
-                medians = [key for key in found if key.endswith("/p50")]
-                return medians[0].removesuffix("/p50") if medians else found[0]
+            keys: list[str] = [key for key in record if key.startswith(f"{model}/local/")]
+            if keys:
+                return next((key.removesuffix("/p50") for key in keys if key.endswith("/p50")), keys[0])
     return None
 
 
-def _point(record: Mapping[str, Any], key: str) -> list[Any]:
-    return [record["round"], record[key], record.get(f"{key}/p10"), record.get(f"{key}/p90")]
+def _score(record: Mapping[str, Any], key: str) -> list[Any]:
+    return [record.get(f"{key}{quantile}") for quantile in ("", "/p10", "/p90")]
 
 
 def _thinned(points: list[Any]) -> list[Any]:
@@ -183,60 +170,54 @@ def _parts(config: ExperimentConfig, folder: Path) -> Iterator[tuple[str, Experi
         return
     from tailorfl.settings.loading import expand  # imports torch
 
-    for name, one in expand(config).items():
-        place = folder / slug(name)
-        yield name, experiment_in(place) if (place / "config.yaml").is_file() else one, place
+    for name, experiment in expand(config).items():
+        part = folder / slug(name)
+        yield name, experiment_in(part) if (part / "config.yaml").is_file() else experiment, part
 
 
-def _status_of_job(place: Path) -> tuple[str, str]:
-    if not (place / "config.json").is_file():
+def _status_of_job(folder: Path) -> tuple[str, str]:
+    if not (folder / "config.json").is_file():
         return "waiting", ""
-    store = RunStore.open(place, readonly=True)
-    status = store.status
-    if status in ("failed", "interrupted"):
-        return status, str(_facts(place).get("message", ""))
-    return status, ""
+    status = RunStore.open(folder, readonly=True).status
+    is_stopped = status in ("failed", "interrupted")
+    return status, str(_facts(folder).get("message", "")) if is_stopped else ""
 
 
-def _status(places: Sequence[Path], jobs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _status(folders: Sequence[Path], jobs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """(status, message) of the whole: running while a process holds one of its folders."""
-    if any(is_locked(place) for place in places):
+    if any(is_locked(folder) for folder in folders):
         return "running", ""
-    facts = [_facts(place) for place in places if (place / "status.json").is_file()]
-    if len(facts) == len(places) and all(one.get("status") == "finished" for one in facts):
+    facts = [_facts(folder) for folder in folders if (folder / "status.json").is_file()]
+    statuses = [str(part.get("status")) for part in facts]
+    if statuses == ["finished"] * len(folders) or (jobs and all(job["status"] == "finished" for job in jobs)):
         return "finished", ""
-    if jobs and all(job["status"] == "finished" for job in jobs):
-        return "finished", ""
-    for one in facts:
-        if one.get("status") in ("failed", "interrupted"):
-            return str(one["status"]), str(one.get("message", ""))
-    begun = any(job["status"] != "waiting" for job in jobs)
-    return ("interrupted", "the process was killed") if begun else ("waiting", "nothing runs here")
+    for status, part in zip(statuses, facts, strict=True):
+        if status in ("failed", "interrupted"):
+            return status, str(part.get("message", ""))
+    is_begun = any(job["status"] != "waiting" for job in jobs)
+    return ("interrupted", "the process was killed") if is_begun else ("waiting", "nothing runs here")
 
 
-def _facts(place: Path) -> dict[str, Any]:
-    file = place / "status.json"
+def _facts(folder: Path) -> dict[str, Any]:
+    file = folder / "status.json"
     try:
         with reporting(file, "read"):
-            found = decode(file.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it holds no named values")
-    except ValueError as error:
+            return dict(decode(file.read_bytes()))
+    except (ValueError, TypeError) as error:
         raise RunError(f"'{file}' is damaged ({error}); restore it from a copy") from error
-    return found
 
 
 def _estimate(jobs: Sequence[dict[str, Any]], status: str) -> None:
     """Fill in what is left of every job: its rounds to come, each as long as those of its line, or of all lines."""
-    paces: dict[tuple[str, str], list[float]] = {}
+    paces: dict[tuple[str, ...], list[float]] = {}
     for job in jobs:
         if job["seconds"] and job["round"]:
-            paces.setdefault((job["variant"], job["label"]), []).append(job["seconds"] / job["round"])
-    every = [pace for found in paces.values() for pace in found]
+            for line in ((job["name"],), (job["variant"], job["label"]), ()):
+                paces.setdefault(line, []).append(job["seconds"] / job["round"])
     for job in jobs:
-        mine = [job["seconds"] / job["round"]] if job["seconds"] and job["round"] else None
-        found = mine or paces.get((job["variant"], job["label"])) or every
+        lines = ((job["name"],), (job["variant"], job["label"]), ())
+        pace = next((paces[line] for line in lines if line in paces), None)
         if job["status"] in OVER:
             job["left"] = 0.0
-        elif found and status == "running":
-            job["left"] = (job["rounds"] - job["round"]) * sum(found) / len(found)
+        elif pace and status == "running":
+            job["left"] = (job["rounds"] - job["round"]) * sum(pace) / len(pace)

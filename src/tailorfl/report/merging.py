@@ -32,24 +32,27 @@ def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, Me
         ConfigError: no folder is given, or one twice, or `out` holds an experiment of its own.
         RunError: they do not go together: other metrics, or the same seed of the same method twice.
     """
-    places = [Path(folder) for folder in folders]
+    paths = [Path(folder) for folder in folders]
     target = None if out is None else Path(out)
-    twice = [str(place) for place in places if sum(place.resolve() == p.resolve() for p in places) > 1]
-    if twice or not places:
-        raise ConfigError(f"give every folder once: {twice[0]}" if twice else "give at least one folder")
+    repeated = [str(path) for path in paths if [p.resolve() for p in paths].count(path.resolve()) > 1]
+    if repeated or not paths:
+        raise ConfigError(
+            f"give every folder once: {repeated[0]}" if repeated else "give at least one folder"
+        )
     if target is not None and (target / "config.yaml").exists():
         raise ConfigError(
             f"'{target}' holds an experiment of its own, whose table the one of several folders would replace; choose "
             "another --out"
         )
-    found = {place: results(place) for place in places}
-    names = list(dict.fromkeys(name for parts in found.values() for name in parts))
+    by_folder = {path: results(path) for path in paths}
     merged = {}
-    for name in names:
-        path = places[0] if target is None else target / slug(name) if name else target
+    for name in dict.fromkeys(name for parts in by_folder.values() for name in parts):
+        path = paths[0] if target is None else target / slug(name) if name else target
         with reporting(path, "create the result folder"):
             path.mkdir(parents=True, exist_ok=True)
-        merged[name] = MergedResult.of(path, {p: parts[name] for p, parts in found.items() if name in parts})
+        merged[name] = MergedResult.of(
+            path, {p: parts[name] for p, parts in by_folder.items() if name in parts}
+        )
     return merged
 
 
@@ -68,7 +71,6 @@ class MergedResult(ExperimentResult):
                 f"these folders measure different things, which one table cannot compare: {listed}"
             )
         jobs = _together(parts)
-        _refuse_twice(jobs)
         missing = [f"{folder}: {reason}" for folder, part in parts.items() for reason in part.missing]
         result = cls(path, jobs, missing)
         result.parts = parts
@@ -83,13 +85,12 @@ class MergedResult(ExperimentResult):
     @property
     def config(self) -> ExperimentConfig:
         """The experiment of the first folder, with the methods and seeds of all."""
-        first, *others = (part.config for part in self.parts.values())
-        methods, seeds = methods_of(first), dict.fromkeys(first.seeds)
-        for config in others:
+        configs = [part.config for part in self.parts.values()]
+        methods = {**methods_of(configs[0])}
+        for config in configs:
             methods = {**methods_of(config), **methods}
-            seeds |= dict.fromkeys(config.seeds)
-        changes = {"methods": tuple(methods.values()), "seeds": tuple(sorted(seeds))}
-        return first.model_copy(update=changes)
+        seeds = sorted({seed for config in configs for seed in config.seeds})
+        return configs[0].model_copy(update={"methods": tuple(methods.values()), "seeds": tuple(seeds)})
 
 
 def _together(parts: Mapping[Path, ExperimentResult]) -> Jobs:
@@ -97,32 +98,25 @@ def _together(parts: Mapping[Path, ExperimentResult]) -> Jobs:
     kinds: dict[str, dict[str, None]] = {}
     for part in parts.values():
         for summary, store in part.jobs:
-            kinds.setdefault(summary["label"], {})[_kind(summary["label"], store)] = None
-    rows: dict[str, Jobs] = {}
+            kinds.setdefault(summary["label"], {})[digest_of(_facts(summary["label"], store))] = None
+    rows: dict[str, dict[int, tuple[dict[str, Any], RunStore]]] = {}
     for folder, part in parts.items():
         for summary, store in part.jobs:
-            label = summary["label"]
-            shown = label if len(kinds[label]) == 1 else f"{label} ({_short(folder, parts)})"
-            told = {**summary, "label": shown, "company": _company(store)}
-            rows.setdefault(shown, []).append((told, store))
-    return [job for row in rows.values() for job in sorted(row, key=lambda job: int(job[0]["seed"]))]
-
-
-def _refuse_twice(jobs: Jobs) -> None:
-    seen: dict[tuple[str, int], Path] = {}
-    for summary, store in jobs:
-        key = (summary["label"], int(summary["seed"]))
-        if key in seen:
-            raise RunError(
-                f"{key[0]}, seed {key[1]}, is in '{seen[key]}' and in '{store.path}', which would count one experiment "
-                "twice; leave one of the folders out"
-            )
-        seen[key] = store.path
+            label, seed = summary["label"], int(summary["seed"])
+            label = label if len(kinds[label]) == 1 else f"{label} ({_short(folder, parts)})"
+            row = rows.setdefault(label, {})
+            if seed in row:
+                raise RunError(
+                    f"{label}, seed {seed}, is in '{row[seed][1].path}' and in '{store.path}', which would count one "
+                    "experiment twice; leave one of the folders out"
+                )
+            row[seed] = ({**summary, "label": label, "company": _company(store)}, store)
+    return [row[seed] for row in rows.values() for seed in sorted(row)]
 
 
 def _short(folder: Path, parts: Mapping[Path, ExperimentResult]) -> str:
     """Return the name of a folder, with the way to it where another one has that name."""
-    return folder.name if sum(other.name == folder.name for other in parts) == 1 else str(folder)
+    return folder.name if [path.name for path in parts].count(folder.name) == 1 else str(folder)
 
 
 def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
@@ -131,10 +125,6 @@ def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
     settings = decisive(stored.get("experiment", {}), label or "", longer=label is None)
     versions = {k: v for k, v in stored.get("environment", {}).items() if k in ("tailorfl", "torch")}
     return {**settings, "version": versions, "samples": samples_of(stored)}
-
-
-def _kind(label: str, store: RunStore) -> str:
-    return digest_of(_facts(label, store))
 
 
 def _company(store: RunStore) -> str:
@@ -147,24 +137,19 @@ def _company(store: RunStore) -> str:
 
 def _unlike(parts: Mapping[Path, ExperimentResult]) -> Iterator[tuple[str, str]]:
     """(folder, how it differs from the first one), of those that do."""
-    first, *others = parts
-    then = {label: _facts(label, store) for label, store in _first_jobs(parts[first])}
-    for folder in others:
-        found: dict[str, None] = {}
+    first, *later = parts
+    labels = {label: _facts(label, store) for label, store in _first_jobs(parts[first])}
+    for folder in later:
+        differences: dict[str, None] = {}
         for label, store in _first_jobs(parts[folder]):
-            old = then.get(label)
-            if old is None:  # another method: what it shares with the others
+            if label in labels:
+                old, new = labels[label], _facts(label, store)
+            else:  # another method: what it shares with the others
                 old, new = _facts(None, parts[first].jobs[0][1]), _facts(None, store)
-            else:
-                new = _facts(label, store)
-            found |= dict.fromkeys(changes(old, new))
-        if found:
-            yield str(folder), "; ".join(found)
+            differences |= dict.fromkeys(changes(old, new))
+        if differences:
+            yield str(folder), "; ".join(differences)
 
 
-def _first_jobs(part: ExperimentResult) -> Iterator[tuple[str, RunStore]]:
-    seen = set()
-    for summary, store in part.jobs:
-        if summary["label"] not in seen:
-            seen.add(summary["label"])
-            yield summary["label"], store
+def _first_jobs(part: ExperimentResult) -> list[tuple[str, RunStore]]:
+    return list({summary["label"]: store for summary, store in reversed(part.jobs)}.items())[::-1]

@@ -120,8 +120,8 @@ class _Messages(logging.Handler):
             return
         self._printed.add(key)
         style = "bold yellow" if record.levelno >= logging.WARNING else "dim"
-        said = visible(self.format(record), but="\n\t")
-        text = Text.assemble((f"{record.levelname.lower()}:", style), f" {said}")
+        message = visible(self.format(record), but="\n\t")
+        text = Text.assemble((f"{record.levelname.lower()}:", style), f" {message}")
         self._console.print(text, soft_wrap=True)
 
 
@@ -160,10 +160,10 @@ class ProgressLines(Observer):
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
         """Say how good the models are."""
-        found = headline(metrics)
-        score = "" if found is None else f", {found[0]} {found[1]:.4f}"
+        score = headline(metrics)
+        shown = "" if score is None else f", {score[0]} {score[1]:.4f}"
         speed = f", {self._speed:.0f} clients/s" if self._speed else ""
-        self._print(f"{self._where}: round {round}/{self._rounds}{score}{speed}")
+        self._print(f"{self._where}: round {round}/{self._rounds}{shown}{speed}")
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
         """Say how long it took."""
@@ -205,8 +205,8 @@ class Live(Observer):
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
         """Remember the metric to show."""
-        found = headline(metrics)
-        self._score = "" if found is None else f" · {found[0]} {found[1]:.3f}"
+        score = headline(metrics)
+        self._score = "" if score is None else f" · {score[0]} {score[1]:.3f}"
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
         """Leave one line above the bars."""

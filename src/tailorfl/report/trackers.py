@@ -57,10 +57,10 @@ class TensorBoard:
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
         """Replace the job's event files by one of the rounds that are done."""
-        place = self._folder / job.folder
-        if place.is_dir():
-            shutil.rmtree(place)
-        self._writer = self._make(str(place))
+        folder = self._folder / job.folder
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        self._writer = self._make(str(folder))
         self._writer.add_text("experiment", _indented(job.config.to_yaml()), 0)
         for round, numbers in past:
             self._write(round, numbers)
@@ -100,8 +100,8 @@ class MLflow:
             with _quiet("mlflow", "alembic"):
                 self._client = self._connected()
         client = self._client
-        found = client.get_experiment_by_name(job.config.name)
-        experiment = found.experiment_id if found else client.create_experiment(job.config.name)
+        stored = client.get_experiment_by_name(job.config.name)
+        experiment = stored.experiment_id if stored else client.create_experiment(job.config.name)
         for run in client.search_runs([experiment], f"tags.`tailorfl.job` = '{key}'"):
             if self._has(run.info.run_id, past):
                 self._run = run.info.run_id
@@ -145,20 +145,18 @@ class MLflow:
 
     def _has(self, run: str, past: Sequence[Point]) -> bool:
         """Whether a run has the numbers of these rounds and of no others; what a clock says aside."""
-        wanted: dict[str, list[tuple[int, float]]] = {}
+        expected: dict[str, list[tuple[int, float]]] = {}
         for round, numbers in past:
             for name, value in numbers.items():
-                wanted.setdefault(name, []).append((round, value))
-        client = self._client
-        if client.get_run(run).data.metrics.keys() != wanted.keys():
+                expected.setdefault(name, []).append((round, value))
+        if self._client.get_run(run).data.metrics.keys() != expected.keys():
             return False
-        for name, points in wanted.items():
-            there = sorted((m.step, m.value) for m in client.get_metric_history(run, name))
-            if [step for step, _ in there] != [round for round, _ in points]:
-                return False
-            if name not in TIMED and there != points:
-                return False
-        return True
+
+        def is_there(name: str, points: list[tuple[int, float]]) -> bool:
+            history = sorted((m.step, m.value) for m in self._client.get_metric_history(run, name))
+            return [r for r, _ in history] == [r for r, _ in points] if name in TIMED else history == points
+
+        return all(is_there(name, points) for name, points in expected.items())
 
 
 class Wandb:
@@ -176,16 +174,16 @@ class Wandb:
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
         """Open the job's run; online it is the one that was begun, where there is one."""
-        place = self._folder / job.folder
-        if place.is_dir() and self._mode == "offline":
-            shutil.rmtree(place)
-        place.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / job.folder
+        if folder.is_dir() and self._mode == "offline":
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             project=_allowed(job.config.name),
             name=job.name,
             group=job.method.label,
             id=key,
-            dir=str(place),
+            dir=str(folder),
             mode=self._mode,
             resume="allow" if self._mode == "online" else None,
             reinit="create_new",  # the caller may have a run of his own
@@ -199,9 +197,9 @@ class Wandb:
                 x_disable_meta=True,
             ),
         )
-        known = self._run.step  # of a run that goes on: the first step that it does not have
+        begin = self._run.step  # of a run that goes on: the first step that it does not have
         for round, numbers in past:
-            if round >= known:
+            if round >= begin:
                 self.add(round, numbers)
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:

@@ -85,8 +85,8 @@ class Tracking(Observer):
             raise RunError(
                 f"'{mark}' is damaged ({error!r}); delete it, and trackers begin anew under another id"
             ) from error
-        own = hashlib.blake2b(job.folder.as_posix().encode(), digest_size=4).hexdigest()
-        return f"{folder}-{own}"
+        digest = hashlib.blake2b(job.folder.as_posix().encode(), digest_size=4).hexdigest()
+        return f"{folder}-{digest}"
 
 
 @contextmanager
@@ -96,15 +96,14 @@ def tracked(config: ExperimentConfig, out: Path) -> Iterator[tuple[Observer, ...
     Raises:
         MissingExtraError: the package of a wanted tracker is not installed.
     """
-    wanted = config.track
-    trackers: list[Tracker] = []
-    if wanted.tensorboard:
+    settings, trackers = config.track, list[Tracker]()
+    if settings.tensorboard:
         trackers.append(TensorBoard(out / "tensorboard"))
-    if wanted.mlflow:
-        here = f"sqlite:///{(out / 'mlflow.db').resolve()}"
-        trackers.append(MLflow(here if wanted.mlflow is True else wanted.mlflow))
-    if wanted.wandb is not None:
-        trackers.append(Wandb(out / "wandb", wanted.wandb))
+    if settings.mlflow:
+        database = f"sqlite:///{(out / 'mlflow.db').resolve()}"
+        trackers.append(MLflow(database if settings.mlflow is True else settings.mlflow))
+    if settings.wandb is not None:
+        trackers.append(Wandb(out / "wandb", settings.wandb))
     if not trackers:
         yield ()
         return
@@ -123,11 +122,11 @@ def forget(out: Path) -> None:
         return
     with reporting(out, "delete what trackers wrote in"):
         for name in PLACES:
-            place = out / name
-            if place.is_dir():
-                shutil.rmtree(place)
+            path = out / name
+            if path.is_dir():
+                shutil.rmtree(path)
             else:
-                place.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         (out / MARK).unlink()
 
 
