@@ -16,8 +16,8 @@ from rich.progress import ProgressSample
 from tailorfl.cli.estimates import show_estimate
 from tailorfl.cli.results import show_comparison
 from tailorfl.core.messages import Traffic
-from tailorfl.report.columns import Column
 from tailorfl.report.progress import JobFacts, Live, ProgressLines, bars, headline, observer
+from tailorfl.report.tables import Column
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.runs.job import Job, Observer
 from tailorfl.settings.loading import load

@@ -12,9 +12,8 @@ from rich.console import Console
 from tailorfl.cli.screen import show_table
 from tailorfl.data.own import from_tensors
 from tailorfl.printable import harmful
-from tailorfl.report.columns import Column, SeedResult
 from tailorfl.report.plots import literal
-from tailorfl.report.tables import as_table, comparison, csv
+from tailorfl.report.tables import Column, SeedResult, as_table, comparison, csv
 from tailorfl.runs.build import check
 from tailorfl.runs.folders import new_folder
 from tailorfl.settings.loading import expand, load

@@ -12,8 +12,16 @@ import pytest
 from rich.console import Console
 
 from tailorfl.evaluation.seeds import interval
-from tailorfl.report.columns import Column, SeedResult
-from tailorfl.report.tables import Table, as_table, comparison, csv, human_bytes, human_seconds
+from tailorfl.report.tables import (
+    Column,
+    SeedResult,
+    Table,
+    as_table,
+    comparison,
+    csv,
+    human_bytes,
+    human_seconds,
+)
 
 COLUMNS = (Column("mean", "Accuracy", "percent", "higher"), Column("bytes", "Bytes", "bytes"))
 ROWS = [

@@ -6,12 +6,11 @@ A column is a line of `columns_of`. Terminal, Markdown, LaTeX, CSV, JSON and pag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-from tailorfl.report.tables import MISSING, human_bytes, human_seconds
+from tailorfl.report.tables import Column, Summary
 from tailorfl.runs.store import SECONDS
 
 FEW_CLIENTS = 10
@@ -20,47 +19,6 @@ SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
 """Metrics shown in percent."""
 MODELS = (("deployed", ""), ("shared", "global"))
 """How the keys of columns of other sets than clients' own begin, and the model that they are of: "" is the deployed."""
-
-Summary = Mapping[str, Any]
-"""What a job's summary.json holds, with `share_beating_local` where it is known."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table. `value` takes the number out of a job's summary, where its `key` does not name it."""
-
-    key: str
-    title: str
-    unit: Literal["number", "percent", "bytes", "seconds"] = "number"  # percent: values are shares in 0 .. 1
-    better: Literal["higher", "lower"] | None = None
-    value: Callable[[Summary], float | None] | None = None
-
-    @property
-    def heading(self) -> str:
-        """The title with the unit."""
-        return f"{self.title} (%)" if self.unit == "percent" else self.title
-
-    def text(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
-        """Return a number, or a difference with `sign` "+", with the half width of its interval where it has one."""
-        if math.isnan(mean):
-            return MISSING
-        spread = "" if math.isnan(half_width) else f" ± {self._short(half_width)}"
-        return self._short(mean, sign) + spread
-
-    def _short(self, value: float, sign: str = "") -> str:
-        if self.unit in ("bytes", "seconds"):
-            return human_bytes(value) if self.unit == "bytes" else human_seconds(value)
-        return f"{100 * value:{sign}.2f}" if self.unit == "percent" else f"{value:{sign}.4g}"
-
-
-@dataclass(frozen=True)
-class SeedResult:
-    """Named numbers that one method reached with one seed."""
-
-    label: str  # row of the table
-    method: str
-    seed: int
-    values: Mapping[str, float]
 
 
 def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:

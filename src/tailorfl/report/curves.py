@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.evaluation.leading import check_target
 from tailorfl.evaluation.metrics import UNIT_METRICS
-from tailorfl.report.columns import Column
-from tailorfl.report.tables import Cell, Table, as_table, over_seeds
+from tailorfl.report.tables import Cell, Column, Table, as_table, over_seeds
 from tailorfl.runs.store import SECONDS
 
 if TYPE_CHECKING:

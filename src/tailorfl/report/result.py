@@ -13,8 +13,8 @@ from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
 from tailorfl.printable import quoted
 from tailorfl.report import plots
-from tailorfl.report.columns import Column, SeedResult, are_few, columns_of, numbers
-from tailorfl.report.tables import MARK, as_table, comparison, csv
+from tailorfl.report.columns import are_few, columns_of, numbers
+from tailorfl.report.tables import MARK, Column, SeedResult, as_table, comparison, csv
 from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.job import trouble
 from tailorfl.runs.store import RunStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,8 +12,6 @@ from tailorfl.evaluation.seeds import interval, paired
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table as RichTable
-
-    from tailorfl.report.columns import Column, SeedResult
 
 MISSING = "–"
 MARK = "†"
@@ -30,6 +28,48 @@ _TEX = {
     "–": "--",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
+
+
+Summary = Mapping[str, Any]
+"""What a job's summary.json holds, with `share_beating_local` where it is known."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table. `value` takes the number out of a job's summary, where its `key` does not name it."""
+
+    key: str
+    title: str
+    unit: Literal["number", "percent", "bytes", "seconds"] = "number"  # percent: values are shares in 0 .. 1
+    better: Literal["higher", "lower"] | None = None
+    value: Callable[[Summary], float | None] | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit."""
+        return f"{self.title} (%)" if self.unit == "percent" else self.title
+
+    def text(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
+        """Return a number, or a difference with `sign` "+", with the half width of its interval where it has one."""
+        if math.isnan(mean):
+            return MISSING
+        spread = "" if math.isnan(half_width) else f" ± {self._short(half_width)}"
+        return self._short(mean, sign) + spread
+
+    def _short(self, value: float, sign: str = "") -> str:
+        if self.unit in ("bytes", "seconds"):
+            return human_bytes(value) if self.unit == "bytes" else human_seconds(value)
+        return f"{100 * value:{sign}.2f}" if self.unit == "percent" else f"{value:{sign}.4g}"
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """Named numbers that one method reached with one seed."""
+
+    label: str  # row of the table
+    method: str
+    seed: int
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True)

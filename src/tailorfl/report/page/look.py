@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import first_few
-from tailorfl.report.columns import SHARES, Column
+from tailorfl.report.columns import SHARES
 from tailorfl.report.plots import COLOURS
-from tailorfl.report.tables import Cell
+from tailorfl.report.tables import Cell, Column
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
