@@ -1,67 +1,20 @@
-"""What somebody who does not know the settings types first, and the mend that answers it."""
+"""Settings as they are typed first, help, and the list of what there is to set."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 import tailorfl
-from tailorfl.cli.main import app
+from cli.commands import invoke
 from tailorfl.errors import ConfigError
-from tailorfl.runs import catalogue
-from tailorfl.settings import catalogue as stored
-from tailorfl.settings.errors import check_names
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.listing import settings
 from tailorfl.settings.loading import load
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mend"),
-    [
-        (["run", "data.alpha=0.1"], "Did you mean 'data.partition_options.alpha'?"),
-        (["run", "lr=0.1"], "Did you mean 'train.lr'?"),
-        (["run", "learning_rate=0.1"], "Did you mean 'train.lr'?"),
-        (["run", "lam=2"], "Did you mean 'method.lam'?"),
-        (["compare", "lam=2"], "Did you mean 'methods.ditto.lam'?"),
-        (["run", "hidden=16"], "Did you mean 'model.hidden'?"),
-        (["run", "train.rounds=3"], "Did you mean 'rounds'?"),
-        (["run", "--rounds", "10"], "Settings are written key=value: rounds=10"),
-        (["run", "--rounds=10"], "Settings are written key=value: rounds=10"),
-        (["compare", "--lr", "0.2"], "Settings are written key=value: train.lr=0.2"),
-        (["run", "rounds", "10"], "settings are written key=value: rounds=10"),
-        (["run", "train.lr=0.1", "rounds", "10"], "settings are written key=value: rounds=10"),
-        (["run", "ditto"], "settings are written key=value: method=ditto"),
-        (["ditto"], "Did you mean 'tailorfl run method=ditto'?"),
-        (["list", "methods", "dito"], "Did you mean 'ditto'?"),
-        (["show", "dito"], "Did you mean 'ditto'?"),
-        (["show", "digts"], "Did you mean 'digits'?"),
-        (["show", "cnn"], "Did you mean 'cnn"),
-        (["list", "settings", "trian"], "Did you mean 'train'?"),
-        (["run", "engine.device=gpu"], "should be auto, cpu, cuda or cuda:N"),
-    ],
-)
-def test_a_mistake_is_answered_with_what_was_meant(arguments: list[str], mend: str) -> None:
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert mend in " ".join(result.output.split())
 
 
 def test_keyword_arguments_are_answered_in_python() -> None:
@@ -101,9 +54,7 @@ def test_one_width_needs_no_list() -> None:
 @pytest.mark.parametrize("option", ["-h", "--help"])
 @pytest.mark.parametrize("command", [[], ["run"], ["theory"], ["theory", "moreau"]])
 def test_short_help(command: list[str], option: str) -> None:
-    result = invoke(*command, option)
-    assert result.exit_code == 0
-    assert "Usage" in result.output
+    assert "Usage" in invoke(*command, option).output
 
 
 def test_the_package_runs_as_a_module() -> None:
@@ -115,10 +66,8 @@ def test_the_package_runs_as_a_module() -> None:
 
 def test_list_of_one_name_shows_it_alone() -> None:
     output = invoke("list", "methods", "ditto").output
-    assert "ICML 2021" in output
     assert re.search(r"lam +│ number \(≥ 0\) +│ 1.0", output)
     assert output == invoke("show", "ditto").output
-    assert "method=pfedme" not in output
 
 
 def test_every_setting_is_listed_with_type_default_and_meaning() -> None:
@@ -130,61 +79,10 @@ def test_every_setting_is_listed_with_type_default_and_meaning() -> None:
     assert (lr.type, lr.default, lr.meaning) == ("number (> 0)", "0.05", "learning rate")
     assert found["methods"].type == "list of group"
     assert found["data.split.test"].type == "number (≥ 0, < 1) or official or classes or global or null"
+    assert found["server.robust.rule"].type.startswith("none or median or ")
     output = invoke("list", "settings", "train").output
     assert "train.dp.epsilon" in output
     assert "engine" not in output.split("train.dp")[0]
-
-
-def test_settings_are_refused_before_torch_is_imported() -> None:
-    """The import of torch alone takes seconds, so the registries' names are in a file, which is of this source."""
-    catalogue.write()
-    code = (
-        "import sys\n"
-        "from typer.testing import CliRunner\n"
-        "from tailorfl.cli.main import app\n"
-        "for words in (['engine.device=gpu'], ['method=dito'], ['method.lamb=1'], ['model=mpl'], ['data=digit'],\n"
-        "              ['data.partition=iidd'], ['server.robust=medain'], ['data.alpha=1'], ['model.hiden=8'],\n"
-        "              ['train.lr=-1'], ['--rounds', '3']):\n"
-        "    result = CliRunner().invoke(app, ['run', *words])\n"
-        "    assert result.exit_code == 2, (words, result.output)\n"
-        "    assert 'torch' not in sys.modules, words\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_names_are_collected_anew_where_the_source_was_edited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "catalogue.json"
-    monkeypatch.setattr(catalogue, "CATALOGUE", file)
-    monkeypatch.setattr(stored, "CATALOGUE", file)
-    catalogue.write()
-    written = json.loads(file.read_text())
-    for digest, expected in (
-        (written["source"], ["median"]),
-        ("of another source", written["kinds"]["rules"]),
-    ):
-        kinds = {**written["kinds"], "rules": ["median"]}
-        file.write_text(json.dumps({"source": digest, "kinds": kinds}))
-        assert list(stored._catalogue.__wrapped__()["rules"]) == list(expected)
-    assert json.loads(file.read_text()) == written
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("method=dito", "'ditto'"),
-        ("method.lamb=1", "'lam'"),
-        ("model=mpl", "'mlp'"),
-        ("data=digit", "'digits'"),
-        ("data.public=digit", "'digits'"),
-        ("data.partition=dirichlt", "'dirichlet'"),
-        ("server.robust=medain", "'median'"),
-    ],
-)
-def test_first_look_knows_the_names(text: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"Did you mean {hint}"):
-        check_names(load(None, [text]))
 
 
 def test_another_model_says_what_of_the_file_it_drops(

@@ -7,29 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 import tailorfl
+from cli.commands import invoke
 from tailorfl.cli.listing import LISTS
-from tailorfl.cli.main import app
 
 SMALL = ["data.clients=4", "data.samples=240", "rounds=2", "seeds=1", "model.hidden=[8]", "engine=sequential"]
 
 
 pytestmark = pytest.mark.usefixtures("a_quick_estimate")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
-
-
-def invoke(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exception is None, result.output
-    return result
 
 
 def test_help_is_light() -> None:

@@ -11,18 +11,15 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from tailorfl.cli.main import app
+from cli.commands import invoke
 from tailorfl.data.build import build
 
 SMALL = ["data.clients=5", "data.samples=300"]
 
 
 def shown(*arguments: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["data", "show", *arguments])
-    assert result.exit_code == code, result.output
-    return result
+    return invoke("data", "show", *arguments, code=code, columns=80)
 
 
 def test_json_has_every_client_of_the_federation_that_a_run_would_have() -> None:

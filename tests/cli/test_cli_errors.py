@@ -1,85 +1,169 @@
-"""Mistakes on the command line: exit code, message, nearest name, and no traceback."""
+"""Mistakes on the command line: exit code, what was meant, and no traceback."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from tailorfl.cli.main import app
+from cli.commands import invoke
+from tailorfl.runs import catalogue
+from tailorfl.settings import catalogue as stored
+
+SMALL = ("data.clients=4", "data.samples=240", "model.hidden=[8]")
+LIGHT = {
+    "run data.alpha=0.1": "'data.partition_options.alpha'",
+    "run lr=0.1": "'train.lr'",
+    "run learning_rate=0.1": "'train.lr'",
+    "run lam=2": "'method.lam'",
+    "compare lam=2": "'methods.ditto.lam'",
+    "compare method.lam=1": "methods.local.lam",
+    "run hidden=16": "'model.hidden'",
+    "run train.rounds=3": "'rounds'",
+    "run train.lrr=1": "'train.lr'",
+    "run train.lr=fast": "train.lr = 'fast'",
+    "run train.lr=-1": "train.lr",
+    "run --rounds 10": "key=value: rounds=10",
+    "run --rounds=10": "key=value: rounds=10",
+    "compare --lr 0.2": "key=value: train.lr=0.2",
+    "run rounds 10": "key=value: rounds=10",
+    "run train.lr=0.1 rounds 10": "key=value: rounds=10",
+    "run train.lr=0.1 rounds": "key=value: rounds=...",
+    "run ditto": "key=value: method=ditto",
+    "ditto": "'tailorfl run method=ditto'",
+    "rnu": "'run'",
+    "compere": "'compare'",
+    "run --dry-rum": "--dry-run",
+    "run method=dito": "'ditto'",
+    "run method.lamb=1": "'lam'",
+    "run model=mpl": "'mlp'",
+    "run model.hiden=8": "'hidden'",
+    "run data.name=digit": "'digits'",
+    "run data.public=digit": "'digits'",
+    "run data.partition=dirichlt": "'dirichlet'",
+    "run server.robust=medain": "'median'",
+    "run engine=vectorised": "'vectorized'",
+    "run engine.device=gpu": "should be auto, cpu, cuda or cuda:N",
+    "run nowhere.yaml": "'nowhere.yaml' is neither a file nor a recipe",
+    "run --resume nowhere": "'nowhere'",
+    "run rounds=3 --resume nowhere --out here": "--out and --resume are given together",
+    "run --force": "--force",
+    "reproduce demos": "'demo'",
+    "reproduce rounds=1": "'rounds=1' is neither",
+    "reproduce absent.yaml": "'absent.yaml' is neither",
+    "list metods": "'methods'",
+    "list settings trian": "'train'",
+    "theory moreu": "'moreau'",
+    "theory moreau --lam 0": "lam must be a positive number",
+    "theory perfed-ckt --v2 1,x": "'1,x'",
+    "theory fedclup-steps --share 0.5,1": "'0.5,1'",
+    "theory dp --sampling poison": "'poisson'",
+    "bench method=fedavgg": "'fedavg'",
+    "bench --json nowhere/found.json": "--json",
+    "advise data=digts": "'digits'",
+    "pretrain --resume x.safetensors rounds=3": "leave out CONFIG",
+    "pretrain --resume x.safetensors --overwrite": "leave out CONFIG",
+    "pretrain train.lrr=1": "'train.lr'",
+    "tune --resume t --budget 3": "--budget is given too",
+    "tune --resume t rounds=3 --widen": "an experiment and --widen is given too",
+    "compare --tune 2 --extend c": "--extend",
+    "server --insecure --keys keys": "are given together",
+}
+"""Mistakes, all with exit code 2, that are answered without torch, the import of which takes seconds."""
+OTHERS = {
+    "list methods dito": "'ditto'",
+    "show dito": "'ditto'",
+    "show digts": "'digits'",
+    "show cnn": "'cnn",
+    "bench --seconds 0": "must be positive",
+    "bench variants={a: {rounds: 1}}": "(a)",
+    "data show variants={a: {rounds: 1}}": "(a)",
+    "advise variants={a: {rounds: 1}}": "(a)",
+    "advise --clients 1": "clients >= 2",
+    "pretrain train.epochs=3": "epochs as rounds",
+    "theory dp --samples 0": "samples must be at least 1",
+    "theory dp --target-epsilon -1": "epsilon must be positive",
+    "tune --budget many": "'many'",
+    "tune --sampler best": "'best'",
+    "tune search={train.learning: [1]}": "'train.learning'",
+    "tune search={train.lr: 1}": "[0.01, 0.1]",
+    "tune --resume nowhere": "'nowhere'",
+    "tune search={train.lr: {low: 0.1, high: 1}} --sampler grid": "train.lr",
+}
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results go to an empty folder, and lines are wide enough not to wrap."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
+def words_of(line: str) -> list[str]:
+    """Words of a line; blanks in braces are part of a word."""
+    words: list[str] = []
+    for word in line.split():
+        if words and words[-1].count("{") > words[-1].count("}"):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return words
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-def interrupt(*arguments: Any, **options: Any) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["rnu"], "Did you mean 'run'?"),
-        (["compere"], "Did you mean 'compare'?"),
-        (["run", "--dry-rum"], "--dry-run"),
-        (["run", "train.lrr=1"], "Did you mean 'train.lr'?"),
-        (["run", "train.lr=fast"], "train.lr = 'fast': should be a number"),
-        (["run", "train.lr=0.1", "rounds"], "settings are written key=value: rounds=..."),
-        (["run", "method=dito"], "Did you mean 'ditto'?"),
-        (["run", "method.lamb=1"], "Did you mean 'lam'?"),
-        (["run", "data.name=digit"], "Did you mean 'digits'?"),
-        (["run", "model=mpl"], "Did you mean 'mlp'?"),
-        (["run", "engine=vectorised"], "Did you mean 'vectorized'?"),
-        (["run", "data.partition=dirichlt"], "Did you mean 'dirichlet'?"),
-        (["run", "nowhere.yaml"], "'nowhere.yaml' is neither a file nor a recipe"),
-        (["compare", "method.lam=1"], "say which, as in methods.local.lam"),
-        (["reproduce", "demos"], "Did you mean the recipe 'demo'?"),
-        (["reproduce", "rounds=1"], "'rounds=1' is neither a file nor a recipe"),
-        (["reproduce", "absent.yaml"], "'absent.yaml' is neither a file nor a recipe"),
-        (["list", "metods"], "Did you mean 'methods'?"),
-        (["run", "--resume", "nowhere"], "'nowhere' cannot be resumed: it has no config.yaml"),
-        (
-            ["run", "rounds=3", "--resume", "nowhere", "--out", "here"],
-            "--out and --resume are given together",
-        ),
-    ],
-)
-def test_mistakes_exit_with_2_and_say_what_to_write(arguments: list[str], expected: str) -> None:
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert expected in result.output
-    assert "Traceback" not in result.output
+@pytest.mark.parametrize("line", [*LIGHT, *OTHERS])
+def test_a_mistake_is_answered_with_what_was_meant(line: str) -> None:
+    output = invoke(*words_of(line), code=2).output
+    assert {**LIGHT, **OTHERS}[line] in " ".join(output.split())
     assert not Path("runs").exists()
 
 
-def test_other_errors_exit_with_1(tmp_path: Path) -> None:
-    result = invoke("report", str(tmp_path))
-    assert result.exit_code == 1
-    assert result.output.startswith("error: ")
+def test_settings_are_refused_before_torch_is_imported() -> None:
+    catalogue.write()  # as `make package` does, and a checkout at the first mistake
+    code = (
+        "import json, sys\n"
+        "from typer.testing import CliRunner\n"
+        "from tailorfl.cli.main import app\n"
+        "for words, meant in json.load(sys.stdin):\n"
+        "    result = CliRunner().invoke(app, words, env={'COLUMNS': '300'})\n"
+        "    assert result.exit_code == 2 and meant in ' '.join(result.output.split()), (words, result.output)\n"
+        "    assert 'torch' not in sys.modules, words\n"
+    )
+    light = json.dumps([(words_of(line), meant) for line, meant in LIGHT.items()])
+    subprocess.run([sys.executable, "-c", code], input=light, text=True, check=True)
 
 
-def test_errors_go_to_stderr() -> None:
-    result = invoke("run", "trian.lr=1")
-    assert result.stdout == ""
-    assert "trian" in result.stderr
+def test_names_are_collected_anew_where_the_source_was_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "catalogue.json"
+    for module in (catalogue, stored):
+        monkeypatch.setattr(module, "CATALOGUE", file)
+    catalogue.write()
+    written = json.loads(file.read_text())
+    kinds = {**written["kinds"], "rules": ["median"]}
+    for source, rules in ((written["source"], ["median"]), ("another", list(written["kinds"]["rules"]))):
+        file.write_text(json.dumps({"source": source, "kinds": kinds}))
+        assert list(stored._catalogue.__wrapped__()["rules"]) == rules
+    assert json.loads(file.read_text()) == written
 
 
-def test_message_is_printed_as_it_is() -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("report", "."), "error: "),
+        (("pretrain", "--resume", "x.safetensors"), "was never begun"),
+        (("advise", "data.clients=1", "data.samples=100"), "at least 2 clients"),
+        (("advise", *SMALL, "--rounds", "1", "train.lr=1e30"), "train.lr"),
+    ],
+)
+def test_other_errors_exit_with_1(words: tuple[str, ...], message: str) -> None:
+    result = invoke(*words, code=1)
+    assert message in result.stderr
+    assert not result.stdout
+
+
+def test_errors_are_printed_as_they_are_on_stderr() -> None:
     """Square brackets in a message are no markup."""
-    assert "'[red]x[/red]'" in invoke("run", "rounds='[red]x[/red]'").stderr
+    result = invoke("run", "rounds='[red]x[/red]'", code=2)
+    assert "'[red]x[/red]'" in result.stderr
+    assert result.stdout == ""
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -90,32 +174,24 @@ def test_debug_shows_the_traceback() -> None:
     assert "ConfigError" in done.stderr
 
 
-def test_existing_result_folder_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.yaml").write_text("rounds: 3\n")
-    result = invoke("run", "--out", "mine", "--quiet")
-    assert result.exit_code == 1
-    assert "--overwrite" in result.output
-    assert (tmp_path / "mine" / "config.yaml").read_text() == "rounds: 3\n"
+def test_existing_result_folder_is_kept() -> None:
+    Path("mine").mkdir()
+    Path("mine/config.yaml").write_text("rounds: 3\n")
+    assert "--overwrite" in invoke("run", "--out", "mine", "--quiet", code=1).output
+    assert Path("mine/config.yaml").read_text() == "rounds: 3\n"
 
 
-def test_interrupt_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_interrupt_says_how_to_continue_what_was_begun(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def started(config: Any, out: Path, **options: Any) -> None:
-        out.mkdir()
-        (out / "config.yaml").write_text(config.to_yaml())
+        if begun:
+            out.mkdir()
+            (out / "config.yaml").write_text(config.to_yaml())
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tailorfl.report.experiment.run_experiment", started)
-    result = invoke("run", "--out", "my results", "--quiet")
-    assert result.exit_code == 130
-    assert "tailorfl run --resume 'my results'" in result.output
-
-
-def test_interrupt_before_anything_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailorfl.report.experiment.run_experiment", interrupt)
-    result = invoke("run", "--quiet")
-    assert result.exit_code == 130
-    assert "--resume" not in result.output
+    output = invoke("run", "--out", "my results", "--quiet", code=130).output
+    assert ("tailorfl run --resume 'my results'" in output) == begun
 
 
 @pytest.mark.parametrize(
@@ -138,9 +214,8 @@ def test_interrupt_before_anything_was_written(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_dry_run_refuses_what_a_run_refuses(settings: list[str], named: str) -> None:
-    small = ["method=ditto", "rounds=1", "model=logistic", *settings]
-    run, dry_run = invoke("run", *small), invoke("run", "--dry-run", *small)
-    assert run.exit_code == dry_run.exit_code == 2
+    words = ["run", "method=ditto", "rounds=1", "model=logistic", *settings]
+    run, dry_run = invoke(*words, code=2), invoke(*words, "--dry-run", code=2)
     (message,) = [line for line in run.output.splitlines() if "error" in line]
     assert named in message
     assert message in dry_run.output

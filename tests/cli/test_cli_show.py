@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from typer.testing import CliRunner
 
 import tailorfl
+from cli.commands import invoke
 from tailorfl.cli.descriptions import KINDS, described, entries
-from tailorfl.cli.main import app
 from tailorfl.core.method import Family, Method, methods
 from tailorfl.settings.listing import settings
 
@@ -20,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def printed(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
-    assert result.exit_code == code, result.output
-    return result.stdout
+    return invoke(*arguments, code=code, columns=80).stdout
 
 
 def as_json(*arguments: str, code: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""`tailorfl tune` and `compare --tune`: tables, JSON, costs, going on, and errors that say what to do."""
+"""`tailorfl tune` and `compare --tune`: tables, JSON, costs, and going on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from tailorfl.cli.main import app
+from cli.commands import invoke
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.loading import load
 from tuning.tiny import untimed
@@ -19,27 +17,8 @@ TINY += ["engine=sequential", "train.batch_size=0", "eval.every=0"]
 LR = "search={train.lr: [0.05, 0.5], method.lam: [1]}"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
-
-
 def done(*arguments: str) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*arguments: str) -> str:
-    result = call(*arguments)
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.output
-    return " ".join(result.stderr.split())
+    return invoke(*arguments, columns=100).stdout
 
 
 def test_what_was_chosen_its_edges_and_what_to_expect_are_printed_and_then_compared() -> None:
@@ -66,10 +45,8 @@ def test_a_line_that_an_override_leaves_out_is_noted_on_stderr_and_json_stays_js
         "methods: [fedavg, ditto]\nsearch: {train.lr: [0.5], methods: {ditto: {lam: [1]}}}\n"
     )
     asked = [text for text in TINY if not text.startswith("methods=")]
-    result = call(
-        "tune", "e.yaml", *asked, "methods=[fedavg]", "--budget", "1x1", "--out", "t", "--quiet", "--json"
-    )
-    assert result.exit_code == 0, result.output
+    words = ("methods=[fedavg]", "--budget", "1x1", "--out", "t", "--quiet", "--json")
+    result = invoke("tune", "e.yaml", *asked, *words)
     assert list(json.loads(result.stdout)["methods"]) == ["fedavg"]
     assert "'methods.ditto.lam' is without effect" in result.stderr
 
@@ -105,22 +82,8 @@ def test_a_tuning_that_was_stopped_says_how_it_goes_on(monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", interrupted)
-        result = call("tune", *TINY, LR, "--budget", "2", "--out", "t")
-    assert result.exit_code == 130
+        result = invoke("tune", *TINY, LR, "--budget", "2", "--out", "t", code=130)
     assert "continue with: tailorfl tune --resume t" in result.stderr
     done("tune", "--resume", "t")
     done("tune", *TINY, LR, "--budget", "2", "--out", "whole")
     assert untimed(Path("t/tuning.json")) == untimed(Path("whole/tuning.json"))
-
-
-def test_errors_say_what_to_do() -> None:
-    assert "write the trials of each method, such as 20" in refused("tune", "--budget", "many")
-    assert "unknown sampler 'best'; it is one of random, tpe" in refused("tune", "--sampler", "best")
-    assert "'train.learning' is no setting" in refused("tune", "search={train.learning: [1]}")
-    assert "should be a list of values such as [0.01, 0.1]" in refused("tune", "search={train.lr: 1}")
-    assert "'nowhere' has no tuning that could go on" in refused("tune", "--resume", "nowhere")
-    assert "--budget is given too" in refused("tune", "--resume", "t", "--budget", "3")
-    assert "--tune is for a new comparison" in refused("compare", "--tune", "2", "--extend", "c")
-    assert "has a range for train.lr" in refused(
-        "tune", "search={train.lr: {low: 0.1, high: 1}}", "--sampler", "grid"
-    )

@@ -42,10 +42,10 @@ for folder in map(Path, sys.argv[1:]):
     assert spec.loader is not None
     model = sys.modules["model"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(model)
-    seen = load_file(folder / "seen.safetensors")
+    noted = load_file(folder / "seen.safetensors")
     with torch.no_grad():
-        found = model.load()(model.prepare(seen["raw"]))
-    off = float((found - seen["outputs"]).abs().max() / seen["outputs"].abs().max().clamp(min=1))
+        answers = model.load()(model.prepare(noted["raw"]))
+    off = float((answers - noted["outputs"]).abs().max() / noted["outputs"].abs().max().clamp(min=1))
     if not off <= TOLERANCE:
         wrong.append(f"{folder}: {off:.3g}")
 assert not [name for name in sys.modules if name.startswith("tailorfl")]

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import tailorfl
+from export.exporting import QUICK, table
 from tailorfl.cli.main import app
-from tailorfl.errors import ModelError, RunError, TailorflError
-from tailorfl.export.folder import FACTS, difference, export, loaded, sample_for
+from tailorfl.errors import RunError, TailorflError
+from tailorfl.export.folder import FACTS, export, loaded
 from tailorfl.export.predict import predict
 from tailorfl.runs import manifest
 from tailorfl.runs.files import PART
@@ -34,23 +34,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, its export `models/ash` and data `new.csv`."""
     home = tmp_path_factory.mktemp("home")
     rng = np.random.default_rng(0)
-    table = pd.DataFrame({"town": ["ash", "elm"] * 30, "age": rng.normal(60, 9, 60).round(1)})
-    table["pain"] = rng.choice(["dull", "sharp"], 60)
-    table["sick"] = np.where(table["age"] > 60, "yes", "no")
-    table.to_csv(home / "towns.csv", index=False)
-    table.drop(columns="sick").head(7).to_csv(home / "new.csv", index=False)
-    data = {"name": "table", "path": str(home / "towns.csv"), "normalise": "federated"}
-    tailorfl.run(
-        data={**data, "options": {"label": "sick", "client": "town"}},
-        methods=["local"],
-        rounds=1,
-        seeds=1,
-        model="logistic",
-        engine="sequential",
-        eval={"every": 0},
-        out=home / "run",
-        progress=False,
-    )
+    frame = pd.DataFrame({"town": ["ash", "elm"] * 30, "age": rng.normal(60, 9, 60).round(1)})
+    frame["pain"] = rng.choice(["dull", "sharp"], 60)
+    frame["sick"] = np.where(frame["age"] > 60, "yes", "no")
+    frame.to_csv(home / "towns.csv", index=False)
+    frame.drop(columns="sick").head(7).to_csv(home / "new.csv", index=False)
+    data = table(home / "towns.csv", "sick", "classification", normalise="federated")
+    tailorfl.run(QUICK, data=data, method="local", model="logistic", out=home / "run")
     export(home / "run", home / "models", clients=["ash"])
     return home
 
@@ -219,23 +209,3 @@ def test_every_file_of_an_export_has_a_digest(home: Path) -> None:
     folder = home / "models" / "ash"
     names = {path.name for path in folder.iterdir() if path.name not in ("__pycache__", manifest.NAME)}
     assert set(json.loads((folder / manifest.NAME).read_text())["files"]) == names
-
-
-def test_what_is_written_is_tried_on_samples_of_its_own_client(home: Path) -> None:
-    run = restore(home / "run")
-    source, rows = run.sim.given.source, run.sim.given.train
-    ash, elm = (sample_for(run, model) for model in run.models([0, 1]))
-    assert torch.equal(ash, source.take(torch.as_tensor(rows[0][:4])))
-    assert torch.equal(elm, source.take(torch.as_tensor(rows[1][:4])))
-
-
-def test_outputs_are_compared_for_several_samples_and_for_one(tmp_path: Path) -> None:
-    module, sample = torch.nn.Linear(2, 1), torch.ones(3, 2)
-    assert difference(module, module, sample, tmp_path) == 0
-    for count in (1, 3):
-        with pytest.raises(ModelError, match=str(tmp_path)):
-            difference(module, lambda x, n=count: module(x) + (len(x) == n), sample, tmp_path)
-    with pytest.raises(ModelError):
-        difference(module, lambda x: module(x) * torch.nan, sample, tmp_path)
-    slightly = difference(module, lambda x: module(x) + 1e-3, sample, tmp_path, tolerance=1e-2)
-    assert slightly == pytest.approx(1e-3, rel=1e-2)

@@ -11,19 +11,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import tailorfl
-from export.exporting import assert_apart, assert_gives, note
+from export.exporting import QUICK, assert_apart, assert_gives, note, pictures, table
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_table
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.export.folder import export
 from tailorfl.runs.trained_models import restore
 
-QUICK: dict[str, Any] = {"seeds": [0], "rounds": 2, "engine": "sequential", "eval": {"every": 1}}
+TWICE: dict[str, Any] = {**QUICK, "rounds": 2, "eval": {"every": 1}}
 
 
 def houses(path: Path) -> pd.DataFrame:
@@ -39,13 +38,13 @@ def houses(path: Path) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def sold(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the table, whose features every client scales for itself, and a client that never trains."""
-    here = tmp_path_factory.mktemp("houses")
-    houses(here / "houses.csv")
-    options = {"label": ["price"], "client": "town", "task": "regression"}
-    data = {"name": "table", "path": str(here / "houses.csv"), "options": options, "normalise": "client"}
-    settings: dict[str, Any] = {**QUICK, "train": {"lr": 1e-6}, "model": {"name": "mlp", "hidden": [4]}}
-    tailorfl.run(method="ditto", data={**data, "heldout_clients": ["oak"]}, out=here / "run", **settings)
-    return here / "run"
+    home = tmp_path_factory.mktemp("houses")
+    houses(home / "houses.csv")
+    more = {"normalise": "client", "heldout_clients": ["oak"]}
+    data = table(home / "houses.csv", ["price"], "regression", **more)
+    settings = {**TWICE, "train": {"lr": 1e-6}, "model": {"name": "mlp", "hidden": [4]}}
+    tailorfl.run(settings, method="ditto", data=data, out=home / "run")
+    return home / "run"
 
 
 def test_a_regression_takes_raw_features_and_gives_the_target_in_its_own_unit(
@@ -107,15 +106,7 @@ def test_the_printed_lines_load_the_model(
 
 
 def test_images_are_scaled_by_the_constants_of_training(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for client in ("north", "south"):
-        for label, light in {"dark": 60, "light": 160}.items():
-            folder = tmp_path / "images" / client / label
-            folder.mkdir(parents=True)
-            for number in range(12):
-                pixels = rng.normal(light, 20, (8, 8, 3)).clip(0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    data = {"name": "folder", "path": str(tmp_path / "images")}
+    data = pictures(tmp_path / "images", {"dark": 60, "light": 160}, (8, 8, 3))
     model = {"name": "resnet20", "adapters": True}
     tailorfl.run(QUICK, method="fedbn", data=data, model=model, out=tmp_path / "run")
     (north,) = export(tmp_path / "run", tmp_path, clients=["north"])
@@ -141,7 +132,7 @@ def test_clients_of_different_architectures_leave_with_their_own(tmp_path: Path)
 
 
 def test_the_model_of_the_best_validation_round_is_what_is_exported(tmp_path: Path) -> None:
-    settings = {**QUICK, "rounds": 6, "eval": {"every": 1, "select": "val"}, "train": {"lr": 1.0}}
+    settings = {**TWICE, "rounds": 6, "eval": {"every": 1, "select": "val"}, "train": {"lr": 1.0}}
     data = {"samples": 200, "clients": 3}
     tailorfl.run(method="local", data=data, out=tmp_path / "run", **settings)
     run = restore(tmp_path / "run")

@@ -15,14 +15,13 @@ from sklearn.neighbors import KNeighborsRegressor
 from typer.testing import CliRunner
 
 import tailorfl
+from export.exporting import QUICK, pictures, table
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_table
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.export.folder import export
 from tailorfl.export.predict import predict
 from tailorfl.runs.trained_models import restore
-
-QUICK: dict[str, Any] = {"seeds": [0], "rounds": 1, "engine": "sequential", "eval": {"every": 0}}
 
 
 def patients(path: Path, task: str) -> pd.DataFrame:
@@ -40,12 +39,18 @@ def patients(path: Path, task: str) -> pd.DataFrame:
     return frame
 
 
+def commanded(words: list[str], folder: Path, **reading: Any) -> pd.DataFrame:
+    """What `tailorfl predict` writes."""
+    done = CliRunner().invoke(app, ["predict", *words, "-o", str(folder / "found.csv")])
+    assert done.exit_code == 0, done.output
+    return pd.read_csv(folder / "found.csv", **reading)
+
+
 @pytest.mark.parametrize("task", ["classification", "binary", "regression", "survival"])
 def test_a_table_is_scaled_as_in_training_and_keeps_its_order(task: str, tmp_path: Path) -> None:
     frame = patients(tmp_path / "all.csv", task)
     label = ["label", "time"] if task == "survival" else "label"
-    options = {"label": label, "client": "town", "task": task}
-    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": "client"}
+    data = table(tmp_path / "all.csv", label, task, normalise="client")
     model = "cox" if task == "survival" else {"name": "mlp", "hidden": [3]}
     tailorfl.run(QUICK, method="local", data=data, model=model, train={"lr": 1e-3}, out=tmp_path / "run")
     new = frame[frame["town"] == "elm"].sample(frac=1, random_state=3).head(9)
@@ -72,8 +77,7 @@ def test_a_table_is_scaled_as_in_training_and_keeps_its_order(task: str, tmp_pat
 def test_a_mean_of_neighbours_is_predicted_in_the_unit_of_the_target(tmp_path: Path) -> None:
     """kNN-Per with λ = 1, beside scikit-learn's neighbours among the site's own training rows, as they were scaled."""
     patients(tmp_path / "all.csv", "regression")
-    options = {"label": "label", "client": "town", "task": "regression"}
-    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": "client"}
+    data = table(tmp_path / "all.csv", "label", "regression", normalise="client")
     method = {"name": "knn_per", "lam": 1.0, "neighbours": 4, "scale": 0.5}
     model = {"name": "linear", "bias": True}
     tailorfl.run(QUICK, method=method, data=data, model=model, train={"lr": 1e-6}, out=tmp_path / "run")
@@ -95,8 +99,7 @@ def test_a_mean_of_neighbours_is_predicted_in_the_unit_of_the_target(tmp_path: P
 
 def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     patients(tmp_path / "all.csv", "binary")
-    options = {"label": "label", "client": "town", "task": "binary"}
-    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options}
+    data = table(tmp_path / "all.csv", "label", "binary")
     tailorfl.run(QUICK, method="local", data=data, model="logistic", train={"lr": 1e-4}, out=tmp_path / "run")
     with pytest.raises(DataError, match="lacks dose, which the model reads; it has: age"):
         predict(tmp_path / "run", pd.DataFrame({"age": [1.0]}), client="ash")
@@ -118,25 +121,14 @@ def test_new_files_are_read_as_those_of_training_and_keep_their_ids(tmp_path: Pa
     )
     written = {"sep": ";", "decimal": ",", "index": False}
     frame.to_csv(tmp_path / "all.csv", **written)
-    options = {"label": "label", "client": "town", "task": "binary", "exclude": ["number", "day"]}
-    data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": "federated"}
+    options = {"exclude": ["number", "day"]}
+    data = table(tmp_path / "all.csv", "label", "binary", options=options, normalise="federated")
     tailorfl.run(QUICK, method="local", data=data, model="logistic", out=tmp_path / "run")
     new = frame.drop(columns=["label", "day"]).assign(ward=[f"{k % 7:02}" for k in range(80)])
     new.to_csv(tmp_path / "new.csv", **written)
     (one,) = export(tmp_path / "run", tmp_path, clients=["elm"])
     for words in ([str(one.path)], [str(tmp_path / "run"), "--client", "elm"]):
-        arguments = [
-            *words,
-            "--data",
-            str(tmp_path / "new.csv"),
-            "--id",
-            "ward",
-            "-o",
-            str(tmp_path / "found.csv"),
-        ]
-        done = CliRunner().invoke(app, ["predict", *arguments])
-        assert done.exit_code == 0, done.output
-        found = pd.read_csv(tmp_path / "found.csv", dtype=str)
+        found = commanded([*words, "--data", str(tmp_path / "new.csv"), "--id", "ward"], tmp_path, dtype=str)
         assert found["number"].tolist() == new["number"].tolist()
         assert found["ward"].tolist() == new["ward"].tolist()
         exact = predict(one.path, new, ids=["ward"])  # the same table in memory
@@ -177,27 +169,10 @@ def test_forced_marks_travel_into_the_export(normalise: str, tmp_path: Path) -> 
 
 
 def test_images_are_read_by_their_names(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for client in ("north", "south"):
-        for label, light in {"dark": 50, "light": 190}.items():
-            folder = tmp_path / "images" / client / label
-            folder.mkdir(parents=True)
-            for number in range(10):
-                pixels = rng.normal(light, 20, (6, 6)).clip(0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    data = {"name": "folder", "path": str(tmp_path / "images")}
+    data = pictures(tmp_path / "images", {"dark": 50, "light": 190}, (6, 6), 10)
     tailorfl.run({**QUICK, "rounds": 8}, method="fedavg", data=data, model="logistic", out=tmp_path / "run")
-    words = [
-        "predict",
-        str(tmp_path / "run"),
-        "--client",
-        "south",
-        "--data",
-        str(tmp_path / "images" / "south"),
-    ]
-    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "found.csv")])
-    assert done.exit_code == 0, done.output
-    found = pd.read_csv(tmp_path / "found.csv")
+    words = [str(tmp_path / "run"), "--client", "south", "--data", str(tmp_path / "images" / "south")]
+    found = commanded(words, tmp_path)
     assert found["file"].tolist() == sorted(
         f"{label}/{k}.png" for label in ("dark", "light") for k in range(10)
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tailorfl
+from export.exporting import QUICK, pictures, table
 from tailorfl.errors import ModelError
 from tailorfl.export import folder
 from tailorfl.export.folder import TOLERANCE, difference, export, loaded, sample_for
@@ -28,7 +29,6 @@ from tailorfl.models import build
 from tailorfl.models.lora import lora_layers
 from tailorfl.runs.trained_models import restore
 
-QUICK: dict[str, Any] = {"seeds": [0], "rounds": 2, "engine": "sequential"}
 Compare = Callable[[Tensor, Callable[[Tensor], Tensor]], float]
 COMPARED: dict[str, tuple[Compare, float]] = {
     "code": (lambda x, other: difference(nn.Identity(), other, x, Path("out")), TOLERANCE),
@@ -65,16 +65,15 @@ def test_outputs_may_differ_by_the_tolerance_times_the_largest_output(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three towns, of which one never trains, and a global model."""
-    here = tmp_path_factory.mktemp("towns")
+    home = tmp_path_factory.mktemp("towns")
     rng = np.random.default_rng(3)
     frame = pd.DataFrame({"town": np.repeat(["ash", "elm", "oak"], 30), "x": rng.normal(size=90)})
     frame["y"] = 2 * frame["x"] + rng.normal(size=90)
-    frame.to_csv(here / "towns.csv", index=False)
-    options = {"label": ["y"], "client": "town", "task": "regression"}
-    data = {"name": "table", "path": str(here / "towns.csv"), "options": options, "heldout_clients": ["oak"]}
+    frame.to_csv(home / "towns.csv", index=False)
+    data = table(home / "towns.csv", ["y"], "regression", heldout_clients=["oak"])
     looks = {"every": 1, "final": ["local", "heldout"], "adapt_steps": [0, 3]}
-    tailorfl.run(QUICK, method="ditto", data=data, model="linear", eval=looks, out=here / "run")
-    return here / "run"
+    tailorfl.run(QUICK, method="ditto", data=data, model="linear", rounds=2, eval=looks, out=home / "run")
+    return home / "run"
 
 
 def test_a_model_is_tried_on_samples_of_its_own_client(run: Path) -> None:
@@ -115,17 +114,31 @@ class Joined(nn.Module):
         return x + self.shift
 
 
-def test_a_forward_pass_of_torch_alone_is_written_as_code() -> None:
+@pytest.mark.parametrize(
+    "build_network",
+    [
+        Joined,
+        lambda: nn.Sequential(OrderedDict(first=nn.Linear(3, 4), then=nn.ReLU(), last=nn.Linear(4, 2))),
+    ],
+    ids=["of torch alone", "parts by name"],
+)
+def test_a_network_is_written_as_code(build_network: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    network, x = Joined(), torch.randn(5, 3)
+    network, x = build_network(), torch.randn(5, 3)
     space: dict[str, Any] = {}
     exec(written(network), space)
-    made = space["network"]()
-    made.load_state_dict(network.state_dict())
-    assert torch.equal(made(x), network(x))
-    assert type(made) is not Joined
+    copy = space["network"]()
+    copy.load_state_dict(network.state_dict())
+    assert torch.equal(copy(x), network(x))
+    assert type(copy) is not Joined
+
+
+def test_what_cannot_be_written_as_code_is_told() -> None:
     with pytest.raises(NotWritableError, match="two places"):
         written(nn.Sequential(part := nn.Linear(3, 3), part))
+    for name in ("class", "a-b"):
+        with pytest.raises(NotWritableError, match="no words of Python"):
+            written(nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
@@ -151,36 +164,15 @@ def test_answers_have_a_column_for_each_number(task: str, count: int, names: lis
 
 
 def test_a_grey_image_is_read_by_a_model_of_colours_as_the_same_in_three_channels(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for label, light in {"dark": 60, "light": 180}.items():
-        for number in range(12):
-            place = tmp_path / "images" / ("north", "south")[number % 2] / label
-            place.mkdir(parents=True, exist_ok=True)
-            pixels = rng.normal(light, 20, (5, 5, 3)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(place / f"{number}.png")
-    data = {"name": "folder", "path": str(tmp_path / "images")}
+    data = pictures(tmp_path / "images", {"dark": 60, "light": 180}, (5, 5, 3), 6)
     tailorfl.run(QUICK, method="fedavg", data=data, model="logistic", out=tmp_path / "run")
-    grey = Image.fromarray(rng.integers(0, 256, (5, 5), dtype=np.uint8))
+    grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 5), dtype=np.uint8))
     grey.save(tmp_path / "grey.png")
     grey.convert("RGB").save(tmp_path / "colour.png")
     one, other = (
         predict(tmp_path / "run", tmp_path / f"{name}.png", client="north") for name in ("grey", "colour")
     )
     pd.testing.assert_frame_equal(one.drop(columns="file"), other.drop(columns="file"))
-
-
-def test_parts_with_names_of_their_own_are_written_by_them_where_python_takes_them() -> None:
-    torch.manual_seed(0)
-    network = nn.Sequential(OrderedDict(first=nn.Linear(3, 4), then=nn.ReLU(), last=nn.Linear(4, 2)))
-    space: dict[str, Any] = {}
-    exec(written(network), space)
-    made = space["network"]()
-    made.load_state_dict(network.state_dict())
-    x = torch.randn(5, 3)
-    assert torch.equal(made(x), network(x))
-    for name in ("class", "a-b"):
-        with pytest.raises(NotWritableError, match="no words of Python"):
-            written(nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])))
 
 
 @pytest.mark.parametrize(("name", "head"), [("bert", "classification"), ("llama", "language")])

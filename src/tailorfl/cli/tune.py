@@ -103,12 +103,12 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
     Raises:
         TailorflError: the request cannot be tuned, or the tuning fails.
     """
+    if request.extend is not None:
+        raise ConfigError("--tune is for a new comparison; --extend adds to one whose settings are chosen")
     from tailorfl.report.progress import messages
     from tailorfl.runs.folders import new_folder
     from tailorfl.tuning.plan import REQUEST, TUNED, begin, discard, plan_in
 
-    if request.extend is not None:
-        raise ConfigError("--tune is for a new comparison; --extend adds to one whose settings are chosen")
     with messages(stderr()):
         if request.resume is not None and (beside(request.resume) / REQUEST).is_file():
             plan = plan_in(beside(request.resume))
