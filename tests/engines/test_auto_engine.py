@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from engines.networks import Broken, Undecided
 from methods.settings import NAMES, one_of
-from methods.small import CLASSES, TRAIN, assert_same, everything, federation, personal, simulation
+from methods.small import TRAIN, assert_same, everything, federation, personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.engines import auto
 from tailorfl.engines.auto import Auto
@@ -26,31 +27,6 @@ from tailorfl.rounds.simulation import Simulation
 @pytest.fixture
 def a_quick_choice() -> None:
     """Here the choice is the subject: no limit of the measurement is changed."""
-
-
-class Undecided(nn.Module):
-    """Looks at a number to decide what to compute, which `vmap` cannot follow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = 2.0 if self.head.weight.sum().item() > 0 else 1.0
-        out: Tensor = self.head(x.flatten(1)) * scale
-        return out
-
-
-class Broken(nn.Module):
-    """Does not fit the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(63, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x.flatten(1))
-        return out
 
 
 def own(module: type[nn.Module], engine: Auto | Sequential, name: str = "local") -> Simulation:

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from engines.networks import Undecided
 from methods.settings import NAMES
 from methods.small import (
     TRAIN,
@@ -336,18 +337,6 @@ def test_auto_takes_what_it_measured_and_says_so(
     assert resumed.engine.name == sim.engine.name
     resumed.step(), same.step()
     assert_same(everything(resumed), everything(same))
-
-
-class Undecided(nn.Module):
-    """Looks at a number to decide what to compute, which `vmap` cannot follow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x.flatten(1)) * (2.0 if self.head.weight.sum().item() > 0 else 1.0)
-        return out
 
 
 @pytest.mark.usefixtures("has_bfloat16")

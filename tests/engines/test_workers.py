@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from engines.networks import Broken, Undecided
 from methods.settings import make
 from methods.small import (
     CLASSES,
@@ -129,19 +130,6 @@ def test_clients_with_different_architectures() -> None:
 # -- the automatic engine -----------------------------------------------------------------------------------
 
 
-class Undecided(nn.Module):
-    """Looks at a number to decide what to compute, which `vmap` cannot follow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = 2.0 if self.head.weight.sum().item() > 0 else 1.0
-        out: Tensor = self.head(x.flatten(1)) * scale
-        return out
-
-
 def test_the_choice_is_made_once_and_here(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tailorfl"):
         sim = run("ditto", "auto", 2)
@@ -187,18 +175,6 @@ def test_an_interrupted_round_changes_nothing(number: int) -> None:
 
 
 # -- errors -------------------------------------------------------------------------------------------------
-
-
-class Broken(nn.Module):
-    """Does not fit the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(63, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x.flatten(1))
-        return out
 
 
 def test_an_error_in_a_worker_is_that_of_one_process() -> None:

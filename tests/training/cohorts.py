@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ ENGINES: dict[str, Engine] = {
     "vectorized": Vectorized(64),
     "chunks of 3": Vectorized(3),
 }
+engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 
 
 def source(samples: int, shape: tuple[int, ...] = (5,), classes: int = 3, seed: int = 0) -> Source:
@@ -121,6 +123,15 @@ def grouped(**options: Any) -> dict[str, Any]:
     }
     groups = {"length": Length(**of_length)} if of_length else {}
     return {**options, **groups, **({"optimizer": Optimizer(**of_rule)} if of_rule else {})}
+
+
+def setting(
+    norm: str = "none", dropout: float = 0.0, sizes: tuple[int, ...] = SIZES, **train: Any
+) -> tuple[Cohort, TensorDict]:
+    """Clients of an MLP with one hidden layer, and its initial state."""
+    data = source(sum(sizes))
+    model = model_of("mlp", data, hidden=(8,), norm=norm, dropout=dropout)
+    return cohort_of(model, data, sizes, **train), model.init(1)
 
 
 def alone(cohort: Cohort, position: int = 0) -> Client:

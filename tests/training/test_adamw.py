@@ -21,12 +21,12 @@ from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.plan import Length
 from tailorfl.training.update import PLAIN, Optimizer
 from training.cohorts import (
-    ENGINES,
     SIZES,
     alone,
     assert_states,
     batches,
     cohort_of,
+    engines,
     fit,
     model_of,
     module_at,
@@ -35,7 +35,6 @@ from training.cohorts import (
     spread,
 )
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 # AdamW divides by the root of a mean square, which magnifies the rounding of small gradients.
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 RATE = 3e-3

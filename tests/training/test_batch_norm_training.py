@@ -12,12 +12,12 @@ from tailorfl.methods.ascent import sam
 from tailorfl.models.functional import Model
 from tailorfl.training.cohort import Cohort
 from training.cohorts import (
-    ENGINES,
     SIZES,
     alone,
     assert_states,
     batches,
     cohort_of,
+    engines,
     fit,
     model_of,
     run,
@@ -25,7 +25,6 @@ from training.cohorts import (
     torch_sgd,
 )
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 # Batch norm over two or three values divides by tiny deviations, so rounding is larger than elsewhere.
 LOOSE = {"rtol": 2e-3, "atol": 2e-4}
 

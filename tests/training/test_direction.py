@@ -13,28 +13,19 @@ from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
 from tailorfl.training.update import Optimizer
 from training.cohorts import (
-    ENGINES,
     SIZES,
     alone,
     assert_states,
     batches,
-    cohort_of,
+    engines,
     fit,
-    model_of,
     run,
-    source,
+    setting,
     spread,
     torch_sgd,
 )
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 SETTINGS = {"momentum": 0.6, "weight_decay": 0.02, "clip": 0.5}
-
-
-def setting(**train: object) -> tuple[Cohort, TensorDict]:
-    data = source(sum(SIZES))
-    model = model_of("mlp", data, hidden=(8,))
-    return cohort_of(model, data, **train), model.init(1)
 
 
 def autograd(cohort: Cohort, state: TensorDict, x: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -10,9 +10,19 @@ from tailorfl.methods.ascent import sam
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP, private_gradient
-from training.cohorts import ENGINES, FLOAT, SIZES, assert_states, cohort_of, fit, model_of, run, source
+from training.cohorts import (
+    ENGINES,
+    FLOAT,
+    SIZES,
+    assert_states,
+    cohort_of,
+    engines,
+    fit,
+    model_of,
+    run,
+    source,
+)
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 FITS = {
     "plain": {},
     "repeat": {"repeat": 2},

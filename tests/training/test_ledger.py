@@ -23,9 +23,8 @@ from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Optimizer
-from training.cohorts import ENGINES, SIZES, alone, cohort_of, grouped, model_of, run, source
+from training.cohorts import SIZES, alone, cohort_of, engines, grouped, model_of, run, source
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 NOISE = 0.7
 STEPS = [math.ceil(n / 4) for n in SIZES]
 """Batches of 4 that an epoch has, by client."""

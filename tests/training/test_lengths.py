@@ -13,15 +13,15 @@ from tailorfl.privacy.ledger import PrivacyRecord
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
-from training.cohorts import ENGINES, SIZES, alone, assert_states, cohort_of, fit, model_of, run, source
-
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
-
-
-def setting(**options):
-    data = source(sum(SIZES))
-    model = model_of("mlp", data, hidden=(6,))
-    return cohort_of(model, data, **options), model.init(1)
+from training.cohorts import (
+    SIZES,
+    alone,
+    assert_states,
+    engines,
+    fit,
+    run,
+    setting,
+)
 
 
 @engines

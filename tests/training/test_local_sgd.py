@@ -19,6 +19,7 @@ from training.cohorts import (
     assert_states,
     batches,
     cohort_of,
+    engines,
     fit,
     model_of,
     run,
@@ -39,7 +40,6 @@ SETTINGS = {
     "clipped": {"clip": 0.3},
     "all": {"momentum": 0.8, "weight_decay": 0.02, "clip": 0.5},
 }
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 
 
 def setting(name: str = "mlp", sizes: tuple[int, ...] = SIZES, **train: object) -> tuple[Cohort, TensorDict]:

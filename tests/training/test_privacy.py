@@ -15,27 +15,19 @@ from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP, box_muller, normal, private_gradient
 from training.cohorts import (
-    ENGINES,
     SIZES,
     alone,
     assert_states,
     batches,
     cohort_of,
+    engines,
     fit,
     grouped,
     model_of,
     regression,
     run,
-    source,
+    setting,
 )
-
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
-
-
-def setting(sizes: tuple[int, ...] = SIZES, **train: object) -> tuple[Cohort, TensorDict]:
-    data = source(sum(sizes))
-    model = model_of("mlp", data, hidden=(8,))
-    return cohort_of(model, data, sizes, **train), model.init(1)
 
 
 def key(number: int) -> Tensor:

@@ -31,6 +31,7 @@ from training.cohorts import (
     alone,
     assert_states,
     cohort_of,
+    engines,
     fit,
     model_of,
     module_at,
@@ -39,7 +40,6 @@ from training.cohorts import (
 )
 from training.divergence import epsilon_of
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="compares with opacus: pip install 'tailorfl[privacy]'"
 )

@@ -19,12 +19,12 @@ from tailorfl.training.keys import derive
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from training.cohorts import (
-    ENGINES,
     SIZES,
     alone,
     assert_states,
     batches,
     cohort_of,
+    engines,
     fit,
     grouped,
     model_of,
@@ -33,7 +33,6 @@ from training.cohorts import (
     spread,
 )
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 CLIENTS, PUBLIC, LAM = len(SIZES), 11, 3.0
 CLOSE = {"rtol": 1e-4, "atol": 2e-6}
 

@@ -24,16 +24,14 @@ from training.cohorts import (
     alone,
     assert_states,
     batches,
-    cohort_of,
+    engines,
     fit,
     grouped,
-    model_of,
     module_at,
     run,
-    source,
+    setting,
 )
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 LOOSE = {"rtol": 2e-3, "atol": 2e-4}
 SHARES = (1.0, -0.5, 0.25)
 """How the direction below weights its batches: all different, so that none can stand in for another."""
@@ -47,12 +45,6 @@ def weighted(count: int):
         return sum(found[1:], start=found[0])
 
     return direction
-
-
-def setting(norm: str = "none", dropout: float = 0.0, **options: object) -> tuple[Cohort, TensorDict]:
-    data = source(sum(SIZES))
-    model = model_of("mlp", data, hidden=(8,), norm=norm, dropout=dropout)
-    return cohort_of(model, data, **options), model.init(1)
 
 
 def by_hand(

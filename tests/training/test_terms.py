@@ -17,19 +17,18 @@ from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.terms import Seen, Term
 from training.cohorts import (
-    ENGINES,
     SIZES,
     alone,
     assert_states,
     batches,
     cohort_of,
+    engines,
     fit,
     model_of,
     run,
     source,
 )
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 CLIENTS = len(SIZES)
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 
