@@ -7,7 +7,7 @@ which it is another method. `row` fails with the name of a method that has none.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -80,73 +80,40 @@ class Limit:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class Row:
-    """What the generated tests need to know about a method."""
+    """What the tests that run over all methods need to know about one.
 
-    card: Card
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Makes it quick; never a value that turns the method into another one."""
-    limit: Limit | None = None
-    chooses: bool = False
-    """Whether clients start with different models: their own, or picked among several by their data."""
-    still: Mapping[str, Any] = field(default_factory=dict)
-    """Options under which the server trains nothing itself, no step has a rate of its own, and all start alike."""
-    by_round: Callable[[int, Parts], tuple[int, int]] | None = None
-    """Parameter scalars (down, up) of a client in a round, counted from 0, where rounds differ; m = 2 are sampled."""
-    alike: Mapping[str, Any] = field(default_factory=dict)
-    """Options under which clients with equal data are equal: only private batches are drawn by a client's id."""
-    sparse: bool = False
-    """Whether messages leave out rows that are not there yet, or that a client has not: the card says the most."""
-    indexed: bool = False
-    """Whether the server keeps something of its own for every client id (an embedding)."""
-    draws: bool = False
-    """Whether a layer of its own draws noise by the client's id."""
-    in_turn: bool = False
-    """Whether one client a round takes part, in an order by ids, however the run samples."""
-    own_rate: bool = False
-    """Whether it takes steps at a rate of its own, whatever the run's."""
-    mixes_samples: bool = False
-    """Whether its loss compares the samples of a batch."""
-    unweighted: bool = False
-    """Whether no average counts clients by their samples."""
-    over_all: bool = False
-    """Whether the server's sums are over all clients, sampled or not."""
-    not_on: tuple[str, ...] = ()
-    """Models on which the method has nothing to split."""
+    Args:
+        card: scalars that travel and train, and the models that are evaluated.
+        options: make it quick; never a value that turns the method into another one.
+        limit: its optimum on quadratics.
+        same: settings under which it is another method: `test_method_reductions.py` runs both sides.
+        remarks: settings under which it is something simple that has no name here: (options, words, where it is
+            proved).
+        proved: which tests prove it, where neither a row nor an optimum does, or beside them.
+        never: why it never names another method.
+        promises: further fields of its `Contract`, such as `chooses`.
+    """
 
-    same: tuple[Same, ...] = ()
-    """Settings under which it is another method: `test_method_reductions.py` runs both sides."""
-    remarks: tuple[tuple[Mapping[str, Any], str, str], ...] = ()
-    """Settings under which it is something simple that has no name here: (options, words, where it is proved)."""
-    proved: str = ""
-    """Which tests prove it, where neither a row nor an optimum does, or beside them."""
-    never: str = ""
-    """Why it never names another method."""
+    def __init__(
+        self,
+        card: Card,
+        options: Mapping[str, Any] | None = None,
+        limit: Limit | None = None,
+        *,
+        same: tuple[Same, ...] = (),
+        remarks: tuple[tuple[Mapping[str, Any], str, str], ...] = (),
+        proved: str = "",
+        never: str = "",
+        **promises: Any,
+    ) -> None:
+        self.options, self.limit, self.same = options or {}, limit, same
+        self.remarks, self.proved, self.never = remarks, proved, never
+        self.promises = {**vars(card), **promises}
 
     def contract(self, name: str) -> Contract:
         """What `tailorfl.testing` checks of the method."""
-        return Contract(
-            make_method(name, dict(self.options)),
-            down=self.card.down,
-            up=self.card.up,
-            by_round=self.by_round,
-            at_most=self.sparse,
-            trained=self.card.trained,
-            beside=self.card.beside,
-            personal=self.card.personal,
-            shared=self.card.shared,
-            chooses=self.chooses,
-            still=self.still,
-            alike=self.alike,
-            by_id=self.indexed or self.in_turn or self.draws,
-            in_turn=self.in_turn,
-            own_rate=self.own_rate,
-            mixes_samples=self.mixes_samples,
-            unweighted=self.unweighted,
-            over_all=self.over_all,
-            not_on=self.not_on,
-        )
+        return Contract(make_method(name, dict(self.options)), **self.promises)
 
 
 PROX_STEPS = 10
@@ -158,8 +125,7 @@ def declared(file: Path) -> dict[str, Row]:
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONTRACTS":
             code = compile(ast.Expression(node.value), str(file), "eval")
-            found: dict[str, Row] = eval(code, {**vars(reductions), **vars(contract), **globals()})
-            return found
+            return dict(eval(code, {**vars(reductions), **vars(contract), **globals()}))
     return {}
 
 

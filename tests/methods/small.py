@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from tensordict import TensorDict
 
 from methods.settings import CLASSES, Parts, make, row
 from tailorfl.core.method import Method
@@ -37,6 +40,7 @@ __all__ = [
     "SIZES",
     "TRAIN",
     "Parts",
+    "after",
     "assert_close",
     "assert_same",
     "everything",
@@ -46,6 +50,7 @@ __all__ = [
     "parts",
     "personal",
     "replaced",
+    "replies_of",
     "shared",
     "simulation",
 ]
@@ -53,7 +58,7 @@ __all__ = [
 
 def fits(method: str, model_name: str) -> bool:
     """Whether a method's split exists on a model."""
-    return model_name not in row(method).not_on
+    return model_name not in row(method).promises.get("not_on", ())
 
 
 def simulation(
@@ -63,3 +68,19 @@ def simulation(
     return small.simulation(
         make(method) if isinstance(method, str) else method, model_name, engine, **settings
     )
+
+
+def after(sim: Simulation, rounds: int) -> Simulation:
+    """The same run, so many rounds later."""
+    for _ in range(rounds):
+        sim.step()
+    return sim
+
+
+def replies_of(sim: Simulation, ids: Sequence[int]) -> TensorDict:
+    """What clients would reply in this round, [clients, ...]."""
+    ids = tuple(ids)
+    message = sim.method.broadcast(sim.server, ids)
+    replies: TensorDict
+    _, replies = sim.run(ids, sim.states.get(ids), message, sim.method.local)
+    return replies

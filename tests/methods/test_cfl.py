@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from methods.reductions import nothing_personal
 from methods.settings import Card, Row
-from methods.small import SIZES, TRAIN, personal, simulation
+from methods.small import personal, simulation
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
@@ -60,20 +59,6 @@ def deployed(sim: Simulation) -> np.ndarray[Any, Any]:
     return found.flatten().numpy()
 
 
-def test_two_populations_are_split_in_the_first_round_after_they_stand_still() -> None:
-    targets = [1.0, -1.0, 1.1, -1.2, 0.9, -0.8]
-    sim = populations(targets, eps1=0.05, eps2=0.1, first_split=0)
-    sim.server["models"] = TensorDict({n: t * 0 + 3 for n, t in sim.server["models"].items()})
-    split = []
-    for _ in range(80):
-        sim.step()
-        split.append(len(set(sim.server["member"].tolist())))
-    assert sim.server["member"].tolist() == [0, 1, 0, 1, 0, 1]
-    assert split[0] == 1
-    np.testing.assert_allclose(deployed(sim)[::2], 1.0, atol=1e-3)
-    np.testing.assert_allclose(deployed(sim)[1::2], -1.0, atol=1e-3)
-
-
 def test_no_split_before_its_round_nor_with_a_bound_out_of_reach() -> None:
     for options in ({**EAGER, "first_split": 3}, {**EAGER, "eps2": 1e6}, {**EAGER, "eps1": 0.0}):
         sim, plain = (
@@ -102,20 +87,6 @@ def test_after_a_split_every_part_is_fedavg_of_its_own() -> None:
     np.testing.assert_allclose(deployed(sim)[[1, 3]], deployed(second), atol=1e-6)
 
 
-def test_a_later_split_maps_positions_in_a_cluster_to_clients() -> None:
-    """The second cluster's members are 1, 3, 4 and 5: positions 0 to 3 of it are other clients."""
-    method = make_method("cfl", EAGER)
-    assert isinstance(method, CFL)
-    sim = simulation(method, rounds=4, train=replace(TRAIN, lr=0.2))
-    member = sim.server["member"]
-    assert member.shape == (len(SIZES),)
-    clusters = sorted(set(member.tolist()))
-    assert clusters == list(range(len(clusters)))
-    assert len(clusters) > 2
-    for tensor in sim.server["models"].values():
-        assert len(tensor) == len(clusters)
-
-
 def test_parts_too_near_each_other_stay_together() -> None:
     method = make_method("cfl", {**EAGER, "gamma": 0.5})
     assert isinstance(method, CFL)
@@ -123,15 +94,6 @@ def test_parts_too_near_each_other_stay_together() -> None:
     far = torch.tensor([[1.0, 0.1], [-1.0, 0.0], [1.0, -0.1]], dtype=torch.float64)
     assert not bool(method.parts(near).any())
     assert method.parts(far).tolist() == [False, True, False]
-
-
-def test_the_order_of_clients_says_nothing() -> None:
-    targets = [1.0, -1.0, 2.0, -3.0, 0.5]
-    ahead, back = populations(targets, **EAGER), populations(targets[::-1], **EAGER)
-    for _ in range(4):
-        ahead.step()
-        back.step()
-    np.testing.assert_allclose(deployed(ahead), deployed(back)[::-1], atol=1e-6)
 
 
 def test_a_cluster_that_was_not_sampled_whole_does_not_split() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from methods.reductions import Same
 from methods.settings import Card, Row, make
-from methods.small import SIZES, TRAIN, assert_close, assert_same, federation, replaced, shared, simulation
-from methods.test_cfl import populations
-from tailorfl.data.federation import Federation
+from methods.small import SIZES, federation, replaced, simulation
 from tailorfl.errors import ConfigError, DivergenceError
 from tailorfl.rounds.sampling import sample_clients
 from tailorfl.runs.cost_estimate import estimate
@@ -22,6 +18,7 @@ from tailorfl.testing.contract import whole
 CONTRACTS = {
     "cyclic": Row(
         Card(whole, whole, whole, False, True),
+        by_id=True,
         in_turn=True,
         unweighted=True,
         same=(Same("one client", {}, "centralized", said=True, data={"sizes": (11,)}),),
@@ -59,38 +56,6 @@ def test_a_dry_run_counts_one_client_a_round() -> None:
     settings = {"data": {"clients": 4, "samples": 200}, "methods": "fedavg", "rounds": 2, "seeds": 1}
     assert estimate(load({**settings, "sampling": "cyclic"})).clients_per_round == 1
     assert estimate(load(settings)).clients_per_round == 4
-
-
-def test_identical_clients_are_one_client_with_as_many_steps() -> None:
-    base = federation((9,))
-    same = Federation(
-        base.source, [base.train[0]] * 3, [base.val[0]] * 3, [base.test[0]] * 3, ("a", "b", "c"), 3
-    )
-    full = replace(TRAIN, batch_size=0, epochs=None, steps=2, momentum=0.0)
-    visits = simulation("cyclic", rounds=4, data=same, train=full)
-    alone = simulation("local", rounds=1, data=base, train=replace(full, steps=8))
-    (models,) = (models for _, models in alone.personal_models((0,)))
-    assert_close(shared(visits), {n: t[0] for n, t in models.items()})
-
-
-def test_with_exact_training_w_is_the_optimum_of_who_was_visited_last() -> None:
-    """F_i(w) = ½ (w − c_i)², and as many steps as it takes."""
-    centres = [1.0, -1.0, 2.0, -3.0]
-    sim = populations(centres, "cyclic")
-    sim.train = replace(sim.train, epochs=None, steps=200)
-    for t in range(6):
-        sim.step()
-        assert float(shared(sim)["head.weight"]) == pytest.approx(centres[sim.sample(t)[0]], abs=1e-5)
-
-
-def test_without_transfer_it_is_client_0_alone_in_its_turns() -> None:
-    sim, local = simulation(make("cyclic", transfer=False)), simulation("local", sampling="cyclic")
-    for _ in range(2 * N):
-        result = sim.step()
-        local.step()
-        (found,) = (models for _, models in local.personal_models((0,)))
-        assert_same(shared(sim), {n: t[0] for n, t in found.items()})
-        assert result.traffic.down_unicast == 0
 
 
 def test_a_visit_that_diverges_ends_the_run() -> None:

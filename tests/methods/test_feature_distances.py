@@ -63,60 +63,6 @@ def test_of_a_single_sample_the_fedsdr_penalty_is_0() -> None:
     assert float(term(z, fixed, distance="sdr")) == 0.0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("directed", [False, True])
-def test_training_equals_plain_torch(engine: str, distance: str, directed: bool) -> None:
-    """Two epochs of unequal clients, against a loop that knows nothing of this library."""
-    data = source(27)
-    model = model_of("mlp", data, hidden=(6,), activation="tanh")
-    cohort = cohort_of(model, data, lr=0.1)
-    start, centre = model.init(0), model.init(1)
-    way = {"direction": lambda state, grad: grad(state)} if directed else {}
-    found = fit(
-        ENGINES[engine],
-        cohort,
-        start,
-        epochs=2,
-        term=feature_pull(0.7, distance, centre, 3),
-        **way,  # type: ignore[arg-type]
-    )
-    for i in range(len(cohort.ids)):
-        plan = cohort.plan((i,), "train", 4, 2, None, 0)
-        p = {n: t.clone() for n, t in start.items()}
-        for step in range(plan.rows.shape[1]):
-            rows = torch.from_numpy(plan.rows[0, step, : plan.count[0, step]])
-            leaves = {n: t.detach().requires_grad_() for n, t in p.items()}
-            out, z = model.outputs_and_features(leaves, data.take(rows))
-            with torch.no_grad():
-                _, fixed = model.outputs_and_features(centre, data.take(rows))
-            loss = F.cross_entropy(out, data.targets(rows)) + 0.7 * term(
-                z, fixed, distance=distance, micro_batch=3
-            )
-            grads = torch.autograd.grad(loss, list(leaves.values()))
-            p = {n: t - 0.1 * g for (n, t), g in zip(p.items(), grads, strict=True)}
-        for name, tensor in p.items():
-            torch.testing.assert_close(found[name][i], tensor, atol=2e-6, rtol=2e-5)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_client_may_have_a_centre_of_its_own(engine: str) -> None:
-    data = source(27)
-    model = model_of("mlp", data, hidden=(6,))
-    cohort = cohort_of(model, data)
-    start = model.init(0)
-    centres = torch.stack([model.init(i) for i in range(4)])
-    mixed = run(
-        ENGINES[engine], cohort,
-        lambda client, state, received: client.fit(received, term=feature_pull(1.0, "mean_l2", state)),
-        centres, start,
-    )  # fmt: skip
-    for i in range(4):
-        alone = fit(ENGINES["sequential"], cohort, start, term=feature_pull(1.0, "mean_l2", centres[i]))
-        for name in start.keys():  # noqa: SIM118
-            torch.testing.assert_close(mixed[name][i], alone[name][i], atol=2e-6, rtol=2e-5)
-
-
 def test_privacy_by_sample_needs_a_distance_by_sample() -> None:
     data = source(27)
     model = model_of("mlp", data, hidden=(6,))

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from methods.reductions import fedavg, in_run, local, nothing_personal
-from methods.settings import Card, Row, make
-from methods.small import SIZES, TRAIN, assert_same, simulation
+from methods.settings import Card, Row
+from methods.small import SIZES, assert_same, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
@@ -112,20 +112,3 @@ def test_each_client_learns_as_long_as_it_is_new(engine: str) -> None:
     assert_same(
         {n: t[4] for n, t in found["mix"].items()}, {n: torch.ones_like(t[4]) for n, t in tail.items()}
     )
-
-
-@pytest.mark.parametrize("rate", [1.0, 1000.0])
-def test_a_mixture_is_between_both_models_entry_by_entry(rate: float) -> None:
-    sim = simulation(make("fedala", eta=rate), "mlp", train=replace(TRAIN, lr=0.5), rounds=3)
-    state, w, method = sim.states.get(range(5)), sim.server["w"], fedala(eta=rate)
-    (mix,) = sim.run(range(5), state, w, lambda c, s, r: (method.learn(c, s, r),))
-    (model,) = sim.run(range(5), state, w, lambda c, s, r: (method.personal(c, s, r),))
-    moved = 0.0
-    for name, mine in mix.items():
-        assert ((mine >= 0) & (mine <= 1)).all()
-        moved += float((mine < 1).sum())
-        low, high = (f(state["theta", name], w[name][None]) for f in (torch.minimum, torch.maximum))
-        assert ((model[name] >= low - 1e-6) & (model[name] <= high + 1e-6)).all()
-    assert moved > 0
-    for name in set(sim.model.parameters) - set(mix.keys()):
-        assert torch.equal(model[name], w[name].expand_as(model[name]))

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, normalize
 
 from methods.settings import CLASSES, Card, Row, make, with_gate
-from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, personal, simulation
-from tailorfl.core.method import Method
+from methods.small import TRAIN, after, assert_close, assert_same, federation, personal, simulation
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ConfigError, ModelError
+from tailorfl.errors import ModelError
 from tailorfl.hashing import uniform
 from tailorfl.methods.fedcp import FedCP
-from tailorfl.methods.gated_head import GatedHead, add_gate
+from tailorfl.methods.gated_head import add_gate
 from tailorfl.models.dropout import Gumbel, PlainGumbel, dropout_key, plain_dropout
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.training import tree
 from tailorfl.training.sample_privacy import SampleDP
 
 CONTRACTS = {
@@ -30,7 +26,7 @@ CONTRACTS = {
     "fedcp": Row(
         Card(with_gate, with_gate, lambda s: s.d - 36, True, False, lambda s: 36),
         {"lam": 0.5},
-        draws=True,
+        by_id=True,
         proved="FedPer where the gate gives the personal head all: test_fedcp.py",
         never="the gate cannot be told to give all to one head",
     ),
@@ -41,75 +37,34 @@ FAR = 1e4
 """A logit beside which noise is nothing: the gate then gives exactly 1 or 0, and its gradient is 0."""
 
 
-def opened(layer: GatedHead, first: bool) -> None:
-    """r = 1 for `first`, else r = 0."""
-    norm = layer.gate.inner[1]
+def opened(network: nn.Module) -> None:
+    """r = 1."""
+    norm = network[-1].gate.inner[1]  # type: ignore[index]
     nn.init.zeros_(norm.weight)
     half = len(norm.bias) // 2
     with torch.no_grad():
-        norm.bias[:half], norm.bias[half:] = (FAR, 0.0) if first else (0.0, FAR)
+        norm.bias[:half], norm.bias[half:] = FAR, 0.0
 
 
 class Open(FedCP):
     """r = 1 always."""
 
     def wrap(self, model: Model) -> Model:
-        return super().wrap(model).changed(lambda module: opened(module[-1], True))  # type: ignore[index]
+        return super().wrap(model).changed(opened)
 
 
 def unbiased() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES, bias=False))
 
 
-def on_unbiased(method: Method, engine: str) -> Simulation:
-    sim = Simulation(
-        method, federation(), Model(unbiased), replace(TRAIN, weight_decay=0.0), engine=make_engine(engine)
-    )
-    for _ in range(3):
-        sim.step()
-    return sim
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_gate_that_gives_the_personal_head_all_is_fedper(engine: str) -> None:
-    ours, theirs = (personal(on_unbiased(m, engine)) for m in (Open(lam=0.0), make("fedper")))
+    train, engine_of = replace(TRAIN, weight_decay=0.0), make_engine(engine)
+    ours, theirs = (
+        personal(after(Simulation(method, federation(), Model(unbiased), train, engine=engine_of), 3))
+        for method in (Open(lam=0.0), make("fedper"))
+    )
     assert_close({n: ours[n] for n in theirs}, theirs)
-
-
-def head(seed: int = 0) -> GatedHead:
-    torch.manual_seed(seed)
-    return GatedHead(nn.Linear(3, 4))
-
-
-def test_a_gate_that_gives_it_nothing_leaves_its_weight_without_a_gradient() -> None:
-    z, y = torch.randn(5, 3), torch.tensor([0, 1, 2, 3, 0])
-    for first in (False, True):
-        layer = head().eval()
-        opened(layer, first)
-        own, other = torch.autograd.grad(cross_entropy(layer(z), y), [layer.weight, layer.common.weight])
-        assert (float(own.abs().max()) == 0) == (not first)
-        assert (float(other.abs().max()) == 0) == first
-
-
-def test_shares_sum_to_1_and_are_a_softmax_over_pairs() -> None:
-    layer = head().eval()
-    z = torch.randn(5, 3)
-    pair = layer.gate.inner(z * normalize(layer.context, dim=0)).reshape(5, 2, 3).softmax(1)
-    r = layer.gate(z * normalize(layer.context, dim=0))
-    torch.testing.assert_close(r, pair[:, 0])
-    torch.testing.assert_close(1 - r, pair[:, 1])
-    wanted = (pair[:, 0] * z) @ layer.weight.T + layer.bias
-    wanted = wanted + (pair[:, 1] * z) @ layer.common.weight.T + layer.common.bias
-    torch.testing.assert_close(layer(z), wanted)
-    torch.testing.assert_close(layer.context, layer.weight.sum(0))
-
-
-def test_the_discrepancy_is_flat_where_the_body_is_the_received_one() -> None:
-    z = torch.randn(6, 3, requires_grad=True)
-    for other, flat in ((z.detach(), True), (z.detach() + 1, False)):
-        seen = SimpleNamespace(features=z, of=lambda _, other=other: (None, other), weight=None)
-        (slope,) = torch.autograd.grad(make("fedcp", lam=2.0).apart(seen, None), z)  # type: ignore[attr-defined]
-        assert (float(slope.abs().max()) < 1e-6) == flat
 
 
 def test_evaluation_draws_nothing_and_training_by_its_key() -> None:
@@ -118,13 +73,13 @@ def test_evaluation_draws_nothing_and_training_by_its_key() -> None:
     x, state = sim.federation.source.x[:4], {n: t[0] for n, t in personal(sim).items()}
     assert torch.equal(sim.model(state, x), sim.model(state, x))
     trained = frozenset(sim.split.trainable)
-    found = []
+    outputs = []
     for key in (1, 1, 2):
         with dropout_key(torch.tensor(key)):
-            found.append(sim.model.forward_train(dict(state), x, trained))
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-    with pytest.raises(ModelError, match="a Gumbel layer in training mode has no key"):
+            outputs.append(sim.model.forward_train(dict(state), x, trained))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    with pytest.raises(ModelError, match="Gumbel"):
         Gumbel()(torch.zeros(2))
 
 
@@ -145,24 +100,6 @@ def test_the_noise_is_gumbels_also_without_keys() -> None:
     assert float(u.max()) < 1
 
 
-def test_the_common_head_is_sent_not_trained_and_becomes_the_mean_of_half_sums() -> None:
-    sim = simulation(make("fedcp", weights="uniform"))
-    assert sim.split.held == ("head.common.weight", "head.common.bias")
-    assert not set(sim.split.held) & set(sim.split.trainable)
-    assert set(sim.split.held) <= set(sim.split.shared)
-    before = sim.server["head.common.weight"].clone()
-    sim.step()
-    own = sim.states.get(range(len(SIZES)))
-    torch.testing.assert_close(
-        sim.server["head.common.weight"], (own["head.weight"] + before).mean(0) / 2, atol=1e-6, rtol=1e-5
-    )
-    torch.testing.assert_close(own["head.context"], own["head.weight"].sum(1))
-    ((_, late),) = sim.newcomer_models((NEWCOMER,), 0)
-    assert torch.equal(late["head.weight"][0], sim.server["head.common.weight"])
-    assert torch.equal(late["head.context"][0], sim.server["head.common.weight"].sum(0))
-    assert not {"head.weight", "head.bias", "head.context"} & {n for n, _ in tree.leaves(sim.server)}
-
-
 def test_held_tensors_are_a_part_of_what_is_shared() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     split = Split.of(net, "head", ["0.bias"], held=["0.*", "2.bias"])
@@ -171,10 +108,8 @@ def test_held_tensors_are_a_part_of_what_is_shared() -> None:
     assert Split.of(net, "head").held == ()
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_without_its_discrepancy_it_trains_privately_and_a_gate_stands_inside_a_network() -> None:
     private = replace(TRAIN, dp=SampleDP(1.0, 1.0, "shuffle"))
-    with pytest.raises(ConfigError, match="the discrepancy of the features"):
-        simulation("fedcp", train=private)
     assert simulation(make("fedcp", lam=0.0), train=private, rounds=1).round == 1
     with pytest.raises(ModelError, match="inside a network"):
         add_gate(nn.Linear(2, 2))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from methods.plain import batches
 from methods.reductions import Same, fedavg, nothing_personal
 from methods.settings import Card, Row
-from methods.small import CLASSES, SIZES, TRAIN, assert_close, federation
+from methods.small import CLASSES, TRAIN, federation
 from tailorfl.core.method import make_method
-from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import lora_pairs, mean_of_products
 from tailorfl.models.functional import Model
@@ -42,67 +37,10 @@ CONTRACTS = {
 
 
 A, B = "lora_A.default.weight", "lora_B.default.weight"
-RANK = 2
-
-
-class Adapted(nn.Module):
-    """A frozen linear layer with LoRA: W x + B A x."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Linear(64, CLASSES)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(64, RANK, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(RANK, CLASSES, bias=False)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        out: Tensor = self.base(x) + self.lora_B["default"](self.lora_A["default"](x))
-        return out
 
 
 def product(state: dict[str, Tensor]) -> Tensor:
     return state[B].double() @ state[A].double()
-
-
-def adapted() -> Model:
-    return Model(Adapted, trainable=("lora_A*", "lora_B*"))
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_rounds_are_those_of_plain_torch(engine: str, weights: str) -> None:
-    """B·A is the best approximation of rank r of the mean product, and clients train on from it."""
-    train = replace(TRAIN, momentum=0.0, weight_decay=0.0)
-    method = make_method("fedit", {"mean_of": "product", "weights": weights})
-    sim = Simulation(method, federation(), adapted(), train, engine=make_engine(engine), fraction=0.6)
-    source = sim.federation.source
-    base = {n: t for n, t in sim.model.module.state_dict().items() if n.startswith("base")}
-    for _ in range(2):
-        w = {n: sim.server["w"].get(n).clone() for n in (A, B)}
-        ids, mean = sim.sample(sim.round), torch.zeros(CLASSES, 64, dtype=torch.float64)
-        total = sum(SIZES[i] for i in ids) if weights == "samples" else len(ids)
-        for i in ids:
-            own = {n: t.clone().requires_grad_() for n, t in w.items()}
-            for rows in batches(sim, i):
-                x = source.take(rows).flatten(1)
-                outputs = F.linear(x, base["base.weight"] + own[B] @ own[A], base["base.bias"])
-                g = torch.autograd.grad(F.cross_entropy(outputs, source.y[rows]), list(own.values()))
-                own = {
-                    n: (t - train.lr * d).detach().requires_grad_()
-                    for (n, t), d in zip(own.items(), g, strict=True)
-                }
-            share = (SIZES[i] if weights == "samples" else 1) / total
-            mean += share * product({n: t.detach() for n, t in own.items()})
-        u, s, vt = torch.linalg.svd(mean)
-        assert s[RANK] > 1e-6 * s[0], "the test says nothing where the mean has no more than the rank"
-        sim.step()
-        found = {n: sim.server["w"].get(n) for n in (A, B)}
-        nearest = u[:, :RANK] * s[:RANK] @ vt[:RANK]
-        torch.testing.assert_close(product(found), nearest, atol=1e-6, rtol=1e-4)
-        factors = found[A].double() @ found[A].double().T
-        torch.testing.assert_close(
-            factors, factors[0, 0] * torch.eye(RANK, dtype=torch.float64), atol=1e-5, rtol=1e-5
-        )
 
 
 def test_one_product_is_kept_and_equal_ones_too() -> None:
@@ -148,13 +86,3 @@ def test_what_products_need() -> None:
     plain = Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES)))
     with pytest.raises(ConfigError, match="the model trains none"):
         Simulation(make_method("fedlora", {"mean_of": "product"}), federation(), plain, TRAIN)
-
-
-def test_by_default_factors_are_averaged() -> None:
-    sims = [
-        Simulation(make_method(name, {"weights": "uniform"}), federation(), adapted(), TRAIN)
-        for name in ("fedit", "fedavg")
-    ]
-    for sim in sims:
-        sim.step()
-    assert_close(dict(sims[0].server["w"].items()), dict(sims[1].server["w"].items()))

@@ -55,39 +55,6 @@ def heads(classes: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(classes, width, requires_grad=True), torch.zeros(classes, requires_grad=True)
 
 
-@pytest.mark.parametrize(("label", "wanted"), [(0, 0.2876821), (1, 1.3862944)])
-@pytest.mark.parametrize("times", [1.0, 7.0])
-def test_the_balanced_softmax_of_two_classes(label: int, wanted: float, times: float) -> None:
-    """g = (0, 0) and counts (3, 1), or a multiple of them: −log(3/4) and −log(1/4); the personal loss adds log 2."""
-    prior = (torch.tensor([3.0, 1.0]) * times).log()
-    batch = seen(torch.zeros(1, 2), torch.ones(1, 3), torch.tensor([label]), heads(2, 3))
-    assert float(two_heads(batch, prior, NAMES).detach()) - math.log(2) == pytest.approx(wanted, abs=1e-6)
-
-
-def test_gradients_of_the_two_losses_do_not_mix() -> None:
-    """Of g: σ(g + prior) − onehot, of p: (σ(g + p z) − onehot) zᵀ, of z through the head that is p's: nothing."""
-    rng = torch.Generator().manual_seed(1)
-    g, z = (torch.randn(5, k, generator=rng, requires_grad=True) for k in (3, 4))
-    y, prior = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([1.0, -2.0, 0.3])
-    p = heads(3, 4)
-    with torch.no_grad():
-        p[0].normal_(generator=rng)
-    found = torch.autograd.grad(two_heads(seen(g, z, y, p), prior, NAMES), [g, z, *p], allow_unused=True)
-    right = torch.nn.functional.one_hot(y, 3)
-    of_p = ((g + z @ p[0].T + p[1]).softmax(1) - right).detach() / 5
-    torch.testing.assert_close(found[0], ((g + prior).softmax(1) - right).detach() / 5)
-    assert found[1] is None
-    torch.testing.assert_close(found[2], of_p.T @ z.detach())
-    torch.testing.assert_close(found[3], of_p.sum(0))
-
-
-def test_with_a_generic_head_of_zero_the_personal_one_is_a_linear_probe() -> None:
-    rng = torch.Generator().manual_seed(2)
-    z, y, p = torch.randn(9, 4, generator=rng), torch.arange(9) % 3, heads(3, 4)
-    loss = two_heads(seen(torch.zeros(9, 3), z, y, p), torch.zeros(3), NAMES) - math.log(3)
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(z @ p[0].T + p[1], y))
-
-
 def test_a_class_without_samples_gives_no_nan() -> None:
     """Client 2 of this federation has one class, for which the balanced loss is 0 and has no gradient."""
     sim = simulation(make("fedrod"), rounds=2)
@@ -123,24 +90,3 @@ def test_what_the_generic_model_needs_of_a_model_and_a_task_is_said() -> None:
         ConfigError, match="FedRoD needs a model whose head is one linear layer that is trained"
     ):
         Simulation(make("fedrod"), federation(), frozen, TRAIN)
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_the_rate_of_the_personal_head_is_its_own_under_every_optimizer(engine: str, optimizer: str) -> None:
-    """The first step of p_i, which starts at 0, is as long as its rate says (AdamW sees no factor on a loss)."""
-    train = replace(TRAIN, epochs=None, steps=1, momentum=0.0, weight_decay=0.0, optimizer=optimizer, lr=0.01)
-    moved = []
-    for rate in (0.25, 1.0, 4.0):
-        sim = simulation(make("fedrod", personal_rate=rate), engine=engine, rounds=1, train=train)
-        moved.append(dict(sim.states.get(range(5)).items()))
-    for name, tensor in moved[1].items():
-        assert float(tensor.abs().max()) > 0
-        torch.testing.assert_close(moved[0][name], 0.25 * tensor)
-        torch.testing.assert_close(moved[2][name], 4.0 * tensor)
-
-
-def test_with_a_rate_of_zero_the_personal_head_stays_where_it_is() -> None:
-    for train in (TRAIN, replace(TRAIN, optimizer="adamw", momentum=0.0)):
-        sim = simulation(make("fedrod", personal_rate=0.0), rounds=2, train=train)
-        assert all(float(t.abs().max()) == 0.0 for t in sim.states.get(range(5)).values())

@@ -9,11 +9,10 @@ import torch
 
 from methods.reductions import FULL_STEP, PLAIN, Same
 from methods.settings import Card, Row, make
-from methods.small import SIZES, TRAIN, assert_close, personal, simulation
-from methods.test_cfl import deployed, populations
+from methods.small import SIZES, TRAIN, simulation
+from methods.test_cfl import populations
 from tailorfl.core.messages import PerClient
 from tailorfl.testing.contract import whole
-from tailorfl.training.cohort import TrainConfig
 
 CONTRACTS = {
     "ifca": Row(
@@ -40,17 +39,7 @@ CONTRACTS = {
 }
 
 
-ONE_STEP = TrainConfig(epochs=None, steps=1, batch_size=0, lr=0.05)
 STARTS = ([3.0], [-3.0])
-
-
-def test_one_full_step_of_models_is_a_step_of_gradients_where_all_are_in_one_cluster() -> None:
-    """Divided by all participants, which are then the members."""
-    models, gradients = (
-        simulation(make("ifca", clusters=1, send=send), train=ONE_STEP, rounds=3)
-        for send in ("models", "gradients")
-    )
-    assert_close(personal(models), personal(gradients))
 
 
 def test_k_of_m_members_move_a_model_by_k_of_m_as_far_with_gradients() -> None:
@@ -74,16 +63,6 @@ def test_a_cluster_nobody_chose_stays_as_it_is() -> None:
             sim.server[str(j)]["head.weight"] = torch.tensor([start])
         sim.step()
         assert torch.equal(sim.server["1"]["head.weight"], torch.tensor([STARTS[1]]))
-
-
-def test_two_populations_find_both_optima() -> None:
-    for send in ("models", "gradients"):
-        sim = populations([1.0, -1.0, 1.2, -1.2], "ifca", clusters=2, send=send)
-        for j, start in enumerate(STARTS):
-            sim.server[str(j)]["head.weight"] = torch.tensor([start])
-        for _ in range(100):
-            sim.step()
-        np.testing.assert_allclose(deployed(sim), [1.1, -1.1, 1.1, -1.1], atol=1e-3)
 
 
 def test_warm_rounds_have_equal_shares_one_start_and_one_model_down() -> None:

@@ -39,7 +39,7 @@ def rounds_of(name: str, sim: Simulation, grown: Federation | None = None) -> di
     """Two rounds of the first four clients and two of all five, who before them are `grown` to if they are not."""
     one_by_one = [(0,), (2,), (4,), (1,)]
     together = [(0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3, 4), (1, 4)]
-    for number, cohort in enumerate(one_by_one if row(name).in_turn else together):
+    for number, cohort in enumerate(one_by_one if row(name).promises.get("in_turn") else together):
         if number == 2 and grown is not None:
             sim.extend(grown)
         sim.step(sampled=cohort, training=cohort)

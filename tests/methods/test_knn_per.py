@@ -68,13 +68,6 @@ def draws(rows: int, width: int, seed: int) -> Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-def test_with_one_neighbour_and_all_weight_a_training_sample_has_its_own_label() -> None:
-    z, y = draws(20, 4, 1), torch.arange(20) % 3
-    answers = knn(neighbours=1, lam=1.0).answering(memory(z, y))(draws(20, 3, 2), z)
-    assert torch.equal(answers.argmax(1), y)
-    torch.testing.assert_close(answers.exp()[torch.arange(20), y], torch.ones(20))
-
-
 @pytest.mark.parametrize("scale", [0.3, 1.0, 1e9])
 def test_votes_are_those_of_the_nearest_by_their_distance(scale: float) -> None:
     """In the limit of a wide kernel a plain vote."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from methods.settings import NAMES, ROWS, row
+from methods.settings import NAMES, ROWS, make, row
 from methods.small import FACTORIES, fits, model
 from tailorfl.core.method import methods
 from tailorfl.testing import Check, checks_of
@@ -46,12 +47,42 @@ def every_check() -> Iterator[Any]:
             yield pytest.param(check, id=str(check), marks=[] if quick else [pytest.mark.slow])
 
 
+OTHERWISE: list[tuple[str, dict[str, Any]]] = [
+    ("apple", {"downloads": 2}),
+    ("ditto", {"dynamic_lam": (0.0, 2.0), "dynamic_every": "step"}),
+    ("fedavg", {"server": {"kind": "adam", "lr": 0.1, "eps": 0.1}}),
+    ("fedclup", {"schedule": {"kind": "dynamic", "values": [0, 0.3, 2.0], "patience": 1, "tol": 1e9}}),
+    ("feddpa", {"when": "after", "ft_epochs": 1}),
+    ("fedfomo", {"downloads": 2, "fallback": "baseline"}),
+    ("l2gd", {"coin_seed": 1}),  # 0, 0, 1: the second round is one between sending models and averaging them
+    ("l2gd", {"per_round": "exchange"}),
+    ("moon", {"projection": 5, "history": 2}),
+    ("per_fedavg", {"variant": "HF", "delta": 0.3}),
+    ("perfed_ckt", {"warm_rounds": 1, "first_round": "upload"}),
+    ("plgu_lf", {"eps_from": "global", "personal_layers": 1}),
+]
+"""Options under which a method keeps or sends something else than with those of its row."""
+OF_OPTIONS = {
+    "engines_agree",
+    "resumed_equals_uninterrupted",
+    "private_training_is_the_same_in_every_engine_and_again",
+}
+
+
+def checks_of_options() -> Iterator[Any]:
+    for name, options in OTHERWISE:
+        promised = replace(row(name).contract(name), down=None, up=None, by_round=None, trained=None)
+        for check in checks_of(replace(promised, method=make(name, **options))):
+            if check.name in OF_OPTIONS:
+                yield pytest.param(check, id=f"{check} {options}")
+
+
 FUNCTIONS: list[Callable[..., None]] = [
     check.function for check in checks_of(row("fedavg").contract("fedavg"))
 ]
 
 
-@pytest.mark.parametrize("check", every_check())
+@pytest.mark.parametrize("check", [*every_check(), *checks_of_options()])
 def test_every_method_keeps_its_contract(check: Check) -> None:
     check()
 

@@ -19,7 +19,6 @@ from methods.small import (
     TRAIN,
     assert_close,
     assert_same,
-    everything,
     federation,
     personal,
     shared,
@@ -31,7 +30,6 @@ from tailorfl.core.reduction import Reduction
 from tailorfl.data.federation import Federation
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.reductions import named, setup_of
-from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 
 RUN: dict[str, Any] = {"rounds": 3, "fraction": 0.6}
@@ -231,17 +229,6 @@ def models_of(sim: Simulation, which: Which) -> dict[str, Tensor]:
     return personal(sim) if which == "personal" else shared(sim)
 
 
-def test_centralized_on_one_client_is_fedavg_and_local_training() -> None:
-    one = federation((11,))
-    runs = {
-        name: simulation(name, rounds=3, data=one) for name in ("centralized", "fedavg", "local", "ditto")
-    }
-    w = shared(runs["centralized"])
-    assert_same(w, shared(runs["fedavg"]))
-    assert_same(w, {n: t[0] for n, t in personal(runs["local"]).items()})
-    assert_close(w, shared(runs["ditto"]))
-
-
 def test_identical_clients_are_one_client() -> None:
     """Full batches, so that the order of samples, which differs by client id, plays no part."""
     base = federation((9,))
@@ -254,22 +241,3 @@ def test_identical_clients_are_one_client() -> None:
         alone = {n: t[:1] for n, t in personal(one, (0,)).items()}
         for i in range(3):
             assert_close(alone, {n: t[i : i + 1] for n, t in personal(three).items()})
-
-
-def test_apfl_with_alpha_zero_keeps_v_and_deploys_the_local_copy_of_fedavg() -> None:
-    apfl = simulation(make("apfl", alpha=0.0, adaptive=False), train=_plain(TRAIN), fraction=0.6)
-    fedavg = simulation(make("fedavg"), train=_plain(TRAIN), fraction=0.6)
-    for _ in range(3):
-        ids = apfl.sample(apfl.round)
-        w = fedavg.server["w"]
-        (theta,) = fedavg.run(ids, fedavg.states.get(ids), w, lambda c, s, r: (c.fit(r),))
-        apfl.step()
-        fedavg.step()
-        assert_close(personal(apfl, ids), dict(theta.items()))
-    start = {p: t.expand(5, *t.shape) for p, t in tree.leaves(apfl.init)}
-    assert_same({p.removeprefix("client/v/"): t for p, t in everything(apfl).items() if "/v/" in p}, start)
-
-
-def _plain(train: Any) -> Any:
-    """Without momentum and weight decay: decay would shrink even a v whose gradient is zero."""
-    return replace(train, momentum=0.0, weight_decay=0.0)

@@ -14,7 +14,7 @@ from methods.settings import Card, Row
 from methods.small import NEWCOMER, assert_close, personal, shared, simulation
 from tailorfl.core.method import make_method
 from tailorfl.methods.mixtures import on_simplex
-from tailorfl.methods.pfedgraph import collaboration, turn
+from tailorfl.methods.pfedgraph import turn
 from tailorfl.testing.contract import twice, whole
 
 CONTRACTS = {
@@ -30,18 +30,6 @@ CONTRACTS = {
 
 
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-
-
-def test_a_row_of_the_graph_in_numbers() -> None:
-    cosine = torch.tensor([[1.0, 0.6, -0.4]], dtype=torch.float64)
-    found = collaboration(cosine, P, 0.8)[0]
-    torch.testing.assert_close(found, torch.tensor([0.725, 0.275, 0.0], dtype=torch.float64))
-
-
-def test_cosines_above_nine_tenths_count_as_one() -> None:
-    cosine = torch.tensor([[1.0, 0.91, 0.89]], dtype=torch.float64)
-    exact = torch.tensor([[1.0, 1.0, 0.89]], dtype=torch.float64)
-    torch.testing.assert_close(collaboration(cosine, P, 0.8), collaboration(exact, P, 0.8))
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.8, 30.0])
@@ -62,15 +50,6 @@ def test_a_row_is_the_best_point_of_a_fine_grid_of_the_simplex(alpha: float) -> 
     best = grid[cost(grid / steps).argmin()] / steps
     assert np.abs(best - a).max() < 1.5 / steps
     assert cost(a[None])[0] <= cost(grid / steps).min() + 1e-12
-
-
-def test_rows_are_on_the_simplex() -> None:
-    rng = torch.Generator().manual_seed(0)
-    graph = collaboration(
-        torch.rand(6, 6, generator=rng, dtype=torch.float64) * 2 - 1, torch.ones(6) / 6, 0.1
-    )
-    assert bool((graph >= 0).all())
-    torch.testing.assert_close(graph.sum(1), torch.ones(6, dtype=torch.float64))
 
 
 def test_the_pull_is_the_gradient_of_the_cosine_and_orthogonal_to_the_model() -> None:
@@ -95,21 +74,6 @@ def test_a_graph_of_cosines_alone_leaves_every_client_to_itself() -> None:
     """Where no cosine is above 0.9, the largest of a row is that with itself."""
     sim = simulation(make_method("pfedgraph", {"lam": 0.0, "alpha": 1e-9}), rounds=2)
     assert_close(personal(sim), personal(simulation("local", rounds=2)), atol=1e-6)
-
-
-@pytest.mark.parametrize("variant", ["exact", "approximate"])
-def test_the_term_turns_models_to_those_they_are_mixed_with_and_the_released_sign_away(variant: str) -> None:
-    angles = {}
-    for released in (False, True):
-        options = {"lam": 3.0, "variant": variant, "released": released}
-        sim = simulation(make_method("pfedgraph", options), rounds=1)
-        start = sim.server["models"].clone()
-        sim.step()
-        models = personal(sim)
-        a, b = (torch.cat([t[n].flatten(1) for n in sim.model.parameters], 1) for t in (start, models))
-        angles[released] = torch.nn.functional.cosine_similarity(a, b)
-    # Client 1 has one sample, and little to do but to follow the pull.
-    assert float(angles[False].mean()) > float(angles[True].mean())
 
 
 def test_a_newcomer_is_sent_the_mean_of_the_last_cohort() -> None:

@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from methods.reductions import fedavg, nothing_personal
 from methods.settings import Card, Row, make
-from methods.small import NEWCOMER, SIZES, TRAIN, assert_close, assert_same, federation, personal, shared
-from methods.test_lora_factors import IN, OUT, RANK, network, simulation_with_lora
+from methods.small import SIZES, TRAIN, assert_close, federation, personal, shared
+from methods.test_lora_factors import IN, OUT, network, simulation_with_lora
 from tailorfl.core.messages import PerClient, count_down
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import svd_of_products
 from tailorfl.methods.hetlora import product_square, size_of
-from tailorfl.methods.ranked_lora import add_ranks
 from tailorfl.models.functional import Model
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
@@ -49,26 +47,6 @@ def run(name: str, rounds: int = 2, engine: str = "vectorized", **options: Any) 
     return simulation_with_lora(name, rounds, engine=engine, options=options)
 
 
-def functions(sim: Simulation, models: Any, x: Tensor) -> Tensor:
-    return torch.stack(
-        [sim.model({n: t[k] for n, t in models.items()}, x) for k in range(len(next(iter(models.values()))))]
-    )
-
-
-def test_a_vector_of_ones_changes_no_output_and_zeros_cut_off_ranks() -> None:
-    plain, ranked = (
-        Model(network, trainable="lora_A+lora_B"),
-        Model(network, add_ranks, trainable="lora_A+lora_B"),
-    )
-    x = torch.randn(3, 1, 8, 8)
-    state = {n: torch.randn_like(t) for n, t in plain.init(0).items()}
-    ones = {n: torch.ones(RANK) for n in ranked.buffers}
-    torch.testing.assert_close(ranked({**state, **ones}, x), plain(state, x))
-    first = {n: torch.tensor([1.0, 0.0]) for n in ranked.buffers}
-    cut = {n: t * torch.tensor([1.0, 0.0])[:, None] if "lora_A" in n else t for n, t in state.items()}
-    torch.testing.assert_close(ranked({**state, **first}, x), plain(cut, x))
-
-
 @pytest.mark.parametrize("name", BOTH)
 def test_a_client_of_rank_1_reads_and_sends_the_first_row_alone(name: str) -> None:
     sim = run(name, ranks=MIXED, **({"prune": 1.0} if name == "hetlora" else {}))
@@ -92,15 +70,6 @@ def test_a_client_of_rank_1_reads_and_sends_the_first_row_alone(name: str) -> No
     assert not torch.equal(after["1.lora_A.weight"][0], before["1.lora_A.weight"][0])
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_engines_agree_with_several_ranks_and_late_clients_have_one(name: str) -> None:
-    found = [run(name, 3, e, ranks=MIXED) for e in ("sequential", "vectorized")]
-    assert_close(*(personal(sim) for sim in found), atol=1e-5)
-    ((_, late),) = found[0].newcomer_models((NEWCOMER,), 0)
-    there = MIXED[NEWCOMER % 2]
-    assert late["1.lora_B.kept"][0].count_nonzero() == there
-
-
 def test_hetlora_of_equal_ranks_and_sizes_is_fedit_with_equal_weights() -> None:
     """All clients have the same samples and full batches, so all send the same S_i."""
     base = federation((9,))
@@ -121,26 +90,6 @@ def test_hetlora_of_equal_ranks_and_sizes_is_fedit_with_equal_weights() -> None:
             sim.step()
     ours = {n: t for n, t in shared(runs[0]).items() if not n.endswith("kept")}
     assert_close(ours, shared(runs[1]), atol=1e-6)
-
-
-def test_flexlora_with_one_client_sends_the_same_function_in_other_factors() -> None:
-    model = Model(network, trainable=["*lora_*"])
-    sim = Simulation(make("flexlora"), federation((11,)), model, TRAIN, engine=make_engine("vectorized"))
-    sim.step()
-    received = sim.method.broadcast(sim.server, (0,))
-    (sent,) = sim.run((0,), sim.states.get((0,)), received, lambda c, s, r: sim.method.local(c, s, r)[1:])
-    x = sim.federation.source.x[:6]
-    trained = {}
-    for a, layer in sent["lora"].items():
-        b = str(a).replace("lora_A", "lora_B")
-        trained |= {str(a): layer["A"], b: layer["B"].transpose(1, 2)}
-        trained[b.replace("weight", "kept")] = torch.ones(1, RANK)
-    sim.step()
-    after = personal(sim)
-    torch.testing.assert_close(functions(sim, after, x), functions(sim, trained, x), atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(after["1.lora_A.weight"], trained["1.lora_A.weight"])
-    rows = after["1.lora_A.weight"][0]
-    torch.testing.assert_close(rows @ rows.T, torch.eye(RANK), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
@@ -204,8 +153,3 @@ def test_what_it_cannot_do_is_said() -> None:
             simulation_with_lora(
                 name, options={"ranks": MIXED}, client_dp=ClientDP(clip=1.0, noise=1.0), weights="uniform"
             )
-    equal = simulation_with_lora("flexlora", 1, engine="sequential")
-    assert_same(
-        shared(equal),
-        shared(simulation_with_lora("flexlora", 1, engine="sequential", options={"ranks": (2,)})),
-    )

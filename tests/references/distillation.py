@@ -106,9 +106,17 @@ def perada(
 
 
 def perfed_ckt(
-    p: Problem, clusters: int, lam: float, public_batch: int, warm_rounds: int = 0, **options: Any
+    p: Problem,
+    clusters: int,
+    lam: float,
+    public_batch: int,
+    warm_rounds: int,
+    first_round: str,
+    **options: Any,
 ) -> Outcome:
-    """In the first round there are no centroids yet: clients train alone, and upload; in warm ones they do not."""
+    """In the first round there are no centroids yet: clients train alone, or not at all, and upload; in warm ones they
+    only train.
+    """
     w = [clone(s) for s in p.first_private]
     centroids: list[Tensor] = []
     for t, sampled in enumerate(p.rounds):
@@ -116,7 +124,8 @@ def perfed_ckt(
         for i in sampled:
             before = outputs(p.of(i), w[i], p.public).softmax(1)
             target = min(centroids, key=lambda c: float(((c - before) ** 2).sum())) if centroids else None
-            w[i] = taught(p.of(i), w[i], i, t, target, lam, public_batch)
+            if t != warm_rounds or first_round == "train":
+                w[i] = taught(p.of(i), w[i], i, t, target, lam, public_batch)
             said.append(outputs(p.of(i), w[i], p.public).softmax(1))
         centroids = k_means(said, clusters) if t >= warm_rounds else []
     found = torch.stack(sorted(centroids, key=lambda c: float(c[0, 0])))

@@ -238,6 +238,8 @@ OPTIONS: dict[str, list[Case]] = {
     + [normed(PERADA)],
     "perfed_ckt": [
         *each(CKT, clusters=(1, 3), own_init=(False,), public_batch=(128,), warm_rounds=(1,)),
+        *each({**CKT, "warm_rounds": 1}, first_round=("upload",)),
+        Case({**CKT, "first_round": "upload"}, why="predictions before training", rounds=3),
         normed(CKT),
     ],
     "fedoa": [

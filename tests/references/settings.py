@@ -106,7 +106,15 @@ L2GD = {
     "coin_seed": 8,
 }
 PER = {"weights": "uniform", "alpha": 0.2, "variant": "FO", "delta": 0.05, "adapt_steps": 2}
-CKT = {"weights": "uniform", "clusters": 2, "lam": 2.0, "public_batch": 4, "own_init": True}
+CKT = {
+    "weights": "uniform",
+    "clusters": 2,
+    "lam": 2.0,
+    "public_batch": 4,
+    "own_init": True,
+    "warm_rounds": 0,
+    "first_round": "train",
+}
 FOMO = {
     "weights": "uniform",
     "downloads": 4,

@@ -43,7 +43,7 @@ COVERED = [name for name in NAMES if not make(name).unprotected("client") and no
 
 def run(method: str | Method, dp: ClientDP | None, rounds: int = 0, **settings: Any) -> Simulation:
     """`method` by name is one whose server trains nothing: Adam turns rounding errors into visible differences."""
-    still = row(method).still if isinstance(method, str) else {}
+    still = row(method).promises.get("still", {}) if isinstance(method, str) else {}
     distil = {key: value for key, value in still.items() if key == "distil"}
     made = make(method, weights="uniform", **distil) if isinstance(method, str) else method
     given = {"train": PLAIN, "engine": "vectorized", **settings}

@@ -41,11 +41,11 @@ def exploding(x: torch.Tensor) -> torch.Tensor:
 def test_a_diverging_client_is_rejected_and_the_others_proceed(
     name: str, engine: str, model_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if row(name).indexed and model_name == "batch_norm":
+    if name in ("apple", "pfedhn", "plgu_ghn") and model_name == "batch_norm":
         pytest.skip(
             "only parameters are sent, which batch norm keeps finite; the statistics stay and are discarded"
         )
-    if row(name).in_turn:
+    if row(name).promises.get("in_turn"):
         pytest.skip("no others are in the round; see tests/methods/test_cyclic.py")
     bad = replaced(federation(), BAD, exploding)
     sim = simulation(name, model_name, engine, data=bad)

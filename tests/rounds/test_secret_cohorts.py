@@ -41,7 +41,9 @@ opacus = pytest.mark.skipif(
 N = len(SIZES)
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = ClientDP(0.3, 1.0)
-AVERAGED = [n for n in NAMES if make(n).averages_replies and not make(n).pooled and not row(n).in_turn]
+AVERAGED = [
+    n for n in NAMES if make(n).averages_replies and not make(n).pooled and not row(n).promises.get("in_turn")
+]
 
 
 def run(method: str | Method, dp: ClientDP = NOISY, rounds: int = 0, **settings: Any) -> Simulation:
