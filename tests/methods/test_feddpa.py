@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from methods.reductions import fedavg, nothing_personal
 from methods.settings import Card, Row
 from methods.small import NEWCOMER, SIZES, assert_same, personal, shared, simulation
-from methods.test_lora_factors import IN, OUT, RANK, WIDE, simulation_with_lora
+from methods.test_lora_factors import IN, OUT, RANK, WIDE, FromZero, simulation_with_lora
 from tailorfl.core.client import Client
 from tailorfl.errors import ModelError
 from tailorfl.methods.two_adapters import with_two_adapters
+from tailorfl.models.frozen_features import find_boundary
 from tailorfl.models.functional import Model
 from tailorfl.models.lora import inject_lora
 from tailorfl.rounds.simulation import Simulation
@@ -113,6 +114,17 @@ def test_a_sum_may_be_of_some_samples_drawn_at_random(engine: str) -> None:
         sim.round += 1
     assert not torch.equal(rounds[0][0], rounds[1][0])
     assert torch.equal(rounds[0][1], rounds[1][1])  # of one sample there is no choice
+
+
+def test_a_network_inside_keeps_the_features_of_its_frozen_layers() -> None:
+    class Net(nn.Sequential):
+        feature_boundary = "2"
+
+    def factory() -> nn.Module:
+        return Net(nn.Flatten(), nn.Linear(64, WIDE), nn.Tanh(), FromZero(WIDE, 4))
+
+    model = Model(factory, trainable=["*lora_*"]).inside(with_two_adapters, "network")
+    assert find_boundary(model, model.init(0), torch.randn(5, 1, 8, 8)).name == "network.2"
 
 
 def test_networks_without_lora_have_no_second_set() -> None:

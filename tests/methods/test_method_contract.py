@@ -50,6 +50,7 @@ def every_check() -> Iterator[Any]:
 OTHERWISE: list[tuple[str, dict[str, Any]]] = [
     ("apple", {"downloads": 2}),
     ("ditto", {"dynamic_lam": (0.0, 2.0), "dynamic_every": "step"}),
+    ("fedala", {"start": 0.5}),
     ("fedavg", {"server": {"kind": "adam", "lr": 0.1, "eps": 0.1}}),
     ("fedclup", {"schedule": {"kind": "dynamic", "values": [0, 0.3, 2.0], "patience": 1, "tol": 1e9}}),
     ("feddpa", {"when": "after", "ft_epochs": 1}),
@@ -64,6 +65,7 @@ OTHERWISE: list[tuple[str, dict[str, Any]]] = [
 """Options under which a method keeps or sends something else than with those of its row."""
 OF_OPTIONS = {
     "engines_agree",
+    "newcomers_without_steps_deploy_what_they_receive",
     "resumed_equals_uninterrupted",
     "private_training_is_the_same_in_every_engine_and_again",
 }

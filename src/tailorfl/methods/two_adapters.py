@@ -64,6 +64,9 @@ class TwoAdapters(nn.Module):
         super().__init__()
         self.network, self.head, self.adapted = network, head, adapted
         self.features = nn.Identity()
+        declared = getattr(network, "feature_boundary", ())
+        names = (declared,) if isinstance(declared, str) else declared
+        self.feature_boundary = tuple(f"network.{name}" for name in names)
         self.register_buffer("mix", torch.tensor([1.0, 0.0]).to(like))
         self.register_buffer("memory", torch.zeros(width).to(like))
 

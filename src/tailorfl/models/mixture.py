@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +18,16 @@ LEAST = 1e-30
 class Mixing(nn.Module):
     """Logits of all networks beside each other [batch, M · C] -> log Σ_m π_m σ of theirs [batch, C]."""
 
+    shares: Tensor
+
     def __init__(self, count: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.register_buffer("shares", torch.full((count,), 1.0 / count, dtype=dtype))
 
     def forward(self, logits: Tensor) -> Tensor:
         """[batch, M · C] -> [batch, C]."""
-        shares = cast(Tensor, self.shares)
-        log_probabilities = apart(logits, len(shares)).log_softmax(-1)
-        return (log_probabilities + shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
+        log_probabilities = apart(logits, len(self.shares)).log_softmax(-1)
+        return (log_probabilities + self.shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
 
 
 class Mixture(nn.Module):

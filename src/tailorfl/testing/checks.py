@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.errors import TailorflError
+from tailorfl.export.source_code import NotWritableError, written
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation
@@ -444,6 +445,30 @@ def evaluated_models_are_those_promised(contract: Contract) -> None:
     assert contract.personal in (None, method.has_personal)
     assert contract.shared in (None, method.has_global)
     assert (sim.global_model() is not None) == method.has_global
+
+
+@_check()
+def exported_networks_answer_as_personal_models_do(contract: Contract) -> None:
+    """The network that an export writes gives the outputs of a client and of a newcomer in the run."""
+    sim = simulation(contract.method, BOTH, rounds=1)
+    x = sim.federation.source.x[:4]
+    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 1)
+    for state in (personal(sim, (0,)), tree.tensors(adapted)):
+        state = {n: t[0] for n, t in state.items()}
+        exported = _exported(sim.model.alone(state), x)
+        assert_close({"outputs": exported(x)}, {"outputs": sim.model(state, x)}, atol=1e-6)
+
+
+def _exported(network: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a network as what an export writes: code that needs torch alone, or a program where that cannot be."""
+    namespace: dict[str, Any] = {}
+    try:
+        exec(written(network), namespace)
+    except NotWritableError:
+        return torch.export.export(network, (x,)).module()
+    copy: nn.Module = namespace["network"]()
+    copy.load_state_dict(network.state_dict())
+    return copy.eval()
 
 
 @_check()
