@@ -88,8 +88,8 @@ class APPLE(Method):
     greed: float = Field(1.0, ge=0, description="λ: how soon the limited downloads follow p_i")
 
     def server_state(self, ctx: Context) -> TensorDict:
-        every, count = ctx.init.select(*ctx.model.parameters), ctx.num_clients
-        cores = {n: t.expand(count, *t.shape).clone() for n, t in tree.tensors(every).items()}
+        parameters, count = ctx.init.select(*ctx.model.parameters), ctx.num_clients
+        cores = {n: t.expand(count, *t.shape).clone() for n, t in tree.tensors(parameters).items()}
         sizes = torch.tensor(ctx.sizes, dtype=ctx.dtype)
         shares = {"samples": sizes / sizes.sum().clamp(min=1), "own": sizes * 0.0}
         uniform = torch.full((count,), 1 / count, dtype=ctx.dtype)
@@ -108,12 +108,12 @@ class APPLE(Method):
 
     def client_state(self, ctx: Context) -> TensorDict:
         zero = torch.zeros((), dtype=ctx.dtype)
-        nothing = zero.expand(ctx.num_clients).clone()
-        state = {"core": ctx.init, "others": nothing, "own": zero}
+        zeros = zero.expand(ctx.num_clients).clone()
+        state = {"core": ctx.init, "others": zeros, "own": zero}
         if self.limit(ctx.num_clients):
             # All cores begin at the initial model, which everybody has.
             server = self.server_state(ctx)
-            state |= {"held": server["core"], "prior": server["prior"], "seen": nothing.clone()}
+            state |= {"held": server["core"], "prior": server["prior"], "seen": zeros.clone()}
         return TensorDict(state)
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
@@ -124,8 +124,8 @@ class APPLE(Method):
         if "asked" in server.keys() and all(i < count for i in clients):  # noqa: SIM118
             return PerClient(table, server["asked"][list(clients)])
         # N − 1 of them to everyone; one that joins late gets all of them, by `welcome`.
-        others = [[j for j in range(count) if j != i][: count - 1] for i in clients]
-        return PerClient(table, torch.tensor(others, dtype=torch.int64))
+        rows = [[j for j in range(count) if j != i][: count - 1] for i in clients]
+        return PerClient(table, torch.tensor(rows, dtype=torch.int64))
 
     def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return TensorDict(dict(as_table(server).items()))
@@ -149,23 +149,23 @@ class APPLE(Method):
             given=(cores, prior),
             optimizer=Optimizer(own=self.rate),
         )
-        core, others = trained["core"], state["others"]
+        core, gaps = trained["core"], state["others"]
         new = {"core": core, "own": trained["p"]["own"]}
         reply: dict[str, Any] = {"core": client.parameters(core)}
         if "held" in state.keys():  # noqa: SIM118
             new |= {n: state[n] for n in ("held", "prior", "seen")}
-            others = trained["p"]["others"]
-            reply["asked"] = self.asked(client, others, state)
+            gaps = trained["p"]["others"]
+            reply["asked"] = self.asked(client, gaps, state)
         elif "owner" in received.keys():  # noqa: SIM118
-            others = others.scatter(0, received["owner"], trained["p"]["others"])
-        return TensorDict({**new, "others": others}), TensorDict(reply)
+            gaps = gaps.scatter(0, received["owner"], trained["p"]["others"])
+        return TensorDict({**new, "others": gaps}), TensorDict(reply)
 
-    def asked(self, client: Client, others: Tensor, state: TensorDict) -> Tensor:
-        """Return which M cores a client wants next, int64 [M] in rising order; p_ij − p⁰_j are `others`."""
-        count = len(others)
+    def asked(self, client: Client, gaps: Tensor, state: TensorDict) -> Tensor:
+        """Return which M cores a client wants next, int64 [M] in rising order; p_ij − p⁰_j are `gaps`."""
+        count = len(gaps)
         limit = self.limit(count)
         base = max(1.5, self.greed * (client.round + 1) * limit / count)
-        shares = (state["prior"] + others).abs()
+        shares = (state["prior"] + gaps).abs()
         drawn = client.drawn({"each core": (count,)}, "cores to download")["each core"]
         # The largest of logarithms of chances plus Gumbel numbers are a draw without replacement by these chances.
         wish = shares * math.log(base) - (-drawn.log()).log()
@@ -179,23 +179,26 @@ class APPLE(Method):
     ) -> tuple[TensorDict, TensorDict, TensorDict]:
         """Return p_i − p⁰ and p⁰ as `own` and `others` [received cores, or all that are held], and those cores."""
         if "held" in state.keys():  # noqa: SIM118
-            mine = torch.arange(len(state["prior"]), device=state["prior"].device) == client.id
-            others = (~mine).to(state["prior"].dtype)
-            held = {
-                n: t * others.reshape(-1, *(1,) * (t.ndim - 1))
-                for n, t in tree.tensors(state["held"]).items()
+            is_own = torch.arange(len(state["prior"]), device=state["prior"].device) == client.id
+            mask = (~is_own).to(state["prior"].dtype)
+            other_cores = {
+                n: t * mask.reshape(-1, *(1,) * (t.ndim - 1)) for n, t in tree.tensors(state["held"]).items()
             }
-            shares = state["prior"] * others
-            known = TensorDict({"own": 1 - shares.sum(), "others": shares})
-            return TensorDict({"own": state["own"], "others": state["others"]}), known, TensorDict(held)
+            shares = state["prior"] * mask
+            prior = TensorDict({"own": 1 - shares.sum(), "others": shares})
+            return (
+                TensorDict({"own": state["own"], "others": state["others"]}),
+                prior,
+                TensorDict(other_cores),
+            )
         if "owner" not in received.keys():  # noqa: SIM118
-            nobody = state["others"][:0]
+            no_gaps = state["others"][:0]
             cores = {n: t[None][:0] for n, t in tree.tensors(client.parameters(state["core"])).items()}
-            prior = TensorDict({"own": torch.ones_like(state["own"]), "others": nobody})
-            return TensorDict({"own": state["own"], "others": nobody}), prior, TensorDict(cores)
-        known, others = received["prior"], state["others"].gather(0, received["owner"])
-        prior = TensorDict({"own": 1 - known.sum(), "others": known})
-        return TensorDict({"own": state["own"], "others": others}), prior, received["core"]
+            prior = TensorDict({"own": torch.ones_like(state["own"]), "others": no_gaps})
+            return TensorDict({"own": state["own"], "others": no_gaps}), prior, TensorDict(cores)
+        shares, gaps = received["prior"], state["others"].gather(0, received["owner"])
+        prior = TensorDict({"own": 1 - shares.sum(), "others": shares})
+        return TensorDict({"own": state["own"], "others": gaps}), prior, received["core"]
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         rows = torch.tensor(replies.clients)
@@ -233,24 +236,24 @@ def as_table(server: TensorDict) -> TensorDict:
 def downloaded(state: TensorDict, received: TensorDict) -> TensorDict:
     """Return a client's state with the cores that it received in the place of what it held of them."""
     rows = torch.nn.functional.one_hot(received["owner"], len(state["prior"]))  # [M, N]
-    there = rows.sum(0) > 0
-    place = rows.argmax(0)
-    held = {}
+    received_now = rows.sum(0) > 0
+    position = rows.argmax(0)
+    cores = {}
     for n, t in tree.tensors(state["held"]).items():
-        new = received["core"][n].index_select(0, place)
-        held[n] = torch.where(there.reshape(-1, *(1,) * (t.ndim - 1)), new, t)
-    seen = torch.where(there, torch.ones_like(state["seen"]), state["seen"])
-    return TensorDict({**dict(state.items()), "held": TensorDict(held), "seen": seen})
+        new = received["core"][n].index_select(0, position)
+        cores[n] = torch.where(received_now.reshape(-1, *(1,) * (t.ndim - 1)), new, t)
+    ever_received = torch.where(received_now, torch.ones_like(state["seen"]), state["seen"])
+    return TensorDict({**dict(state.items()), "held": TensorDict(cores), "seen": ever_received})
 
 
 def combined(core: TensorDict, cores: TensorDict, p: TensorDict) -> TensorDict:
     """Return θ = p_ii c_i + Σ_j p_ij c_j, of the names of `core`."""
-    others, own = p["others"], p["own"]
-    found = {
-        n: own.to(t.dtype) * t + torch.tensordot(others.to(t.dtype), cores[n], dims=1)
+    shares, own_share = p["others"], p["own"]
+    model = {
+        n: own_share.to(t.dtype) * t + torch.tensordot(shares.to(t.dtype), cores[n], dims=1)
         for n, t in tree.tensors(core).items()
     }
-    return TensorDict(found)
+    return TensorDict(model)
 
 
 def jointly(
@@ -261,9 +264,9 @@ def jointly(
     p = prior + gap
     slope = tree.tensors(grad(combined(core, cores, p), of="core"))
     along = {n: (cores[n] * g).flatten(1).sum(1) for n, g in slope.items()}
-    own = torch.stack([(core[n] * g).sum() for n, g in slope.items()]).sum()
+    own_slope = torch.stack([(core[n] * g).sum() for n, g in slope.items()]).sum()
     of_p = {
-        "own": own + 2 * kappa * gap["own"],
+        "own": own_slope + 2 * kappa * gap["own"],
         "others": torch.stack(list(along.values())).sum(0) + 2 * kappa * gap["others"],
     }
     return TensorDict(

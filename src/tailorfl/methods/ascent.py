@@ -60,8 +60,8 @@ def layerwise_perturbation(
     def scaled(t: TensorDict) -> TensorDict:
         return TensorDict({n: of[n] * x for n, x in tree.tensors(t).items()})
 
-    seen = g if form == "paper" else scaled(g)
-    climb, length = steepest(seen, p)
+    entries = g if form == "paper" else scaled(g)
+    climb, length = steepest(entries, p)
     return scaled(climb) * (rho / (length + _TINY))
 
 

@@ -76,22 +76,22 @@ class CFL(Method):
         return state, client.fit(received)
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        here, weights = torch.tensor(replies.clients), replies.weights()
+        ids, weights = torch.tensor(replies.clients), replies.weights()
         old, member = tree.tensors(server["models"]), server["member"].clone()
         names = [n for n in replies.context.split.trainable if n in old]
-        moved = [replies.stack[n] - old[n][member[here]] for n in names]
-        updates = torch.cat([t.double().reshape(len(here), -1) for t in moved], 1)
+        moved = [replies.stack[n] - old[n][member[ids]] for n in names]
+        updates = torch.cat([t.double().reshape(len(ids), -1) for t in moved], 1)
         count = int(member.max()) + 1
         for c in range(count):
-            at = (member[here] == c).nonzero()[:, 0]
-            whole = len(at) == int((member == c).sum())
-            if whole and replies.round >= self.first_split and self.stands(updates[at], weights[at]):
+            at = (member[ids] == c).nonzero()[:, 0]
+            all_there = len(at) == int((member == c).sum())
+            if all_there and replies.round >= self.first_split and self.stands(updates[at], weights[at]):
                 second = self.parts(updates[at])
                 if bool(second.any()):
-                    member[here[at[second]]] = int(member.max()) + 1
+                    member[ids[at[second]]] = int(member.max()) + 1
         models = []
         for c in range(int(member.max()) + 1):
-            at = (member[here] == c).nonzero()[:, 0]
+            at = (member[ids] == c).nonzero()[:, 0]
             if len(at):
                 models.append(mean_of(replies.stack[at], weights[at] / weights[at].sum()))
             else:
@@ -113,9 +113,9 @@ class CFL(Method):
 
         size = updates.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
         cosine = (updates @ updates.T / (size[:, None] * size[None, :])).clamp(-1.0, 1.0)
-        apart = (1 - cosine).numpy()
-        np.fill_diagonal(apart, 0.0)
-        label = fcluster(linkage(squareform(apart, checks=False), "complete"), 2, "maxclust")
+        distances = (1 - cosine).numpy()
+        np.fill_diagonal(distances, 0.0)
+        label = fcluster(linkage(squareform(distances, checks=False), "complete"), 2, "maxclust")
         second = torch.from_numpy(label != label[0])
         if self.gamma > 0 and bool(second.any()):
             nearest = cosine[second][:, ~second].max()

@@ -58,9 +58,9 @@ def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Ten
     heads = {name: linear_head(c, title) for name, c in ctx.architectures.items()}
     widths = {name: ctx.architectures[name].init.get(head[0]).shape[1] for name, head in heads.items()}
     if len(set(widths.values())) > 1:
-        told = ", ".join(f"{name} has {width}" for name, width in widths.items())
+        listed = ", ".join(f"{name} has {width}" for name, width in widths.items())
         raise ConfigError(
-            f"{title} compares the features of all clients, so those of all architectures need one width, but {told}"
+            f"{title} compares the features of all clients, so those of all architectures need one width, but {listed}"
         )
     if bias and any(len(head) < 2 for head in heads.values()):
         raise ConfigError(
@@ -73,8 +73,8 @@ def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Ten
 def class_means(client: Client, model: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
     """Return a client's mean features of its classes [C, d_z], 0 of an absent one, their counts [C] and mean ‖z‖²."""
 
-    def both(seen: Seen) -> Tensor:
-        z = seen.features
+    def both(batch: Seen) -> Tensor:
+        z = batch.features
         return torch.cat([z, z.square().sum(1, keepdim=True)], 1)
 
     sums, counts = client.summed(model, both, by_class=True), client.class_counts()
@@ -92,9 +92,9 @@ def moments(means: Tensor, counts: Tensor, square: Tensor) -> dict[str, Tensor]:
 def near(lam: float, targets: Tensor, present: Tensor) -> Term:
     """Return the term λ · mean over a batch and over entries of (z − target of its class)², 0 for absent targets."""
 
-    def pull(seen: Seen, targets: Tensor, present: Tensor) -> Tensor:
-        gap = (seen.features - targets[seen.y]).square().mean(1)
-        return lam * seen.mean(gap * present[seen.y])
+    def pull(batch: Seen, targets: Tensor, present: Tensor) -> Tensor:
+        gap = (batch.features - targets[batch.y]).square().mean(1)
+        return lam * batch.mean(gap * present[batch.y])
 
     return Term(pull, given=(targets, present))
 
@@ -116,17 +116,17 @@ def common_head(ctx: Context, title: str) -> dict[str, Tensor]:
     no_prototypes(ctx, title)
     heads = {name: linear_head(c, title) for name, c in ctx.architectures.items()}
     if len({len(head) for head in heads.values()}) > 1:
-        told = ", ".join(f"{name} has {'one' if len(head) > 1 else 'none'}" for name, head in heads.items())
+        listed = ", ".join(f"{name} has {'one' if len(head) > 1 else 'none'}" for name, head in heads.items())
         raise ConfigError(
-            f"{title} gives all architectures one head, so its bias belongs to all or to none, but {told}"
+            f"{title} gives all architectures one head, so its bias belongs to all or to none, but {listed}"
         )
     return dict(zip(HEAD, (ctx.init.get(n) for n in linear_head(ctx, title)), strict=False))
 
 
 def with_head(client: Client, model: TensorDict, head: TensorDict) -> TensorDict:
     """Return a model of the client's architecture with a head as `common_head` has it."""
-    own = client.select("head")
-    return tree.merge(model, TensorDict({n: head[kind] for n, kind in zip(own, HEAD, strict=False)}))
+    names = client.select("head")
+    return tree.merge(model, TensorDict({n: head[kind] for n, kind in zip(names, HEAD, strict=False)}))
 
 
 def nearest_head(client: Client, model: TensorDict, prototypes: Tensor, among: Tensor) -> TensorDict:

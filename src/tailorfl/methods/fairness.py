@@ -79,8 +79,8 @@ class QFedAvg(ServerModel):
         moved = (w - client.parameters(theta)) / eta
         grown = loss**self.q
         h = self.q * loss ** (self.q - 1) * tree.dot(moved, moved) + grown / eta
-        rest = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
-        return state, TensorDict({"change": moved * grown, "h": h, "rest": TensorDict(rest)})
+        other_tensors = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
+        return state, TensorDict({"change": moved * grown, "h": h, "rest": TensorDict(other_tensors)})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         mean = replies.mean()
@@ -132,10 +132,10 @@ class AFL(Method):
         rows, mixture = torch.tensor(replies.clients), server["mixture"]
         drawn = len(mixture) / len(rows)
         theta = tree.weighted_mean(replies.stack["theta"], mixture[rows] * drawn)
-        left = 1 - drawn * float(
+        remaining = 1 - drawn * float(
             mixture[rows].sum()
         )  # Σ of those weights is 1 where all take part: nothing of w
-        w = added(theta, server["w"], left)
+        w = added(theta, server["w"], remaining)
         slope = torch.zeros_like(mixture)
         slope[rows] = replies.stack["loss"].double() * drawn
         count = server["iterates"] + 1

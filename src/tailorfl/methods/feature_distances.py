@@ -52,9 +52,9 @@ def feature_pull(strength: float, distance: Distance, centre: TensorDict, micro_
             f"a pull of features needs strength >= 0 and micro_batch >= 1, got {strength} and {micro_batch}"
         )
 
-    def pull(seen: Seen, centre: TensorDict) -> Tensor:
-        _, fixed = seen.of(centre)
-        return strength * distance_of(seen.features, fixed, seen.weight, distance, micro_batch)
+    def pull(batch: Seen, centre: TensorDict) -> Tensor:
+        _, fixed = batch.of(centre)
+        return strength * distance_of(batch.features, fixed, batch.weight, distance, micro_batch)
 
     return Term(pull, given=(centre,), mixes=distance in TOGETHER)
 
@@ -83,9 +83,9 @@ def distance_of(
 def _by_micro_batch(squares: Tensor, weight: Tensor | None, micro_batch: int) -> Tensor:
     """Mean over runs of `micro_batch` samples of the root of their sum; runs of padding alone do not count."""
     present = torch.ones_like(squares) if weight is None else weight
-    rest = -len(squares) % micro_batch
-    runs = F.pad(squares * present, (0, rest)).reshape(-1, micro_batch).sum(1)
-    counted = (F.pad(present, (0, rest)).reshape(-1, micro_batch).sum(1) > 0).to(squares.dtype)
+    padding = -len(squares) % micro_batch
+    runs = F.pad(squares * present, (0, padding)).reshape(-1, micro_batch).sum(1)
+    counted = (F.pad(present, (0, padding)).reshape(-1, micro_batch).sum(1) > 0).to(squares.dtype)
     return mean_of(_norm(runs), counted)
 
 

@@ -59,9 +59,9 @@ class Penalised(KeepsPart):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v = self.own(state)
         model = tree.merge(received, v)
-        held = [n for n in client.split.personal if n in client.split.trainable]
-        if self.lam > 0 and held:
-            centre = (state["start"] if self.keeps_start else v).select(*held)
+        penalised = [n for n in client.split.personal if n in client.split.trainable]
+        if self.lam > 0 and penalised:
+            centre = (state["start"] if self.keeps_start else v).select(*penalised)
             model = self.train_held(client, model, centre if self.keeps_start else centre * 0.0)
         else:
             model = self.train(client, model)
@@ -94,10 +94,10 @@ class Penalised(KeepsPart):
         return self.server_lr
 
     def alone(self, length: Length = RUN) -> tuple[Reduction, ...]:
-        found = super().alone(length)
-        if not self.lam or not found[0].other:
-            return found
-        return (replace(found[0], other="", remark="is LocalTrain with its penalty"),)
+        reductions = super().alone(length)
+        if not self.lam or not reductions[0].other:
+            return reductions
+        return (replace(reductions[0], other="", remark="is LocalTrain with its penalty"),)
 
 
 @register

@@ -66,11 +66,13 @@ class Clouds(Method):
         """Return ξ_ij of j ≠ i, [m, N] float64, 0 where not `among` [m, N]; `rows` [m] are the clients."""
 
     def server_state(self, ctx: Context) -> TensorDict:
-        every = {n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in tree.tensors(ctx.init).items()}
-        models = {n: t for n, t in every.items() if n in ctx.split.trainable}
-        rest = {n: t for n, t in every.items() if n not in models}
+        stacks = {n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in tree.tensors(ctx.init).items()}
+        models = {n: t for n, t in stacks.items() if n in ctx.split.trainable}
+        other_tensors = {n: t for n, t in stacks.items() if n not in models}
         uploaded = torch.zeros(ctx.num_clients, dtype=torch.bool)
-        return TensorDict({"models": TensorDict(models), "rest": TensorDict(rest), "uploaded": uploaded})
+        return TensorDict(
+            {"models": TensorDict(models), "rest": TensorDict(other_tensors), "uploaded": uploaded}
+        )
 
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -82,13 +84,13 @@ class Clouds(Method):
     def mixing(self, server: TensorDict, clients: tuple[int, ...]) -> Tensor:
         """Return ξ of these clients, [m, N] float64; rows sum to 1."""
         rows = torch.tensor(clients)
-        own = torch.nn.functional.one_hot(rows, len(server["uploaded"])).bool()
-        xi = self.others(server, rows, server["uploaded"] & ~own)
-        return torch.where(own, (1 - xi.sum(1, keepdim=True)).clamp(min=0.0), xi)
+        self_weights = torch.nn.functional.one_hot(rows, len(server["uploaded"])).bool()
+        xi = self.others(server, rows, server["uploaded"] & ~self_weights)
+        return torch.where(self_weights, (1 - xi.sum(1, keepdim=True)).clamp(min=0.0), xi)
 
     def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
-        there = server["uploaded"] if bool(server["uploaded"].any()) else ~server["uploaded"]
-        share = there.double() / there.sum()
+        uploaded = server["uploaded"] if bool(server["uploaded"].any()) else ~server["uploaded"]
+        share = uploaded.double() / uploaded.sum()
         return tree.merge(*(tree.weighted_mean(server[part], share) for part in ("models", "rest")))
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -99,8 +101,8 @@ class Clouds(Method):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         rows, new = torch.tensor(replies.clients), dict(server.items())
         for part in ("models", "rest"):
-            kept = tree.tensors(server[part])
-            new[part] = TensorDict({n: t.index_copy(0, rows, replies.stack[n]) for n, t in kept.items()})
+            table = tree.tensors(server[part])
+            new[part] = TensorDict({n: t.index_copy(0, rows, replies.stack[n]) for n, t in table.items()})
         return TensorDict({**new, "uploaded": server["uploaded"].index_fill(0, rows, True)})
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
@@ -156,8 +158,8 @@ class HeurFedAMP(Clouds):
         if self.cosine_of == "updates":
             origin = server["origin"]
             compared = TensorDict({n: t - origin[n] for n, t in tree.tensors(compared).items()})
-        own = 1 / among.shape[1] if self.self_weight is None else self.self_weight
-        return preference(cosines(compared, rows), among, own, self.sigma)
+        self_weight = 1 / among.shape[1] if self.self_weight is None else self.self_weight
+        return preference(cosines(compared, rows), among, self_weight, self.sigma)
 
 
 def attention(gap: Tensor, among: Tensor, alpha: float, sigma: float) -> Tensor:
@@ -166,7 +168,7 @@ def attention(gap: Tensor, among: Tensor, alpha: float, sigma: float) -> Tensor:
     return xi / xi.sum(1, keepdim=True).clamp(min=1.0)
 
 
-def preference(cosine: Tensor, among: Tensor, own: float, sigma: float) -> Tensor:
+def preference(cosine: Tensor, among: Tensor, self_weight: float, sigma: float) -> Tensor:
     """Return HeurFedAMP's ξ_ij of j ≠ i from cosines [m, N]; a row without others is 0."""
     score = torch.where(among, sigma * cosine, -torch.inf)
-    return torch.where(among, (1 - own) * score.softmax(1), 0.0)
+    return torch.where(among, (1 - self_weight) * score.softmax(1), 0.0)

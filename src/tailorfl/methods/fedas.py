@@ -123,10 +123,10 @@ class FedAS(Method):
         return tree.merge(state, received)
 
 
-def apart(seen: Seen, means: Tensor) -> Tensor:
+def apart(batch: Seen, means: Tensor) -> Tensor:
     """Return the sum over the classes of a batch of the mean, over their samples and entries, of (z − P_c)², 0-d."""
-    member = torch.nn.functional.one_hot(seen.y, len(means)).to(means.dtype)
-    if seen.weight is not None:
-        member = member * seen.weight[:, None].to(means.dtype)
-    gap = (seen.features - means[seen.y]).square().mean(1)
+    member = torch.nn.functional.one_hot(batch.y, len(means)).to(means.dtype)
+    if batch.weight is not None:
+        member = member * batch.weight[:, None].to(means.dtype)
+    gap = (batch.features - means[batch.y]).square().mean(1)
     return ((gap[:, None] * member).sum(0) / member.sum(0).clamp(min=1)).sum()

@@ -93,12 +93,12 @@ class FedCLUP(TwoModels):
             "lr_rule = deterministic": self.lr_rule == "deterministic",
             **needs_mu,
         }
-        for what, needed in needs_smoothness.items():
+        for setting, needed in needs_smoothness.items():
             if needed and self.smoothness is None:
-                raise ValueError(f"{what} needs smoothness (L)")
-        for what, needed in needs_mu.items():
+                raise ValueError(f"{setting} needs smoothness (L)")
+        for setting, needed in needs_mu.items():
             if needed and self.convexity is None:
-                raise ValueError(f"{what} needs convexity (μ)")
+                raise ValueError(f"{setting} needs convexity (μ)")
         if self.convexity is not None and self.smoothness is not None and self.convexity > self.smoothness:
             raise ValueError("convexity (μ) must not be above smoothness (L)")
         if isinstance(self.local_steps, int) and self.local_steps < 1:
@@ -174,8 +174,8 @@ class FedCLUP(TwoModels):
 
         `collect` says that λ has just left 0 and w is yet to be made.
         """
-        told = {"lam": torch.tensor(lam, dtype=torch.float64), "collect": torch.tensor(int(collect))}
-        return TensorDict({"w": w, **told, "rule": rule})
+        flags = {"lam": torch.tensor(lam, dtype=torch.float64), "collect": torch.tensor(int(collect))}
+        return TensorDict({"w": w, **flags, "rule": rule})
 
     # -- a client -------------------------------------------------------------------------------------------
 
@@ -197,8 +197,8 @@ class FedCLUP(TwoModels):
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         if not self.schedule.changes:
             return received
-        known: TensorDict = received["w"] if "w" in received.keys() else state  # noqa: SIM118
-        return known
+        start: TensorDict = received["w"] if "w" in received.keys() else state  # noqa: SIM118
+        return start
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if self.schedule.changes or self.lr_rule != "run" or self.batch_reuse:

@@ -135,9 +135,9 @@ class Dynamic(PenaltyRule):
         if not self.values and max(self.start, self.least) > self.most:
             raise ValueError("start and least must not be above most")
         fields = type(self).model_fields  # defaults that are written out, as in a result folder, say nothing
-        given = {n for n in ("start", "factor", "least", "most") if getattr(self, n) != fields[n].default}
-        if self.values and given:
-            raise ValueError(f"values already say every λ; leave out {', '.join(sorted(given))}")
+        changed = {n for n in ("start", "factor", "least", "most") if getattr(self, n) != fields[n].default}
+        if self.values and changed:
+            raise ValueError(f"values already say every λ; leave out {', '.join(sorted(changed))}")
         return self
 
     @property
@@ -168,11 +168,11 @@ class Dynamic(PenaltyRule):
     ) -> tuple[float, TensorDict]:
         """Return the next λ where the error has stopped falling."""
         errors = torch.cat([memory["errors"][1:], self.error(replies).reshape(1)])
-        held = int(memory["held"]) + 1
+        rounds = int(memory["held"]) + 1
         old, new = float(errors[0]), float(errors[-1])
-        if held >= self.patience and math.isfinite(old) and old - new < self.tol * old:
-            lam, held = next((value for value in self.ladder if value > lam), lam), 0
-        return lam, TensorDict({"errors": errors, "held": torch.tensor(held)})
+        if rounds >= self.patience and math.isfinite(old) and old - new < self.tol * old:
+            lam, rounds = next((value for value in self.ladder if value > lam), lam), 0
+        return lam, TensorDict({"errors": errors, "held": torch.tensor(rounds)})
 
     def error(self, replies: Replies) -> Tensor:
         """Return e_t: the mean of what clients reported, weighted as their models are, 0-d float64."""
@@ -188,8 +188,8 @@ def distances(replies: Replies, w: TensorDict) -> Tensor:
     return torch.stack(squares).sum(0).sqrt()
 
 
-def _named(given: Any) -> Any:
-    return {"kind": given} if isinstance(given, str) else given
+def _named(rule: Any) -> Any:
+    return {"kind": rule} if isinstance(rule, str) else rule
 
 
 PenaltySchedule = Annotated[

@@ -79,17 +79,17 @@ class FedCP(ServerModel):
         start = tree.merge(received, state)
         term = Term(self.apart, given=(start,), mixes=True) if self.lam > 0 else ()
         trained = client.fit(start, term=term)
-        own, sent = client.split.select_personal(trained), client.split.select_shared(trained)
-        halves = {n: (own[twin(n)] + received[n]) / 2 for n in client.split.held}
-        return with_context(own), tree.merge(sent, TensorDict(halves))
+        personal, sent = client.split.select_personal(trained), client.split.select_shared(trained)
+        halves = {n: (personal[twin(n)] + received[n]) / 2 for n in client.split.held}
+        return with_context(personal), tree.merge(sent, TensorDict(halves))
 
-    def apart(self, seen: Seen, start: TensorDict) -> Tensor:
+    def apart(self, batch: Seen, start: TensorDict) -> Tensor:
         """Return λ MMD² of the features of the body in training and of that which it began with."""
 
         def kernel(square: Tensor) -> Tensor:
             return torch.stack([torch.exp(-square / (2 * a)) for a in BANDWIDTHS]).sum(0)
 
-        return self.lam * mmd(seen.features, seen.of(start)[1], seen.weight, kernel)
+        return self.lam * mmd(batch.features, batch.of(start)[1], batch.weight, kernel)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received, state)
@@ -104,8 +104,8 @@ def twin(name: str) -> str:
     return name.replace(".common.", ".")
 
 
-def with_context(own: TensorDict) -> TensorDict:
+def with_context(personal: TensorDict) -> TensorDict:
     """Return h_i with its context anew: the sum of the rows of its weight."""
-    names = [str(n) for n in own.keys()]  # noqa: SIM118
+    names = [str(n) for n in personal.keys()]  # noqa: SIM118
     (weight,), (context,) = ([n for n in names if n.endswith(end)] for end in ("weight", "context"))
-    return tree.merge(own, TensorDict({context: own[weight].sum(0)}))
+    return tree.merge(personal, TensorDict({context: personal[weight].sum(0)}))

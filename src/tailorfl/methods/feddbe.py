@@ -95,8 +95,8 @@ class FedDBE(ServerModel):
     def held(self, kappa: float, target: Tensor) -> Term:
         """Return the term κ · mean over entries of ½ (r − target)² that keeps r."""
 
-        def pull(seen: Seen, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            r = (1 - self.mu) * seen.own[MEAN] + self.mu * seen.mean(seen.features)
+        def pull(batch: Seen, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            r = (1 - self.mu) * batch.own[MEAN] + self.mu * batch.mean(batch.features)
             return kappa * 0.5 * (r - target).square().mean(), {MEAN: r}
 
         return Term(pull, given=(target,), mixes=True, keeps=(MEAN,))

@@ -82,8 +82,8 @@ class FedDF(Method):
         return TensorDict(fused)
 
     def shared(self, server: TensorDict) -> PerArchitecture:
-        found = (str(key) for key in server.keys())  # noqa: SIM118
-        return PerArchitecture({key.removeprefix(PREFIX): server[key] for key in found})
+        keys = (str(key) for key in server.keys())  # noqa: SIM118
+        return PerArchitecture({key.removeprefix(PREFIX): server[key] for key in keys})
 
 
 def _key(architecture: str) -> str:

@@ -92,8 +92,8 @@ class FedDPA(ServerModel):
                 "FedDPA weighs its adapters by the features of a whole input, which a model that generates word by "
                 "word does not give; take a task of classification"
             )
-        rest = ctx.split.select_personal(ctx.init)
-        return TensorDict({"w": ctx.split.select_shared(ctx.init), "rest": rest}, batch_size=[])
+        own_set = ctx.split.select_personal(ctx.init)
+        return TensorDict({"w": ctx.split.select_shared(ctx.init), "rest": own_set}, batch_size=[])
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         sent: TensorDict = server["w"]
@@ -108,42 +108,45 @@ class FedDPA(ServerModel):
     def client_state(self, ctx: Context) -> TensorDict:
         if not ctx.split.personal:
             return tree.empty()
-        own = ctx.split.select_personal(ctx.init)
-        return TensorDict({"own": own, "trained": torch.zeros((), dtype=ctx.dtype)}, batch_size=[])
+        own_set = ctx.split.select_personal(ctx.init)
+        return TensorDict({"own": own_set, "trained": torch.zeros((), dtype=ctx.dtype)}, batch_size=[])
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         split = client.split
         if not split.personal:
             return state, client.fit(received)
-        own, trained = state["own"], state["trained"]
+        own_set, trained = state["own"], state["trained"]
         if self.when == "beside" and client.round > 0:
-            fitted = client.fit(weighed(received, own, 1 - self.a, self.a), train=factors(client))
-            own, trained = weighed(fitted.select(*own.keys()), own.select("mix"), 1.0, 0.0), trained * 0 + 1
-        alone = client.fit(
-            weighed(received, own, 1.0, 0.0), train=[n for n in split.trainable if n in split.shared]
+            fitted = client.fit(weighed(received, own_set, 1 - self.a, self.a), train=factors(client))
+            own_set, trained = (
+                weighed(fitted.select(*own_set.keys()), own_set.select("mix"), 1.0, 0.0),
+                trained * 0 + 1,
+            )
+        tuned = client.fit(
+            weighed(received, own_set, 1.0, 0.0), train=[n for n in split.trainable if n in split.shared]
         )
-        return TensorDict({"own": own, "trained": trained}, batch_size=[]), alone.select(*received.keys())
+        return TensorDict({"own": own_set, "trained": trained}, batch_size=[]), tuned.select(*received.keys())
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         if not client.split.personal:
             return received
-        own, known = state["own"], state["trained"]
+        own_set, trained = state["own"], state["trained"]
         if self.when == "after":
-            own = tree.merge(own, TensorDict({n: received[twin(n)] for n in factors(client)}))
+            own_set = tree.merge(own_set, TensorDict({n: received[twin(n)] for n in factors(client)}))
             tuning = self.length("ft")
-            start = weighed(received, own, 0.0, 1.0)
+            start = weighed(received, own_set, 0.0, 1.0)
             fitted = client.fit(start, train=factors(client), length=tuning, purpose="finetune")
-            own, known = fitted.select(*own.keys()), torch.ones_like(known)
-        memory = self.remembered(client, weighed(received, own, 0.0, 1.0))
+            own_set, trained = fitted.select(*own_set.keys()), torch.ones_like(trained)
+        memory = self.remembered(client, weighed(received, own_set, 0.0, 1.0))
         first = 0.0 if self.dynamic_on == "global" else 1.0
-        answering = weighed(received, own, first, 1 - first)
-        found = {
+        answering = weighed(received, own_set, first, 1 - first)
+        weighing = {
             "mix": torch.where(
-                known > 0, answering["mix"], own["mix"] * 0 + torch.tensor([1.0, 0.0]).to(known)
+                trained > 0, answering["mix"], own_set["mix"] * 0 + torch.tensor([1.0, 0.0]).to(trained)
             ),
-            "memory": known * (memory if self.dynamic_on == "global" else -memory),
+            "memory": trained * (memory if self.dynamic_on == "global" else -memory),
         }
-        return tree.merge(answering, TensorDict(found))
+        return tree.merge(answering, TensorDict(weighing))
 
     def remembered(self, client: Client, local: TensorDict) -> Tensor:
         """Return ω_max times the mean of S normalised features of the client's own samples, [d_z]."""
@@ -151,19 +154,19 @@ class FedDPA(ServerModel):
             zero: Tensor = local["memory"] * 0
             return zero
 
-        def direction(seen: Seen) -> Tensor:
-            return normalize(seen.features, dim=-1)
+        def direction(batch: Seen) -> Tensor:
+            return normalize(batch.features, dim=-1)
 
         total = client.summed(local, direction, most=self.compared)
         count = client.samples.clamp(min=1, max=self.compared).to(total.dtype)
         return self.most_dynamic * total / count
 
 
-def weighed(received: TensorDict, own: TensorDict, of_shared: float, of_own: float) -> TensorDict:
+def weighed(received: TensorDict, own_set: TensorDict, of_shared: float, of_own: float) -> TensorDict:
     """Return both together, weighed alike for every input."""
-    whole = tree.merge(received, own)
-    mix = torch.tensor([of_shared, of_own]).to(own["mix"])
-    return tree.merge(whole, TensorDict({"mix": mix}))
+    model = tree.merge(received, own_set)
+    mix = torch.tensor([of_shared, of_own]).to(own_set["mix"])
+    return tree.merge(model, TensorDict({"mix": mix}))
 
 
 def factors(client: Client) -> list[str]:

@@ -96,8 +96,8 @@ class FedEM(ServerModel):
             )
         start: TensorDict = ctx.split.select_shared(ctx.init)
         learned = [n.split(".", 2)[2] for n in ctx.split.trainable if n.startswith("networks.0.")]
-        own = [[start.get(f"networks.{m}.{n}") for n in learned] for m in range(self.components)]
-        if self.components > 1 and all(map(torch.equal, own[0], own[1])):
+        starts = [[start.get(f"networks.{m}.{n}") for n in learned] for m in range(self.components)]
+        if self.components > 1 and all(map(torch.equal, starts[0], starts[1])):
             raise ConfigError(
                 "FedEM needs networks that start differently, but all that trains of this model starts alike (from "
                 "pretrained weights); let it train a part that is drawn, such as a head of its own"
@@ -135,17 +135,17 @@ class FedEM(ServerModel):
 
 def losses(features: Tensor, y: Tensor, count: int) -> Tensor:
     """Return the cross entropy of every sample under every network, [batch, M], from all their logits [batch, M C]."""
-    each = apart(features, count).log_softmax(-1)
-    return -each.gather(-1, y[:, None, None].expand(-1, count, 1)).squeeze(-1)
+    log_probabilities = apart(features, count).log_softmax(-1)
+    return -log_probabilities.gather(-1, y[:, None, None].expand(-1, count, 1)).squeeze(-1)
 
 
-def responsibilities(seen: Seen, shares: Tensor, count: int) -> Tensor:
+def responsibilities(batch: Seen, shares: Tensor, count: int) -> Tensor:
     """Return q [batch, M] of samples under networks that are not in training."""
-    return (shares.clamp(min=LEAST).log() - losses(seen.features, seen.y, count)).softmax(-1)
+    return (shares.clamp(min=LEAST).log() - losses(batch.features, batch.y, count)).softmax(-1)
 
 
-def weighed(seen: Seen, model: TensorDict, count: int) -> Tensor:
+def weighed(batch: Seen, model: TensorDict, count: int) -> Tensor:
     """Return mean_b Σ_m q_m ℓ_m, 0-d, with q of the received `model`."""
-    fixed = losses(seen.of(model)[1], seen.y, count)
+    fixed = losses(batch.of(model)[1], batch.y, count)
     q = (model[SHARES].clamp(min=LEAST).log() - fixed).softmax(-1)
-    return seen.mean((q * losses(seen.features, seen.y, count)).sum(-1))
+    return batch.mean((q * losses(batch.features, batch.y, count)).sum(-1))

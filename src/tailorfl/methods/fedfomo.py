@@ -79,9 +79,9 @@ class FedFomo(Method):
     norm: Literal["l2", "l1"] = Field("l2", description="norm in Δ_n: the paper's, or the released code's")
 
     def server_state(self, ctx: Context) -> TensorDict:
-        nothing = {n: t.new_zeros((0, *t.shape)) for n, t in tree.tensors(ctx.init).items()}
+        empty_pool = {n: t.new_zeros((0, *t.shape)) for n, t in tree.tensors(ctx.init).items()}
         state = {
-            "pool": TensorDict(nothing),
+            "pool": TensorDict(empty_pool),
             "owner": torch.zeros(0, dtype=torch.int64),
             "affinity": torch.zeros(ctx.num_clients, ctx.num_clients),
             "round": torch.tensor(0),
@@ -127,22 +127,24 @@ class FedFomo(Method):
 
     def mixed(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, Tensor]:
         """Return (Σ_n r_n θ_n, Δ_n of the received models [M])."""
-        own, previous, models = state["theta"], state["previous"], received["model"]
-        names = [n for n in tree.tensors(own) if n not in client.split.frozen]
-        others = [
+        trained, previous, models = state["theta"], state["previous"], received["model"]
+        names = [n for n in tree.tensors(trained) if n not in client.split.frozen]
+        downloaded = [
             TensorDict({n: t[k] for n, t in tree.tensors(models).items()})
             for k in range(len(received["owner"]))
         ]
         baseline = client.loss(previous, "val")
-        delta = torch.stack([self.gain(client, previous, baseline, model) for model in (own, *others)])
+        delta = torch.stack(
+            [self.gain(client, previous, baseline, model) for model in (trained, *downloaded)]
+        )
         if self.fallback == "baseline":
             # A loss of 0 is also that of no validation samples: nothing can be better, and nothing is thrown away.
             revert = (delta <= 0).all() & (baseline > 0)
-            kept = {n: torch.where(revert, previous.get(n), t) for n, t in tree.tensors(own).items()}
-            own = TensorDict(kept)
-        stack = {n: torch.stack([model.get(n) for model in (own, *others)]) for n in names}
+            reverted = {n: torch.where(revert, previous.get(n), t) for n, t in tree.tensors(trained).items()}
+            trained = TensorDict(reverted)
+        stack = {n: torch.stack([model.get(n) for model in (trained, *downloaded)]) for n in names}
         mean = tree.weighted_mean(TensorDict(stack), mixing(delta))
-        return tree.merge(own, mean), delta[1:]
+        return tree.merge(trained, mean), delta[1:]
 
     def gain(self, client: Client, previous: TensorDict, baseline: Tensor, model: TensorDict) -> Tensor:
         """Return Δ of a model, a 0-d tensor; 0 for a model whose loss is not finite."""

@@ -91,11 +91,13 @@ class MeanOfLoRA(FedAvg):
 
 def lora_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return (name of A, name of B) of every pair of factors among the names of parameters."""
-    known = set(names)
+    all_names = set(names)
     pairs = (
-        (n, n.replace("lora_A", "lora_B")) for n in sorted(known) if "lora_A" in n and n.endswith("weight")
+        (n, n.replace("lora_A", "lora_B"))
+        for n in sorted(all_names)
+        if "lora_A" in n and n.endswith("weight")
     )
-    return tuple(pair for pair in pairs if pair[1] in known)
+    return tuple(pair for pair in pairs if pair[1] in all_names)
 
 
 def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,11 +108,11 @@ def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Ten
     share = weights.double()
     rank = a.shape[1]
     us, v = svd_of_products(a, b, weights)
-    kept = len(v)
+    size = len(v)
     c = ((share * a.double().square().sum((1, 2))).sum() / rank).sqrt()
     c = c.clamp(min=torch.finfo(torch.float32).tiny)
     new_a, new_b = torch.zeros_like(a[0].double()), torch.zeros_like(b[0].double())
-    new_a[:kept], new_b[:, :kept] = c * v, us / c
+    new_a[:size], new_b[:, :size] = c * v, us / c
     return new_a.to(a.dtype), new_b.to(b.dtype)
 
 
@@ -126,10 +128,10 @@ def svd_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tens
     q_b, r_b = torch.linalg.qr(columns)
     q_a, r_a = torch.linalg.qr(rows.T)
     u, s, vt = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
-    kept = min(rank, len(s))
-    v, left = vt[:kept] @ q_a.T, q_b @ u[:, :kept]
+    count = min(rank, len(s))
+    v, basis = vt[:count] @ q_a.T, q_b @ u[:, :count]
     sign = v.gather(1, v.abs().argmax(1, keepdim=True)).sign()
-    return left * sign.T * s[:kept], sign * v
+    return basis * sign.T * s[:count], sign * v
 
 
 @register

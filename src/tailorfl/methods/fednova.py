@@ -83,10 +83,10 @@ class FedNova(FedAvg):
         dtype = next(iter(tree.tensors(w).values())).dtype
         tau = client.steps().double()
         a = accumulated(tau, config.momentum, config.lr * self.mu).to(dtype)
-        each = (w - client.parameters(theta)) / torch.where(a > 0, a, 1.0)
-        rest = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
+        change = (w - client.parameters(theta)) / torch.where(a > 0, a, 1.0)
+        other_tensors = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
         length = {"steps": tau.to(dtype) if self.mu > 0 else a}
-        return state, TensorDict({"each": each, **length, "rest": TensorDict(rest)})
+        return state, TensorDict({"each": change, **length, "rest": TensorDict(other_tensors)})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         w, mean = server["w"], replies.mean()

@@ -81,10 +81,12 @@ class FeatureRegularised(TwoModels):
             return ()
         if self.personal_start == 0 and not self.own_init:
             return (Reduction.local(because),)
-        own = " from initial models of their own" if self.own_init else ""
+        start = " from initial models of their own" if self.own_init else ""
         late = f" in the rounds from {self.personal_start} on (from 0)" if self.personal_start else ""
         return (
-            Reduction(because, "personal", remark=f"trains personal models alone{own}{late}, as LocalTrain"),
+            Reduction(
+                because, "personal", remark=f"trains personal models alone{start}{late}, as LocalTrain"
+            ),
         )
 
     def without_pull(self, run: RunSetup) -> str:

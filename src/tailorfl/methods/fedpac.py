@@ -87,8 +87,8 @@ class FedPAC(Method):
         if self.lam > 0 and client.round > 0:
             targets = torch.where(received["present"][:, None], received["prototypes"], means)
             term = (near(self.lam, targets, torch.ones_like(counts)),)
-        own, of_head = split.personal, self.length("head")
-        model = client.fit(model, train=own, length=of_head, optimizer=Optimizer(client.rate(self.head_lr)))
+        head, of_head = split.personal, self.length("head")
+        model = client.fit(model, train=head, length=of_head, optimizer=Optimizer(client.rate(self.head_lr)))
         model = client.fit(model, train=split.shared, term=term)
         sent = {"body": split.select_shared(model), "head": split.select_personal(model)}
         after = {"means": class_means(client, model)[0], "counts": counts}

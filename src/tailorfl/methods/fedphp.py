@@ -82,8 +82,8 @@ class FedPHP(FedAvg):
         v, count = state["v"], state["count"]
         theta = client.fit(received, term=self.lesson(v))
         mu = (MOST * count / self.horizon).clamp(max=MOST)
-        kept = {n: mixed(mu, t, theta.get(n)) for n, t in tree.tensors(v).items()}
-        return TensorDict({"v": TensorDict(kept), "count": count + 1}), theta
+        average = {n: mixed(mu, t, theta.get(n)) for n, t in tree.tensors(v).items()}
+        return TensorDict({"v": TensorDict(average), "count": count + 1}), theta
 
     def lesson(self, v: TensorDict) -> tuple[Term, ...]:
         """Return the term λ (R − F), which beside the loss F makes (1 − λ) F + λ R; none where λ is 0."""
@@ -91,8 +91,8 @@ class FedPHP(FedAvg):
             return ()
         of = predictions if self.teach == "kd" else features
 
-        def taught(seen: Seen, v: TensorDict) -> Tensor:
-            return self.lam * (of(seen, v) - seen.loss)
+        def taught(batch: Seen, v: TensorDict) -> Tensor:
+            return self.lam * (of(batch, v) - batch.loss)
 
         return (Term(taught, given=(v,), mixes=self.teach == "mmd"),)
 
@@ -109,12 +109,12 @@ def mixed(mu: Tensor, old: Tensor, new: Tensor) -> Tensor:
     return mu.to(old.dtype) * old + (1 - mu).to(old.dtype) * new if old.is_floating_point() else new
 
 
-def predictions(seen: Seen, v: TensorDict) -> Tensor:
+def predictions(batch: Seen, v: TensorDict) -> Tensor:
     """Return the mean cross entropy of the model's predictions and those of v at a temperature, 0-d."""
-    teacher = (seen.of(v)[0] / TEMPERATURE).softmax(-1)
-    return seen.mean(-(teacher * seen.outputs.log_softmax(-1)).sum(-1))
+    teacher = (batch.of(v)[0] / TEMPERATURE).softmax(-1)
+    return batch.mean(-(teacher * batch.outputs.log_softmax(-1)).sum(-1))
 
 
-def features(seen: Seen, v: TensorDict) -> Tensor:
+def features(batch: Seen, v: TensorDict) -> Tensor:
     """Return the MMD² of the features of the model and of v, 0-d."""
-    return mmd_by_mean_distance(seen.features, seen.of(v)[1], seen.weight)
+    return mmd_by_mean_distance(batch.features, batch.of(v)[1], batch.weight)

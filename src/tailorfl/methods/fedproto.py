@@ -93,6 +93,6 @@ class FedProto(Method):
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         if self.predict == "head":
             return state
-        own = received["present"] & (client.class_counts() > 0)
+        among = received["present"] & (client.class_counts() > 0)
         # Before any has come, the head that was trained.
-        return nearest_head(client, state, received["prototypes"], own)
+        return nearest_head(client, state, received["prototypes"], among)

@@ -94,9 +94,9 @@ class FedRoD(FedAvg):
         return tree.merge(received, received.select(*state.keys()) + state)
 
 
-def two_heads(seen: Seen, prior: Tensor, names: tuple[str, ...]) -> Tensor:
+def two_heads(batch: Seen, prior: Tensor, names: tuple[str, ...]) -> Tensor:
     """Return mean CE(g + prior, y) + mean CE(sg(g) + p(sg z), y); `names` are the head's, of weight and bias."""
-    g, z, p = seen.outputs, seen.features, [seen.own[OWN + n] for n in names]
-    generic = cross_entropy(g + prior, seen.y, reduction="none")
-    personal = cross_entropy(g.detach() + linear(z.detach(), *p), seen.y, reduction="none")
-    return seen.mean(generic) + seen.mean(personal)
+    g, z, p = batch.outputs, batch.features, [batch.own[OWN + n] for n in names]
+    generic = cross_entropy(g + prior, batch.y, reduction="none")
+    personal = cross_entropy(g.detach() + linear(z.detach(), *p), batch.y, reduction="none")
+    return batch.mean(generic) + batch.mean(personal)

@@ -132,14 +132,14 @@ def drawn(ctx: Context, like: Tensor) -> dict[str, Tensor]:
             nn.Linear(width, width),
             nn.Linear(width, width),
         )
-    found = {
+    prototypes = {
         "embedding": embedding.weight,
         "first": first.weight,
         "first_bias": first.bias,
         "second": second.weight,
         "second_bias": second.bias,
     }
-    return {n: t.detach().to(like) for n, t in found.items()}
+    return {n: t.detach().to(like) for n, t in prototypes.items()}
 
 
 def made(network: dict[str, Tensor]) -> Tensor:
@@ -151,5 +151,5 @@ def made(network: dict[str, Tensor]) -> Tensor:
 def apart(means: Tensor, labels: Tensor, prototypes: Tensor, margin: float) -> Tensor:
     """Return the mean cross entropy of negative distances, with `margin` added to that of a mean's own class, 0-d."""
     square = (means[:, None] - prototypes[None]).square().sum(-1)
-    own = nn.functional.one_hot(labels, len(prototypes)) * margin
-    return nn.functional.cross_entropy(-(square.clamp(min=NEAREST).sqrt() + own), labels)
+    own_distance = nn.functional.one_hot(labels, len(prototypes)) * margin
+    return nn.functional.cross_entropy(-(square.clamp(min=NEAREST).sqrt() + own_distance), labels)

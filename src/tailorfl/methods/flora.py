@@ -59,13 +59,13 @@ class FLoRA(RankedLoRA):
     has_personal = False
 
     def wrap(self, model: Model) -> Model:
-        places = merged_in(model)
-        check_merges(model.module, places)
-        bases = {place.base for place in places}
+        merged = merged_in(model)
+        check_merges(model.module, merged)
+        bases = {merge.base for merge in merged}
         return super().wrap(model.thawing(lambda name, *_: name in bases))
 
     def make_split(self, model: Model) -> Split:
-        bases = {place.base for place in merged_in(model)}
+        bases = {merge.base for merge in merged_in(model)}
         return model.split(is_kept, held=lambda name, *_: name in bases, allow_empty=True)
 
     def server_state(self, ctx: Context) -> TensorDict:
@@ -73,9 +73,9 @@ class FLoRA(RankedLoRA):
         if "ranks" not in list(state.keys()):
             return state
         w, stack = state["w"], {}
-        for place in merged_in(ctx.model):
-            left, right = place.sides(w[place.a][:0], w[place.b].T[:0])
-            stack[place.base] = rows_of(left, right, torch.ones(0, dtype=torch.bool))
+        for merge in merged_in(ctx.model):
+            zeros, right = merge.sides(w[merge.a][:0], w[merge.b].T[:0])
+            stack[merge.base] = rows_of(zeros, right, torch.ones(0, dtype=torch.bool))
         zero = torch.zeros((), dtype=torch.int64)
         more = {"stack": TensorDict(stack), "version": zero, "has": zero.expand(ctx.num_clients).clone()}
         return TensorDict({**dict(state.items()), **more}, batch_size=[])
@@ -83,8 +83,8 @@ class FLoRA(RankedLoRA):
     def client_state(self, ctx: Context) -> TensorDict:
         if not ctx.split.personal:
             return tree.empty()
-        own = ctx.init.select(*ctx.split.held)
-        return TensorDict({"W": own, "version": torch.zeros((), dtype=torch.int64)}, batch_size=[])
+        state = ctx.init.select(*ctx.split.held)
+        return TensorDict({"W": state, "version": torch.zeros((), dtype=torch.int64)}, batch_size=[])
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
         if "ranks" not in list(server.keys()):
@@ -93,51 +93,51 @@ class FLoRA(RankedLoRA):
         version, has = int(server["version"]), server["has"].tolist()
         # One that joins late has W_0.
         late = [min(version - (int(has[i]) if i < len(has) else 0), 2) for i in clients]
-        own = list(zip(self.ranks_of(server, clients), late, strict=True))
-        distinct = sorted(set(own))
-        rows: Any = [self.news(server, rank, behind, set(late)) for rank, behind in distinct]
+        kinds = list(zip(self.ranks_of(server, clients), late, strict=True))
+        distinct = sorted(set(kinds))
+        rows: Any = [self.news(server, rank, lag, set(late)) for rank, lag in distinct]
         table: Any = torch.stack(rows)
-        return PerClient(table, torch.tensor([distinct.index(one) for one in own], dtype=torch.int64))
+        return PerClient(table, torch.tensor([distinct.index(kind) for kind in kinds], dtype=torch.int64))
 
-    def news(self, server: TensorDict, rank: int, behind: int, anyone: set[int]) -> TensorDict:
-        """Return what a client of a rank gets that is `behind` the present W by so many rounds, 2 for any more.
+    def news(self, server: TensorDict, rank: int, lag: int, anyone: set[int]) -> TensorDict:
+        """Return what a client of a rank gets that is `lag` rounds behind the present W, 2 for any more.
 
         Somebody who gets a message beside it is behind by each of `anyone`.
         """
         w = server["w"]
         pairs = lora_pairs(map(str, w.keys()))
-        own = torch.arange(self.largest(server)) < rank
-        held = list(map(str, server["stack"].keys()))
-        rest = w.exclude(*held, *(n for pair in pairs for n in pair))
-        found: dict[str, Any] = {
-            "lora": TensorDict({a: TensorDict({"present": own}) for a, _ in pairs}),
-            "rest": rest,
+        present = torch.arange(self.largest(server)) < rank
+        names = list(map(str, server["stack"].keys()))
+        other_tensors = w.exclude(*names, *(n for pair in pairs for n in pair))
+        message: dict[str, Any] = {
+            "lora": TensorDict({a: TensorDict({"present": present}) for a, _ in pairs}),
+            "rest": other_tensors,
             "version": server["version"],
         }
         if 1 in anyone:
             stack = {
-                n: one if behind == 1 else one.apply(torch.zeros_like) for n, one in server["stack"].items()
+                n: rows if lag == 1 else rows.apply(torch.zeros_like) for n, rows in server["stack"].items()
             }
-            found["stack"] = TensorDict(stack)
+            message["stack"] = TensorDict(stack)
         if 2 in anyone:
-            there = {n: torch.full((len(w[n]),), behind == 2) for n in held}
-            found["base"] = TensorDict(
-                {n: TensorDict({"W": w[n] * there[n][:, None], "present": there[n]}) for n in held}
+            is_there = {n: torch.full((len(w[n]),), lag == 2) for n in names}
+            message["base"] = TensorDict(
+                {n: TensorDict({"W": w[n] * is_there[n][:, None], "present": is_there[n]}) for n in names}
             )
-        return TensorDict(found, batch_size=[])
+        return TensorDict(message, batch_size=[])
 
     def start(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         """Return the model that a client begins a round with: the present W, and factors drawn anew with B = 0."""
-        found: dict[str, Any] = {**dict(rest_of(received).items()), **present_weights(state, received)}
-        own = {str(a): layer["present"] for a, layer in received["lora"].items()}
+        model: dict[str, Any] = {**dict(rest_of(received).items()), **present_weights(state, received)}
+        factors = {str(a): layer["present"] for a, layer in received["lora"].items()}
         pairs = lora_pairs(client.split.trainable)
         drawn = client.drawn(client.shapes([n for pair in pairs for n in pair]), "factors of LoRA")
         for a, b in pairs:
-            mask = own[a].to(drawn[a].dtype)
-            found[a] = (2 * drawn[a] - 1) / drawn[a].shape[1] ** 0.5 * mask[:, None]
-            found[b] = torch.zeros_like(drawn[b])
-            found[b.removesuffix("weight") + KEPT] = mask
-        return TensorDict(found, batch_size=[])
+            mask = factors[a].to(drawn[a].dtype)
+            model[a] = (2 * drawn[a] - 1) / drawn[a].shape[1] ** 0.5 * mask[:, None]
+            model[b] = torch.zeros_like(drawn[b])
+            model[b.removesuffix("weight") + KEPT] = mask
+        return TensorDict(model, batch_size=[])
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         if not client.split.personal:
@@ -156,12 +156,12 @@ class FLoRA(RankedLoRA):
         w: dict[str, Any] = {**dict(server["w"].items())}
         w |= dict(tree.weighted_mean(rest_of(sent), weights).items())
         stack = {}
-        for place in merged_in(replies.context.model):
-            layer = sent["lora"].get(place.a)
+        for merge in merged_in(replies.context.model):
+            layer = sent["lora"].get(merge.a)
             a = layer["A"] * weights.to(layer["A"].dtype)[:, None, None]
-            left, right = place.sides(a.flatten(0, 1), layer["B"].flatten(0, 1))
-            stack[place.base] = rows_of(left, right, layer["present"].flatten())
-            w[place.base] = w[place.base] + gained(stack[place.base]).to(w[place.base].dtype)
+            left, right = merge.sides(a.flatten(0, 1), layer["B"].flatten(0, 1))
+            stack[merge.base] = rows_of(left, right, layer["present"].flatten())
+            w[merge.base] = w[merge.base] + gained(stack[merge.base]).to(w[merge.base].dtype)
         has = server["has"].clone()
         has[list(replies.clients)] = sent["version"]
         new = {"w": TensorDict(w), "stack": TensorDict(stack), "version": server["version"] + 1, "has": has}
@@ -174,7 +174,7 @@ class FLoRA(RankedLoRA):
 def merged_in(model: Model) -> tuple[Merge, ...]:
     """Return where a model with LoRA merges the factors that may change; nothing without any."""
     live = set(model.parameters)
-    return tuple(place for place in merges(model.module) if {place.a, place.b} <= live)
+    return tuple(merge for merge in merges(model.module) if {merge.a, merge.b} <= live)
 
 
 def rows_of(left: Tensor, right: Tensor, present: Tensor) -> TensorDict:

@@ -82,8 +82,8 @@ class GPFL(ServerModel):
         return ctx.split.select_shared(ctx.init)
 
     def client_state(self, ctx: Context) -> TensorDict:
-        own = ctx.split.select_personal(ctx.init)
-        head = own.select(*(n for n in ctx.split.personal if n in ctx.split.trainable))
+        personal = ctx.split.select_personal(ctx.init)
+        head = personal.select(*(n for n in ctx.split.personal if n in ctx.split.trainable))
         if self.conditions == "received":
             return TensorDict({"head": head})
         shared = ctx.split.select_shared(ctx.init)
@@ -95,16 +95,16 @@ class GPFL(ServerModel):
         guide = partial(guided, name=name, lam=self.lam, mu=self.mu)
         term = Term(guide, given=(g, received[name]), mixes=True)
         trained = client.fit(self.personal(client, state, received), term=term)
-        own = {"head": trained.select(*state["head"].keys())}
+        new = {"head": trained.select(*state["head"].keys())}
         if self.conditions == "released":
-            own["embeddings"] = trained[name]
-        return TensorDict(own), trained.select(*received.keys())
+            new["embeddings"] = trained[name]
+        return TensorDict(new), trained.select(*received.keys())
 
     def embeddings(self, state: TensorDict, received: TensorDict) -> Tensor:
         """Return what conditions are made of, [C, d_z]."""
         of_client = self.conditions == "released"
-        found: Tensor = state["embeddings"] if of_client else received[embeddings_of(received)]
-        return found
+        embeddings: Tensor = state["embeddings"] if of_client else received[embeddings_of(received)]
+        return embeddings
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         counts, embeddings = client.class_counts(), self.embeddings(state, received)
@@ -113,20 +113,20 @@ class GPFL(ServerModel):
         return tree.merge(tree.merge(received, state["head"]), TensorDict({condition: share @ embeddings}))
 
 
-def guided(seen: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: float) -> Tensor:
+def guided(batch: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: float) -> Tensor:
     """Return CE(cos(cov(z, g), E), y) + λ ‖Z_g − E⁰_y‖_F + (μ/2) (‖E‖² + ‖V‖²); `name` is that of E."""
-    embeddings, layer = seen.state[name], name.removesuffix("embeddings") + "conditioning"
-    z = seen.through(layer, seen.features, g)
+    embeddings, layer = batch.state[name], name.removesuffix("embeddings") + "conditioning"
+    z = batch.through(layer, batch.features, g)
     cosines = normalize(z, dim=1) @ normalize(embeddings, dim=1).T
-    gap = z - received[seen.y]
-    if seen.weight is not None:
-        gap = gap * seen.weight.to(gap.dtype)[:, None]
-    decayed = [t for n, t in seen.state.items() if n == name or n.startswith(f"{layer}.")]
+    gap = z - received[batch.y]
+    if batch.weight is not None:
+        gap = gap * batch.weight.to(gap.dtype)[:, None]
+    decayed = [t for n, t in batch.state.items() if n == name or n.startswith(f"{layer}.")]
     decay = torch.stack([t.square().sum() for t in decayed]).sum()
-    classes = seen.mean(cross_entropy(cosines, seen.y, reduction="none"))
+    classes = batch.mean(cross_entropy(cosines, batch.y, reduction="none"))
     # The slope of this norm is 0 at 0.
-    apart: Tensor = torch.linalg.vector_norm(gap)
-    return classes + lam * apart + mu / 2 * decay
+    gap_norm: Tensor = torch.linalg.vector_norm(gap)
+    return classes + lam * gap_norm + mu / 2 * decay
 
 
 def embeddings_of(shared: TensorDict) -> str:

@@ -63,20 +63,20 @@ class HetLoRA(RankedLoRA):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         if not client.split.personal:
             return state, client.fit(received)
-        whole, rank = self.whole(received), own_rank(received)
+        start, rank = self.whole(received), own_rank(received)
         shorter = (self.prune * rank).floor()
         pairs = lora_pairs(client.split.trainable)
         largest = len(received["lora"].get(pairs[0][0])["A"])
-        places = torch.arange(largest, device=rank.device)
-        last = ((places >= shorter) & (places < rank)).to(rank.dtype)
+        positions = torch.arange(largest, device=rank.device)
+        last = ((positions >= shorter) & (positions < rank)).to(rank.dtype)
 
-        def fading(seen: Seen, last: Tensor) -> Tensor:
-            return self.lam * size_of(dict(seen.state), pairs, last)
+        def fading(batch: Seen, last: Tensor) -> Tensor:
+            return self.lam * size_of(dict(batch.state), pairs, last)
 
-        trained = client.fit(whole, term=Term(fading, given=(last,)) if self.lam > 0 else ())
-        fallen = size_of(trained, pairs, last) < size_of(whole, pairs, last)
-        kept = torch.minimum(rank, shorter.clamp(min=self.least))
-        return state, self.reply(trained, received, torch.where(fallen, kept, rank))
+        trained = client.fit(start, term=Term(fading, given=(last,)) if self.lam > 0 else ())
+        fallen = size_of(trained, pairs, last) < size_of(start, pairs, last)
+        pruned = torch.minimum(rank, shorter.clamp(min=self.least))
+        return state, self.reply(trained, received, torch.where(fallen, pruned, rank))
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         if "ranks" not in list(server.keys()):

@@ -95,13 +95,13 @@ class Hypernetwork(Method):
         return TensorDict(state)
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
-        known = server["embeddings"]
+        embeddings = server["embeddings"]
         # A client that joined later has no embedding of its own: it gets the model of the mean one.
-        rows = [known[i] if i < len(known) else known.mean(0) for i in clients]
+        rows = [embeddings[i] if i < len(embeddings) else embeddings.mean(0) for i in clients]
         template, phi = tree.tensors(server["template"]), dict(tree.leaves(server["phi"]))
         # One by one: what a client receives must not depend, in the last bit, on who else is asked.
         written = [self.write(template, phi, e) for e in rows]
-        payloads = {n: torch.stack([one[n] for one in written]) for n in template}
+        payloads = {n: torch.stack([model[n] for model in written]) for n in template}
         return PerClient(TensorDict(payloads, batch_size=[len(clients)]))
 
     def write(self, template: dict[str, Tensor], phi: dict[str, Tensor], e: Tensor) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ class Hypernetwork(Method):
         names = tuple(tree.tensors(replies.stack))
 
         def models(phi: dict[str, Tensor], e: Tensor) -> dict[str, Tensor]:
-            return vmap(lambda one: {n: t for n, t in self.write(template, phi, one).items() if n in names})(
+            return vmap(lambda row: {n: t for n, t in self.write(template, phi, row).items() if n in names})(
                 e
             )
 

@@ -88,8 +88,8 @@ class IFCA(HypCluster):
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
         if not self.warm_rounds or int(server["warm"]) == 0:
             return self.models(server)
-        every = [tree.tensors(server[str(j)]) for j in range(self.clusters)]
-        table = {n: torch.stack([model[n] for model in every]) for n in every[0]}
+        models = [tree.tensors(server[str(j)]) for j in range(self.clusters)]
+        table = {n: torch.stack([model[n] for model in models]) for n in models[0]}
         table["cluster"] = torch.arange(self.clusters)
         return PerClient(TensorDict(table, batch_size=[self.clusters]), server["member"][list(clients)])
 

@@ -85,14 +85,14 @@ class KNNPer(FedAvg):
         return received
 
     def answering(self, memory: Memory) -> nn.Module:
-        kept = chosen(len(memory.train_y), self.capacity)
-        if not len(kept) or self.lam == 0:
+        rows = chosen(len(memory.train_y), self.capacity)
+        if not len(rows) or self.lam == 0:
             return Unaided()
-        z, y, outputs = memory.train.features[kept], memory.train_y[kept], memory.train.outputs.shape[1]
+        z, y, outputs = memory.train.features[rows], memory.train_y[rows], memory.train.outputs.shape[1]
         raw = self.mix == "logits" or y.is_floating_point()
         lam = 0.5 if self.lam is None else self.lam
         voting = Voting(z, y, outputs, self.neighbours, self.scale, lam, raw)
         if self.lam is None and len(memory.val_y):
-            own = memory.val.outputs if raw else memory.val.outputs.softmax(1)
-            voting.lam = best_weight(voting.vote(memory.val.features), own, memory.val_y)
+            predictions = memory.val.outputs if raw else memory.val.outputs.softmax(1)
+            voting.lam = best_weight(voting.vote(memory.val.features), predictions, memory.val_y)
         return voting

@@ -84,11 +84,13 @@ class MOON(FedAvg):
         if self.mu == 0 or self.history == 0 or client.round == 0:
             return ()
 
-        def compared(seen: Seen, trained: Tensor, w: TensorDict, *models: TensorDict) -> Tensor:
-            alike = [cosine_similarity(seen.features, seen.of(m)[1], dim=-1) / self.tau for m in (w, *models)]
+        def compared(batch: Seen, trained: Tensor, w: TensorDict, *models: TensorDict) -> Tensor:
+            alike = [
+                cosine_similarity(batch.features, batch.of(m)[1], dim=-1) / self.tau for m in (w, *models)
+            ]
             for k in range(len(models)):
                 alike[k + 1] = torch.where(trained > k, alike[k + 1], -torch.inf)
-            return self.mu * seen.mean(torch.logsumexp(torch.stack(alike), 0) - alike[0])
+            return self.mu * batch.mean(torch.logsumexp(torch.stack(alike), 0) - alike[0])
 
         models = tuple(state[str(k + 1)] for k in range(self.history))
         return (Term(compared, given=(state["trained"], received, *models)),)

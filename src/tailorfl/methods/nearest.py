@@ -39,21 +39,21 @@ class Voting(nn.Module):
 
     def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
         """Return the mixture of outputs [rows, outputs] and features [rows, d_z], in logarithms for probabilities."""
-        own = outputs if self.raw else outputs.softmax(1)
-        mixed = self.lam * self.vote(features) + (1 - self.lam) * own
+        probabilities = outputs if self.raw else outputs.softmax(1)
+        mixed = self.lam * self.vote(features) + (1 - self.lam) * probabilities
         return mixed if self.raw else mixed.clamp(min=LEAST).log()
 
     def vote(self, features: Tensor) -> Tensor:
         """Features [rows, d_z] -> shares of the classes among the nearest samples, or their mean, [rows, outputs]."""
-        found = [features.new_zeros(0, self.outputs)]
+        votes = [features.new_zeros(0, self.outputs)]
         for part in torch.split(features, AT_ONCE):
             # Entry by entry: a product of matrices would round the distance of a sample to itself away from 0.
             square = torch.cdist(part, self.z, compute_mode="donot_use_mm_for_euclid_dist").square()
             near, which = square.topk(self.neighbours, dim=1, largest=False)
             # Relative to the nearest, which changes no share and keeps a far sample's weights from all being 0.
             kernel = torch.exp((near[:, :1] - near) / (self.z.shape[1] * self.scale))
-            found.append(self._weighted(self.y[which], kernel) / kernel.sum(1, keepdim=True))
-        return torch.cat(found)
+            votes.append(self._weighted(self.y[which], kernel) / kernel.sum(1, keepdim=True))
+        return torch.cat(votes)
 
     def _weighted(self, y: Tensor, kernel: Tensor) -> Tensor:
         """Return Σ_j κ_j 1[y_j = c] of classes [rows, k], or Σ_j κ_j y_j of numbers [rows, k, outputs]."""
@@ -71,11 +71,11 @@ class Unaided(nn.Module):
         return outputs
 
 
-def best_weight(vote: Tensor, own: Tensor, y: Tensor) -> float:
+def best_weight(vote: Tensor, outputs: Tensor, y: Tensor) -> float:
     """Return the smallest λ of the grid with the fewest wrong classes, or the least squared error of numbers."""
 
     def error(lam: float) -> float:
-        mixed = lam * vote + (1 - lam) * own
+        mixed = lam * vote + (1 - lam) * outputs
         wrong = (mixed - y).square() if y.is_floating_point() else mixed.argmax(1) != y
         return float(wrong.sum())
 

@@ -77,8 +77,8 @@ class PerFedAvg(ServerModel):
         g = grad(w - grad(w, batch=0) * self.alpha, batch=1)
         if self.variant == "FO":
             return g
-        ahead, behind = grad(w + g * self.delta, batch=2), grad(w - g * self.delta, batch=2)
-        return g - (ahead - behind) * (self.alpha / (2 * self.delta))
+        forward, backward = grad(w + g * self.delta, batch=2), grad(w - g * self.delta, batch=2)
+        return g - (forward - backward) * (self.alpha / (2 * self.delta))
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         adapted: TensorDict = client.fit(

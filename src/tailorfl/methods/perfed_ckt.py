@@ -140,9 +140,9 @@ class PerFedCKT(Method):
                 return (
                     replace(Reduction.local(because), options={"own_init": True} if self.own_init else {}),
                 )
-            own = " from initial models of the clients' own" if self.own_init else ""
+            start = " from initial models of the clients' own" if self.own_init else ""
             trains = f"in all rounds but round {first}" if self.warm_rounds else "from the second round on"
-            remark = f"is LocalTrain{own} {trains}"
+            remark = f"is LocalTrain{start} {trains}"
         elif self.clusters == 1:
             because, remark = "with c = 1", "distils towards the mean of all clients, without clusters"
         elif self.clusters >= run.cohort:
@@ -171,14 +171,14 @@ def towards(lam: float, targets: Tensor, batch: int) -> tuple[Term, ...]:
     `targets` [P, C]: class probabilities of every public sample.
     """
 
-    def pull(seen: Seen, targets: Tensor) -> Tensor:
-        found, wanted = seen.outputs.softmax(-1), targets[seen.rows]
-        if found.shape != wanted.shape:
+    def pull(batch: Seen, targets: Tensor) -> Tensor:
+        predictions, target = batch.outputs.softmax(-1), targets[batch.rows]
+        if predictions.shape != target.shape:
             raise TailorflError(
-                f"the targets on public samples have {wanted.shape[-1]} classes, but the model has "
-                f"{found.shape[-1]} outputs"
+                f"the targets on public samples have {target.shape[-1]} classes, but the model has "
+                f"{predictions.shape[-1]} outputs"
             )
-        return lam * (found - wanted).square().sum(-1).mean()
+        return lam * (predictions - target).square().sum(-1).mean()
 
     return (Term(pull, given=(targets,), public=batch),) if lam > 0 else ()
 
@@ -209,8 +209,8 @@ def cluster(vectors: Tensor, weights: Tensor, clusters: int, seed: int) -> tuple
     with warnings.catch_warnings():
         # Vectors that differ by less than rounding end in one cluster: fewer centroids, as for equal ones.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = kmeans.fit_predict(points, sample_weight=weights.numpy() * len(weights))
-    labels = np.unique(found, return_inverse=True)[1]
+        assigned = kmeans.fit_predict(points, sample_weight=weights.numpy() * len(weights))
+    labels = np.unique(assigned, return_inverse=True)[1]
     # Means of the members, not the centres k-means stopped at: those differ from them by its tolerance.
     member = torch.nn.functional.one_hot(torch.from_numpy(labels)).double() * weights[:, None]
     return labels, ((member / member.sum(0)).T @ vectors.double()).to(vectors.dtype)

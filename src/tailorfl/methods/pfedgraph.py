@@ -125,12 +125,12 @@ class PFedGraph(Method):
         graph = collaboration(cosines(TensorDict(moved), everyone), replies.weights(), self.alpha)
         squares = [t.double().square().reshape(len(rows), -1).sum(1) for t in tree.tensors(measured).values()]
         size = torch.stack(squares).sum(0).sqrt()
-        found = {"models": mixed(stack, graph), "pulls": mixed(measured, graph / size.clamp(min=1e-12))}
+        mixtures = {"models": mixed(stack, graph), "pulls": mixed(measured, graph / size.clamp(min=1e-12))}
         new = {
             part: TensorDict(
-                {n: t.index_copy(0, rows, found[part][n]) for n, t in tree.tensors(server[part]).items()}
+                {n: t.index_copy(0, rows, mixtures[part][n]) for n, t in tree.tensors(server[part]).items()}
             )
-            for part in found
+            for part in mixtures
         }
         mean = tree.weighted_mean(stack, torch.full((len(rows),), 1 / len(rows), dtype=torch.float64))
         return TensorDict({**dict(server.items()), **new, "mean": mean})

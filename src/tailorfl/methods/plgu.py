@@ -114,13 +114,13 @@ class PLGULF(TwoModels):
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()
 
-    def start(self, client: Client, own: TensorDict, w: TensorDict, scores: Tensor) -> TensorDict:
+    def start(self, client: Client, theta: TensorDict, w: TensorDict, scores: Tensor) -> TensorDict:
         """Return (θ_i on Per, w on Uni)."""
         personal = largest(scores, self.kept(len(scores)))
         out = dict(tree.tensors(w))
         for number, group in enumerate(client.layers(buffers=True)):
             for name in group:
-                out[name] = torch.where(personal[number], own.get(name), w.get(name))
+                out[name] = torch.where(personal[number], theta.get(name), w.get(name))
         return TensorDict(out)
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
@@ -133,17 +133,17 @@ class PLGULF(TwoModels):
         return min(max(1, round(SHARE * layers)), layers - 1)
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
-        found, kept = [], self.kept(run.layers)
-        because = f"with D = {kept} on a model of {layers(run.layers)}"
-        if kept >= run.layers:
-            found.append(Reduction.local(because))
-        if kept == 0:
+        reductions, count = [], self.kept(run.layers)
+        because = f"with D = {count} on a model of {layers(run.layers)}"
+        if count >= run.layers:
+            reductions.append(Reduction.local(because))
+        if count == 0:
             remark = "deploys the received model after local training, as no layer stays personal"
-            found.append(Reduction(because, "personal", remark=remark))
+            reductions.append(Reduction(because, "personal", remark=remark))
         if self.rho == 0 and self.grad_at == "global":
             options = {"weights": self.weights}
-            found.append(Reduction("with ρ = 0", "global", "fedavg", "global", options))
-        return tuple(found)
+            reductions.append(Reduction("with ρ = 0", "global", "fedavg", "global", options))
+        return tuple(reductions)
 
 
 @register
@@ -172,9 +172,9 @@ class PLGUGRep(FedRep):
         def twice(phi: TensorDict, grad: Gradient) -> TensorDict:
             g = grad(phi)
             moved = phi - g * lr
-            again = g if self.reuse_grad else grad(moved)
+            climbed = g if self.reuse_grad else grad(moved)
             scores = layer_scores(moved, phi, groups, self.score_norm)
-            epsilon = layerwise_perturbation(again, scores, groups, self.rho, self.lwsam_form, self.p)
+            epsilon = layerwise_perturbation(climbed, scores, groups, self.rho, self.lwsam_form, self.p)
             return g + grad(moved + epsilon)
 
         trained: TensorDict = client.fit(
@@ -190,11 +190,11 @@ class PLGUGRep(FedRep):
         if not run.split.shared:
             return self.alone(self.length("head"))
         if self.body_steps == 0:
-            kept = self.model_dump(
+            same_options = self.model_dump(
                 include={"weights", "personal_part", "head_epochs", "head_steps"}
                 | {"final_personal_epochs", "final_personal_steps"}
             )
-            options = {**kept, "body_epochs": 0}
+            options = {**same_options, "body_epochs": 0}
             return (Reduction("without body steps", "personal", "fedrep", "personal", options),)
         if self.rho > 0:
             return ()

@@ -76,23 +76,23 @@ class RankedLoRA(Method):
         return self.ranks[client % len(self.ranks)] if self.ranks else largest
 
     def shared(self, server: TensorDict) -> TensorDict:
-        whole: TensorDict = server["w"]
-        return tree.merge(whole, server["kept"]) if "kept" in list(server.keys()) else whole
+        w: TensorDict = server["w"]
+        return tree.merge(w, server["kept"]) if "kept" in list(server.keys()) else w
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict | PerClient:
         w = server["w"]
         if not lora_pairs(map(str, w.keys())):
             return w  # type: ignore[no-any-return]
-        own = self.ranks_of(server, clients)
-        distinct = sorted(set(own))
+        ranks = self.ranks_of(server, clients)
+        distinct = sorted(set(ranks))
         rows: Any = [self.message(w, torch.tensor(float(rank))) for rank in distinct]
         table: Any = torch.stack(rows)
-        return PerClient(table, torch.tensor([distinct.index(rank) for rank in own]))
+        return PerClient(table, torch.tensor([distinct.index(rank) for rank in ranks]))
 
     def ranks_of(self, server: TensorDict, clients: tuple[int, ...]) -> list[int]:
         """Return the rank that each of these clients has."""
-        known, largest = server["ranks"].tolist(), self.largest(server)
-        return [int(known[i]) if i < len(known) else self.first_rank(i, largest) for i in clients]
+        ranks, largest = server["ranks"].tolist(), self.largest(server)
+        return [int(ranks[i]) if i < len(ranks) else self.first_rank(i, largest) for i in clients]
 
     def largest(self, server: TensorDict) -> int:
         """Return the rank r of the model."""
@@ -107,19 +107,19 @@ class RankedLoRA(Method):
             present = torch.arange(len(w[a]), device=w[a].device) < rank
             up = w[b].T / self.ratio(rank, len(w[a]))
             layers[a] = cut(w[a], up, present)
-        rest = w.exclude(*(n for pair in pairs for n in pair))
-        return TensorDict({"lora": TensorDict(layers), "rest": rest}, batch_size=[])
+        other_tensors = w.exclude(*(n for pair in pairs for n in pair))
+        return TensorDict({"lora": TensorDict(layers), "rest": other_tensors}, batch_size=[])
 
     def whole(self, received: TensorDict) -> TensorDict:
         """Return the model of a client, from what it received."""
-        found: dict[str, Any] = dict(rest_of(received).items())
+        model: dict[str, Any] = dict(rest_of(received).items())
         for a, layer in received["lora"].items():
             present = layer["present"]
             mask = present.to(layer["A"].dtype)
             b = str(a).replace("lora_A", "lora_B")
-            found |= {str(a): layer["A"], b: layer["B"].T}
-            found[b.removesuffix("weight") + KEPT] = mask * self.ratio(mask.sum(), len(mask))
-        return TensorDict(found, batch_size=[])
+            model |= {str(a): layer["A"], b: layer["B"].T}
+            model[b.removesuffix("weight") + KEPT] = mask * self.ratio(mask.sum(), len(mask))
+        return TensorDict(model, batch_size=[])
 
     def reply(self, trained: TensorDict, received: TensorDict, rank: Tensor) -> TensorDict:
         """Return what goes up: the first ranks of the trained factors, and all else that is shared."""
@@ -127,8 +127,8 @@ class RankedLoRA(Method):
         for a, layer in received["lora"].items():
             present = layer["present"] & (torch.arange(len(layer["present"]), device=rank.device) < rank)
             layers[str(a)] = cut(trained[str(a)], trained[str(a).replace("lora_A", "lora_B")].T, present)
-        rest = trained.select(*rest_of(received).keys())
-        return TensorDict({"lora": TensorDict(layers), "rest": rest}, batch_size=[])
+        other_tensors = trained.select(*rest_of(received).keys())
+        return TensorDict({"lora": TensorDict(layers), "rest": other_tensors}, batch_size=[])
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return self.whole(received) if client.split.personal else received
@@ -142,8 +142,8 @@ def cut(a: Tensor, b: Tensor, present: Tensor) -> TensorDict:
 
 def rest_of(message: TensorDict) -> TensorDict:
     """Return what a message has beside the factors of LoRA; an empty part does not travel."""
-    found: TensorDict = message["rest"] if "rest" in list(message.keys()) else tree.empty()
-    return found
+    other_tensors: TensorDict = message["rest"] if "rest" in list(message.keys()) else tree.empty()
+    return other_tensors
 
 
 def own_rank(received: TensorDict) -> Tensor:
