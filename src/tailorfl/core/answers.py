@@ -40,13 +40,13 @@ class Answering(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return samples -> answers [rows, outputs]."""
-        seen = []
+        inputs = []
         head = self.network.get_submodule(self.head)
-        hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
         try:
             outputs = self.network(x)
         finally:
             hook.remove()
-        features = seen[0][:, -1] if seen[0].dim() == 3 else seen[0]
+        features = inputs[0][:, -1] if inputs[0].dim() == 3 else inputs[0]
         answers: Tensor = self.answers(outputs, features)
         return answers

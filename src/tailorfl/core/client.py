@@ -84,12 +84,12 @@ class Client:
         except RuntimeError:  # mapped over all of them
             return operations.who(ids)
 
-    def rate(self, own: float | None) -> float | None:
+    def rate(self, lr: float | None) -> float | None:
         """Return a rate of the method's own as it is in this round (`train.round_schedule`).
 
         None, which stands for the run's rate in `fit`, stays None. `config.lr` has fallen already.
         """
-        return None if own is None else own * self.config.decay
+        return None if lr is None else lr * self.config.decay
 
     def steps(self, length: Length = RUN) -> Tensor:
         """Return number of SGD steps K a fit of this length takes, 0-d float tensor."""
@@ -281,10 +281,10 @@ class Client:
                 "received, look at what local() replies, aggregate() makes of it and broadcast() sends"
             )
 
-    def _refuse_look(self, what: str, part: str = "train") -> None:
+    def _refuse_look(self, call: str, part: str = "train") -> None:
         if self.config.dp is not None:
             raise TailorflError(
-                f"{what} looks at a client's {part} samples without noise, which sample-level privacy does not cover; "
+                f"{call} looks at a client's {part} samples without noise, which sample-level privacy does not cover; "
                 "train without train.dp, or with train.dp.level=client"
             )
 
@@ -337,12 +337,12 @@ class Client:
 
         A layer is a linear or convolution module with the norm that follows it; `buffers` adds running statistics.
         """
-        wanted = set(self._trainable if part is None else part)
+        names = set(self._trainable if part is None else part)
         if buffers:
-            wanted |= set(self._cohort.model.buffers)
+            names |= set(self._cohort.model.buffers)
         groups = layer_groups(self._cohort.model.module, buffers=buffers)
-        found = (tuple(n for n in group if n in wanted) for group in groups)
-        return tuple(group for group in found if group)
+        chosen = (tuple(n for n in group if n in names) for group in groups)
+        return tuple(group for group in chosen if group)
 
     def select(self, part: str) -> tuple[str, ...]:
         """Return the names of a part of the model: head, body, norm, ..."""

@@ -158,20 +158,20 @@ def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, in
     A leaf named like a model buffer is a buffer; a whole number, such as the choice of a cluster, is neither. Of a
     table beside a leaf `PRESENT` only the rows that are there are sent.
     """
-    parameters = held = size = 0
+    parameters = of_buffers = size = 0
     leaves = dict(tree.leaves(payload))
     for path, tensor in leaves.items():
         group, _, name = path.rpartition("/")
-        there = leaves.get(f"{group}/{PRESENT}" if group else PRESENT)
+        present = leaves.get(f"{group}/{PRESENT}" if group else PRESENT)
         scalars = tensor.numel()
-        if there is not None and name != PRESENT and tensor.shape[: there.ndim] == there.shape:
-            scalars = int(there.sum()) * (scalars // max(there.numel(), 1))
+        if present is not None and name != PRESENT and tensor.shape[: present.ndim] == present.shape:
+            scalars = int(present.sum()) * (scalars // max(present.numel(), 1))
         if name in buffers:
-            held += scalars
+            of_buffers += scalars
         elif tensor.is_floating_point():
             parameters += scalars
         size += scalars * tensor.element_size()
-    return parameters, held, size
+    return parameters, of_buffers, size
 
 
 def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Collection[str]) -> Traffic:
@@ -179,20 +179,20 @@ def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Colle
     if isinstance(broadcast, PerClient):
         if any(path.rpartition("/")[2] == PRESENT for path, _ in tree.leaves(broadcast.payloads)):
             return _of_rows(broadcast, buffers)
-        parameters, held, size = payload_size(broadcast.payloads, buffers)
+        parameters, of_buffers, size = payload_size(broadcast.payloads, buffers)
         table, sent = max(broadcast.payloads.batch_size[0], 1), broadcast.rows
         receipts, distinct = sent.numel(), len(sent.unique())
         return Traffic(
             down_unicast=parameters // table * receipts,
             down_multicast=parameters // table * distinct,
-            buffers_down=held // table * receipts,
+            buffers_down=of_buffers // table * receipts,
             bytes_down=size // table * receipts,
         )
-    parameters, held, size = payload_size(broadcast, buffers)
+    parameters, of_buffers, size = payload_size(broadcast, buffers)
     return Traffic(
         down_unicast=parameters * receivers,
         down_multicast=parameters if receivers else 0,
-        buffers_down=held * receivers,
+        buffers_down=of_buffers * receivers,
         bytes_down=size * receivers,
     )
 
@@ -200,13 +200,13 @@ def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Colle
 def _of_rows(broadcast: PerClient, buffers: Collection[str]) -> Traffic:
     """Return the cost of payloads of which different rows are present."""
     table, sent = broadcast.payloads, broadcast.rows.flatten()
-    each = {int(k): payload_size(table[int(k)], buffers) for k in sorted(set(sent.tolist()))}
-    parameters, held, size = (sum(each[k][j] for k in sent.tolist()) for j in range(3))
-    once = sum(parameters for parameters, _, _ in each.values())
-    return Traffic(down_unicast=parameters, down_multicast=once, buffers_down=held, bytes_down=size)
+    sizes = {int(k): payload_size(table[int(k)], buffers) for k in sorted(set(sent.tolist()))}
+    parameters, of_buffers, size = (sum(sizes[k][j] for k in sent.tolist()) for j in range(3))
+    distinct = sum(parameters for parameters, _, _ in sizes.values())
+    return Traffic(down_unicast=parameters, down_multicast=distinct, buffers_down=of_buffers, bytes_down=size)
 
 
 def count_up(stack: TensorDict, buffers: Collection[str]) -> Traffic:
     """Return the cost of the stacked replies of a round."""
-    parameters, held, size = payload_size(stack, buffers)
-    return Traffic(up=parameters, buffers_up=held, bytes_up=size)
+    parameters, of_buffers, size = payload_size(stack, buffers)
+    return Traffic(up=parameters, buffers_up=of_buffers, bytes_up=size)

@@ -247,7 +247,7 @@ class Method(BaseModel):
 
     def unprotected(self, level: PrivacyLevel) -> str:
         """Return what is made of private data that privacy of this level does not cover; "" if it covers all."""
-        return next((what for exposure in self.exposures if (what := exposure.of(self, level))), "")
+        return next((exposed for exposure in self.exposures if (exposed := exposure.of(self, level))), "")
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         """Return which other methods this one is with its settings in a run, nothing where it is itself.
@@ -392,5 +392,5 @@ def make_method(name: str, options: dict[str, Any] | None = None) -> Method:
         return cls(**options)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise ConfigError(f"method '{name}': {where} = {shown(first['input'])}: {first['msg']}") from None
+        option = ".".join(str(p) for p in first["loc"])
+        raise ConfigError(f"method '{name}': {option} = {shown(first['input'])}: {first['msg']}") from None

@@ -144,7 +144,7 @@ def becomes(
     models: tuple[Which, ...] = (),
     other_model: Which | Literal["same"] = "global",
     train: Made = {},  # noqa: B006  (is only read)
-    **when: Any,
+    **conditions: Any,
 ) -> SpecialCase:
     """Declare that models of a method, all that it has if none are named, are those of another one.
 
@@ -155,23 +155,30 @@ def becomes(
         models: which models of this method.
         other_model: which model of the other one each equals, or "same" for that of its kind.
         train: training settings of the other one, where they differ from the run's.
-        when: the conditions.
+        conditions: the conditions.
     """
     same = other_model == "same"
     reduction = Reduction(
         because, other=other, other_model="global" if other_model == "same" else other_model
     )
-    return SpecialCase(reduction, when, models, same, options, train)
+    return SpecialCase(reduction, conditions, models, same, options, train)
 
 
-def to_local(because: str, **when: Any) -> SpecialCase:
+def to_local(because: str, **conditions: Any) -> SpecialCase:
     """Declare that personal models are LocalTrain's, trained as the method's `personal_training` says."""
     return becomes(
-        because, "local", models=("personal",), other_model="personal", train="personal_training", **when
+        because,
+        "local",
+        models=("personal",),
+        other_model="personal",
+        train="personal_training",
+        **conditions,
     )
 
 
-def to_fedavg(because: str, other: str = "fedavg", *, keep: Sequence[str] = (), **given: Any) -> SpecialCase:
+def to_fedavg(
+    because: str, other: str = "fedavg", *, keep: Sequence[str] = (), **settings: Any
+) -> SpecialCase:
     """Declare that models are the global one of FedAvg, or of one of its kind with the same options `keep`.
 
     The other one averages as this method does: with its `weights`, and its `server` optimizer where it has one.
@@ -182,17 +189,17 @@ def to_fedavg(because: str, other: str = "fedavg", *, keep: Sequence[str] = (), 
         server = ("server",) if "server" in type(method).model_fields else ()
         return {n: v for n, v in method.model_dump().items() if n in ("weights", *server, *keep)}
 
-    return becomes(because, other, options, **given)
+    return becomes(because, other, options, **settings)
 
 
-def untrained(because: str, model: Which, **when: Any) -> SpecialCase:
+def untrained(because: str, model: Which, **conditions: Any) -> SpecialCase:
     """Declare that the parameters of a model stay as they were drawn."""
-    return becomes(because, "", models=(model,), **when)
+    return becomes(because, "", models=(model,), **conditions)
 
 
-def comparable(because: str, model: Which, remark: str, **when: Any) -> SpecialCase:
+def comparable(because: str, model: Which, remark: str, **conditions: Any) -> SpecialCase:
     """Declare what a model is, where no method of the library is the same."""
-    case = becomes(because, "", models=(model,), **when)
+    case = becomes(because, "", models=(model,), **conditions)
     return replace(case, reduction=replace(case.reduction, remark=remark))
 
 
@@ -215,20 +222,20 @@ class Exposure:
         return self.what if self.level in (None, level) and hold(self.when, method) else ""
 
 
-def exposure(what: str, level: PrivacyLevel | None = None, **when: Any) -> Exposure:
+def exposure(exposed: str, level: PrivacyLevel | None = None, **conditions: Any) -> Exposure:
     """Declare what of private data privacy of a level, or of both, does not cover."""
-    return Exposure(what, level, when)
+    return Exposure(exposed, level, conditions)
 
 
-def hold(when: Mapping[str, Any], *things: Any) -> bool:
+def hold(conditions: Mapping[str, Any], *owners: Any) -> bool:
     """Return whether every condition holds; a name is that of an attribute of the first thing that has it."""
-    for condition, expected in when.items():
+    for condition, expected in conditions.items():
         name, *inner = condition.split("__")
         if name.endswith("_length"):
-            length = things[0].length(name.removesuffix("_length"))
+            length = owners[0].length(name.removesuffix("_length"))
             value = 0 if nothing(length) else length
         else:
-            value = next(getattr(thing, name) for thing in things if hasattr(thing, name))
+            value = next(getattr(owner, name) for owner in owners if hasattr(owner, name))
         for attribute in inner:
             value = value if attribute == "not" else getattr(value, attribute)
         if (expected(value) if callable(expected) else value == expected) == ("not" in inner):
@@ -250,8 +257,8 @@ def check_conditions(cls: Any, declared: Iterable[SpecialCase | Exposure]) -> No
 
 def made(settings: Made, method: Any) -> Mapping[str, Any]:
     """Return the settings that a property or function of the method makes."""
-    found: Any = getattr(method, settings) if isinstance(settings, str) else settings
-    plain: Mapping[str, Any] = found(method) if callable(found) else found
+    value: Any = getattr(method, settings) if isinstance(settings, str) else settings
+    plain: Mapping[str, Any] = value(method) if callable(value) else value
     return plain
 
 

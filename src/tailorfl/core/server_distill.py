@@ -120,12 +120,12 @@ class ServerDistillation(BaseModel):
 
     def _sum(self, model: Model, states: dict[str, Tensor], samples: Iterable[Tensor]) -> Tensor:
         """Return the sum over models [clients, ...] of what is averaged, [samples, C]."""
-        found = []
+        sums = []
         with torch.no_grad():
             for x in samples:
                 logits = vmap(model, in_dims=(0, None))(states, x) / self.temperature
-                found.append((self._link(logits) if self.average == "probabilities" else logits).sum(0))
-        return torch.cat(found)
+                sums.append((self._link(logits) if self.average == "probabilities" else logits).sum(0))
+        return torch.cat(sums)
 
     def distil(self, student: TensorDict, teacher: Teacher, context: Context, round: int) -> TensorDict:
         """Return the student after R steps towards `teacher`; `student` itself is not changed.
@@ -134,11 +134,11 @@ class ServerDistillation(BaseModel):
         """
         if not self.active(round):
             return student
-        wanted = set(context.split.trainable)
+        trainable = set(context.split.trainable)
         learned = {
             n: student.get(n).detach().clone().requires_grad_()
             for n in context.model.parameters
-            if n in wanted
+            if n in trainable
         }
         state = {**tree.tensors(student), **learned}
         optimizer = torch.optim.Adam(list(learned.values()), lr=self.lr)
@@ -180,9 +180,9 @@ class ServerDistillation(BaseModel):
     def _batches(self, samples: int, context: Context, round: int) -> Sequence[Tensor]:
         """Return the rows of every step: passes over the public set, each in an order of its own."""
         rng = generator(context.seed, "distil", context.architecture, round)
-        wanted = self.steps * min(self.batch_size, samples)
-        order = [torch.from_numpy(rng.permutation(samples)) for _ in range(-(-wanted // samples))]
-        return torch.split(torch.cat(order)[:wanted], min(self.batch_size, samples))
+        rows = self.steps * min(self.batch_size, samples)
+        order = [torch.from_numpy(rng.permutation(samples)) for _ in range(-(-rows // samples))]
+        return torch.split(torch.cat(order)[:rows], min(self.batch_size, samples))
 
 
 class _Best:
@@ -195,11 +195,11 @@ class _Best:
 
     def stops(self, step: int, state: dict[str, Tensor], learned: dict[str, Tensor]) -> bool:
         """Look at the model after `step` steps; returns whether it has not improved for too long."""
-        source, held = self._context.validation, self._context
+        source, context = self._context.validation, self._context
         assert source is not None
         with torch.no_grad():
             parts = torch.split(torch.arange(len(source)), rows_at_once(source))
-            outputs = torch.cat([held.model(state, source.take(rows)) for rows in parts])
+            outputs = torch.cat([context.model(state, source.take(rows)) for rows in parts])
             value = float(LOSSES[source.task](outputs, source.y, None))
         if value < self._lowest:
             self._lowest, self._found = value, step

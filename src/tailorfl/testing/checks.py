@@ -81,9 +81,9 @@ def checks_of(method: Contract | Method | type[Method]) -> list[Check]:
     contract = method if isinstance(method, Contract) else Contract(method)
     return [
         Check(function.__name__, contract, function, variant)
-        for function, variants, where in _CHECKS
+        for function, variants, applies in _CHECKS
         for variant in variants
-        if where(contract) and not set(variant) & set(contract.not_on)
+        if applies(contract) and not set(variant) & set(contract.not_on)
     ]
 
 
@@ -107,8 +107,8 @@ def parametrize_with_checks(*methods: Contract | Method | type[Method]) -> Any:
     """Return a decorator for pytest: the test, which takes `check`, runs once for each check of each method."""
     import pytest
 
-    every = [check for method in methods for check in checks_of(method)]
-    return pytest.mark.parametrize("check", every, ids=str)
+    checks = [check for method in methods for check in checks_of(method)]
+    return pytest.mark.parametrize("check", checks, ids=str)
 
 
 def _pooled(contract: Contract) -> bool:
@@ -174,11 +174,15 @@ def losses_and_traffic_do_not_depend_on_the_engine(contract: Contract) -> None:
         simulation(contract.method, NORMED, engine, fraction=0.6) for engine in ("sequential", "vectorized")
     )
     for _ in range(2):
-        left, right = a.step(), b.step()
-        assert left.losses.keys() == right.losses.keys() != set()
-        for client, loss in left.losses.items():
-            assert math.isclose(loss, right.losses[client], rel_tol=1e-4, abs_tol=1e-12), (client, loss)
-        assert (left.clients, left.rejected, left.traffic) == (right.clients, right.rejected, right.traffic)
+        first, second = a.step(), b.step()
+        assert first.losses.keys() == second.losses.keys() != set()
+        for client, loss in first.losses.items():
+            assert math.isclose(loss, second.losses[client], rel_tol=1e-4, abs_tol=1e-12), (client, loss)
+        assert (first.clients, first.rejected, first.traffic) == (
+            second.clients,
+            second.rejected,
+            second.traffic,
+        )
 
 
 @_check(("dropout", "sequential"), ("dropout", "vectorized"), (NORMED, "vectorized"), where=_federated)
@@ -200,9 +204,9 @@ def the_data_of_others_does_not_matter_within_a_round(contract: Contract, engine
     """Check that a client's result depends on its id, its data and what it receives, and on no other client."""
     changed = replaced(federation(), 0, lambda x: 50.0 * x.flip(0) + 3.0)
     a, b = (simulation(contract.method, NORMED, engine, data=data) for data in (federation(), changed))
-    left, right = _of_clients(a, (0, 2, 3, 4)), _of_clients(b, (0, 2, 3, 4))
-    assert_close({p: t[1:] for p, t in left.items()}, {p: t[1:] for p, t in right.items()}, atol=0, rtol=0)
-    assert any(not torch.equal(t[0], right[p][0]) for p, t in left.items()), (
+    before, after = _of_clients(a, (0, 2, 3, 4)), _of_clients(b, (0, 2, 3, 4))
+    assert_close({p: t[1:] for p, t in before.items()}, {p: t[1:] for p, t in after.items()}, atol=0, rtol=0)
+    assert any(not torch.equal(t[0], after[p][0]) for p, t in before.items()), (
         "a client's own data do not matter"
     )
 
@@ -213,7 +217,7 @@ def relabelling_clients_permutes_the_results(contract: Contract) -> None:
     base = federation()
     order = [4, 2, 0, 1, 3]
     moved = [*order, NEWCOMER]
-    other = Federation(
+    relabelled = Federation(
         base.source,
         tuple(base.train[i] for i in moved),
         tuple(base.val[i] for i in moved),
@@ -224,7 +228,7 @@ def relabelling_clients_permutes_the_results(contract: Contract) -> None:
     )
     full = replace(TRAIN, batch_size=0, epochs=2)
     method = contract.having(**contract.alike)
-    a, b = (simulation(method, NORMED, data=data, rounds=2, train=full) for data in (base, other))
+    a, b = (simulation(method, NORMED, data=data, rounds=2, train=full) for data in (base, relabelled))
     assert_close({n: t[order] for n, t in personal(a).items()}, personal(b), atol=2e-5, rtol=1e-3)
     if method.has_global:
         # Batch counters are the first client's, and clients of one sample count no batch.
@@ -259,7 +263,7 @@ def loading_forgets_what_was_before_and_copies(contract: Contract) -> None:
     """Nothing of what a simulation did before `load` survives it, and it does not write into what it was given."""
     fresh, used = (simulation(contract.method, NORMED, rounds=r, **RESUMED) for r in (0, 2))
     dumped, facts = used.dump()
-    kept = {p: t.clone() for p, t in dumped.items()}
+    copies = {p: t.clone() for p, t in dumped.items()}
     used.load(*fresh.dump())
     _assert_equal_runs(fresh, used)
     for sim in (fresh, used):
@@ -269,7 +273,7 @@ def loading_forgets_what_was_before_and_copies(contract: Contract) -> None:
     addresses = {t.data_ptr() for t in dumped.values() if t.numel()}
     assert not any(t.data_ptr() in addresses for _, t in tree.leaves(used.server) if t.numel())
     used.step()
-    assert_same(kept, dumped)
+    assert_same(copies, dumped)
 
 
 def _assert_equal_runs(a: Simulation, b: Simulation) -> None:
@@ -314,9 +318,9 @@ def the_runs_weights_are_those_of_a_method_that_has_none_of_its_own(contract: Co
     assert_same(plain, everything(simulation(contract.method, weights="samples", **settings)))
     uniform = everything(simulation(contract.method, weights="uniform", **settings))
     assert_same(uniform, everything(simulation(contract.having(weights="uniform"), **settings)))
-    own = simulation(contract.having(weights="samples"), weights="uniform", **settings)
-    assert own.weights == "samples"
-    same = all(torch.equal(t, uniform[p]) for p, t in everything(own).items())
+    weighted = simulation(contract.having(weights="samples"), weights="uniform", **settings)
+    assert weighted.weights == "samples"
+    same = all(torch.equal(t, uniform[p]) for p, t in everything(weighted).items())
     assert same == contract.unweighted, "results depend on the weights if and only if the contract says so"
 
 
@@ -338,8 +342,8 @@ def reruns_are_bit_identical_and_seeds_matter(contract: Contract) -> None:
     first = simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=5)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(99)
-        again = simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=5)
-    assert_same(everything(first), everything(again))
+        rerun = simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=5)
+    assert_same(everything(first), everything(rerun))
     a, b = (
         everything(first),
         everything(simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=6)),
@@ -426,8 +430,8 @@ def newcomers_without_steps_deploy_what_they_receive(contract: Contract) -> None
     """With 0 steps no data of the newcomer's enters, and no step of a newcomer reaches anybody else."""
     sim = simulation(contract.method, NORMED, rounds=2)
     ((_, at_once),) = sim.newcomer_models((NEWCOMER,), 0)
-    ((_, other),) = sim.newcomer_models((0,), 0)
-    assert_same(tree.tensors(at_once), tree.tensors(other))
+    ((_, of_another),) = sim.newcomer_models((0,), 0)
+    assert_same(tree.tensors(at_once), tree.tensors(of_another))
     shared = sim.global_model()
     receives = bool(sim.traffic.down_unicast) if contract.down is None else contract.down is not nothing
     if shared is not None and receives:
@@ -479,14 +483,16 @@ def the_work_of_a_round_is_known_before_it(contract: Contract) -> None:
     clients = sim.trainees(sim.sample(1))
     work, uses = work_of(sim, sim.method.broadcast(sim.server, clients), clients, 1)
     result = sim.step(sampled=clients)
-    assert sum(one.gradients for one in work.values()) == sim.gradients - before[0] == result.gradients
+    assert sum(client.gradients for client in work.values()) == sim.gradients - before[0] == result.gradients
     assert uses == {}
     if not sim.method.pooled and not sim.method.reaches_all:
         for counted, expected in (
             (sim.traffic.bytes_down - before[1], "down"),
             (sim.traffic.bytes_up - before[2], "up"),
         ):
-            assert math.isclose(sum(getattr(one, expected) for one in work.values()), counted, rel_tol=1e-6)
+            assert math.isclose(
+                sum(getattr(client, expected) for client in work.values()), counted, rel_tol=1e-6
+            )
 
 
 @_check(where=lambda contract: contract.by_round is not None or contract.down is not None)
@@ -538,15 +544,15 @@ def trained_scalars_are_those_promised(contract: Contract) -> None:
     payload = received.payloads[0] if isinstance(received, PerClient) else received
     new, reply = sim.run((0,), sim.states.get((0,)), received, lambda c, s, r: sim.method.local(c, s, r))
     old = [*before, *(t for _, t in tree.leaves(payload))]  # type: ignore[arg-type]
-    made: list[Tensor] = []
+    produced: list[Tensor] = []
     for path, stacked in (*tree.leaves(new), *tree.leaves(reply)):
         tensor = stacked[0]
         if path.rpartition("/")[2] in sim.model.parameters and not any(
-            torch.equal(tensor, other) for other in (*old, *made) if other.shape == tensor.shape
+            torch.equal(tensor, earlier) for earlier in (*old, *produced) if earlier.shape == tensor.shape
         ):
-            made.append(tensor)
+            produced.append(tensor)
     size = parts(sim.model)
-    promised, new_scalars = contract.trained(size), sum(t.numel() for t in made)
+    promised, new_scalars = contract.trained(size), sum(t.numel() for t in produced)
     assert sim.trained_scalars == promised, f"{sim.trained_scalars} by models_trained, not {promised}"
     assert new_scalars == promised + contract.beside(size), (
         f"{new_scalars} in new state and reply, not {promised}"

@@ -128,7 +128,7 @@ EXACT = " in float64"
 def _in_float64(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         module = factory().double()
-        module.register_forward_pre_hook(lambda _, given: (given[0].double(),))
+        module.register_forward_pre_hook(lambda _, arguments: (arguments[0].double(),))
         return module
 
     return make
@@ -189,16 +189,16 @@ def everything(sim: Simulation, clients: Sequence[int] | None = None) -> dict[st
 def personal(sim: Simulation, clients: Sequence[int] | None = None) -> dict[str, Tensor]:
     """Return the deployable models of `clients` (default: all training clients), [clients, ...] by name."""
     ids = tuple(range(sim.federation.num_clients) if clients is None else clients)
-    found = [models for _, models in sim.personal_models(ids)]
-    names = tree.tensors(found[0])
-    return {name: torch.cat([models.get(name) for models in found]) for name in names}
+    groups = [models for _, models in sim.personal_models(ids)]
+    names = tree.tensors(groups[0])
+    return {name: torch.cat([models.get(name) for models in groups]) for name in names}
 
 
 def shared(sim: Simulation) -> dict[str, Tensor]:
     """Return the global model by name."""
-    found = sim.global_model()
-    assert found is not None
-    return tree.tensors(found)
+    state = sim.global_model()
+    assert state is not None
+    return tree.tensors(state)
 
 
 def assert_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
