@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from methods.settings import LAM, Kind, Limit, make, row
 from tailorfl.core.method import Method, make_method
 from tailorfl.data.federation import Federation
+from tailorfl.data.source import Source
 from tailorfl.data.synthetic import closed_form, pooled_optimum, synthetic_quadratic
 from tailorfl.engines.make import make_engine
 from tailorfl.models.functional import Model
@@ -169,3 +170,16 @@ class Reference:
         """argmin F_i(θ) + (λ/2)‖θ − centre‖²."""
         out: Floats = np.linalg.solve(self.H[i] + lam * np.eye(DIM), self.H[i] @ self.c[i] + lam * centre)
         return out
+
+
+def one_weight(targets: list[float], method: str, lr: float = 0.2, **options: Any) -> Simulation:
+    """Clients of one sample each, all weighing the same: F_i(w) = ½ (w − target_i)²."""
+    rows = tuple(np.array([k]) for k in range(len(targets)))
+    source = Source("targets", torch.ones(len(targets), 1), torch.tensor(targets)[:, None], "regression", 1)
+    return Simulation(
+        make_method(method, options),
+        Federation(source, rows, rows, rows, tuple(map(str, range(len(targets)))), len(targets)),
+        Model(lambda: build("linear", (1,), 1)),
+        TrainConfig(batch_size=0, epochs=1, lr=lr),
+        engine=make_engine("vectorized"),
+    )

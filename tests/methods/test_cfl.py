@@ -8,19 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from methods.quadratics import one_weight
 from methods.reductions import nothing_personal
 from methods.settings import Card, Row
 from methods.small import personal, simulation
 from tailorfl.core.method import make_method
-from tailorfl.data.federation import Federation
-from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
 from tailorfl.methods.cfl import CFL
-from tailorfl.models.functional import Model
-from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
-from tailorfl.training.cohort import TrainConfig
 
 CONTRACTS = {
     "cfl": Row(
@@ -38,22 +33,6 @@ CONTRACTS = {
 EAGER = {"eps1": 1e3, "eps2": 0.0, "first_split": 0}
 
 
-def populations(targets: list[float], method: str = "cfl", **options: Any) -> Simulation:
-    """Clients of one sample each, F_i(w) = ½ (w − target_i)², all weighing the same."""
-    x = torch.ones(len(targets), 1)
-    rows = tuple(np.array([k]) for k in range(len(targets)))
-    source = Source("populations", x, torch.tensor(targets)[:, None], "regression", 1)
-    data = Federation(source, rows, rows, rows, tuple(map(str, rows)), len(targets))
-    train = TrainConfig(batch_size=0, epochs=1, lr=0.2)
-    return Simulation(
-        make_method(method, options),
-        data,
-        Model(lambda: build("linear", (1,), 1)),
-        train,
-        engine=make_engine("vectorized", None),
-    )
-
-
 def deployed(sim: Simulation) -> np.ndarray[Any, Any]:
     (found,) = personal(sim).values()
     return found.flatten().numpy()
@@ -62,8 +41,8 @@ def deployed(sim: Simulation) -> np.ndarray[Any, Any]:
 def test_no_split_before_its_round_nor_with_a_bound_out_of_reach() -> None:
     for options in ({**EAGER, "first_split": 3}, {**EAGER, "eps2": 1e6}, {**EAGER, "eps1": 0.0}):
         sim, plain = (
-            populations([1.0, -1.0, 2.0, -3.0], **options),
-            populations([1.0, -1.0, 2.0, -3.0], "fedavg"),
+            one_weight([1.0, -1.0, 2.0, -3.0], "cfl", **options),
+            one_weight([1.0, -1.0, 2.0, -3.0], "fedavg"),
         )
         for _ in range(3):
             sim.step()
@@ -73,10 +52,10 @@ def test_no_split_before_its_round_nor_with_a_bound_out_of_reach() -> None:
 
 
 def test_after_a_split_every_part_is_fedavg_of_its_own() -> None:
-    sim = populations([1.0, -1.0, 2.0, -3.0], **EAGER)
+    sim = one_weight([1.0, -1.0, 2.0, -3.0], "cfl", **EAGER)
     sim.step()
     assert sim.server["member"].tolist() == [0, 1, 0, 1]
-    first, second = populations([1.0, 2.0], "fedavg"), populations([-1.0, -3.0], "fedavg")
+    first, second = one_weight([1.0, 2.0], "fedavg"), one_weight([-1.0, -3.0], "fedavg")
     for _ in range(4):
         sim.step()
         first.step()

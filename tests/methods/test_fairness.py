@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
+from methods.quadratics import one_weight
 from methods.reductions import PLAIN, fedavg
 from methods.settings import Card, Limit, Row, and_one
 from methods.small import TRAIN, assert_close, shared, simulation
 from tailorfl.core.method import make_method
-from tailorfl.data.federation import Federation
-from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
 from tailorfl.methods.mixtures import on_simplex
-from tailorfl.models.functional import Model
-from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
-from tailorfl.training.cohort import TrainConfig
 
 CONTRACTS = {
     # Beside a change of the model a number: its curvature, a loss, the steps taken.
@@ -44,23 +38,6 @@ CONTRACTS = {
 FULL = replace(TRAIN, batch_size=0, momentum=0.0, weight_decay=0.0)
 
 
-def one_weight(targets: list[float], method: str, lr: float = 0.1, **options: Any) -> Simulation:
-    """Clients of one sample each: F_i(w) = ½ (w − target_i)²."""
-    x = torch.ones(len(targets), 1)
-    rows = tuple(np.array([k]) for k in range(len(targets)))
-    source = Source("targets", x, torch.tensor(targets)[:, None], "regression", 1)
-    names = tuple(map(str, range(len(targets))))
-    data = Federation(source, rows, rows, rows, names, len(targets))
-    train = TrainConfig(batch_size=0, epochs=1, lr=lr)
-    return Simulation(
-        make_method(method, options),
-        data,
-        Model(lambda: build("linear", (1,), 1)),
-        train,
-        engine=make_engine("vectorized", None),
-    )
-
-
 def weight(sim: Simulation) -> float:
     (value,) = shared(sim).values()
     return float(value)
@@ -68,7 +45,10 @@ def weight(sim: Simulation) -> float:
 
 def test_of_a_large_q_only_the_largest_loss_matters() -> None:
     """Losses of ½·4 and ½·16 weigh 1 to 4⁴⁰: the step goes to the second client alone."""
-    both, alone = one_weight([2.0, -4.0], "qfedavg", q=40.0), one_weight([-4.0], "qfedavg", q=40.0)
+    both, alone = (
+        one_weight([2.0, -4.0], "qfedavg", lr=0.1, q=40.0),
+        one_weight([-4.0], "qfedavg", lr=0.1, q=40.0),
+    )
     for sim in (both, alone):
         (name,) = sim.server.keys()
         sim.server = TensorDict({name: torch.zeros(1, 1)})
@@ -102,7 +82,7 @@ def test_after_a_large_step_the_mixture_is_the_worst_client() -> None:
 
 def test_two_clients_with_opposite_optima_are_met_in_the_middle() -> None:
     """A saddle: λ → (½, ½) and w̄ → 0, from a start that is near the first client's optimum."""
-    sim = one_weight([1.0, -1.0], "afl", gamma=0.1)
+    sim = one_weight([1.0, -1.0], "afl", lr=0.1, gamma=0.1)
     sim.server["w"] = TensorDict({n: torch.full_like(t, 0.8) for n, t in sim.server["w"].items()})
     for _ in range(600):
         sim.step()

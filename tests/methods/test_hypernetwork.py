@@ -9,7 +9,7 @@ import torch
 
 from methods.reductions import QUICK_HN, Same
 from methods.settings import Card, Row
-from methods.small import SIZES, simulation
+from methods.small import SIZES, replies_of, simulation
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.methods.hypernetwork import Hypernetwork
@@ -58,12 +58,6 @@ def written(sim: Simulation, clients: tuple[int, ...]) -> dict[str, torch.Tensor
     return tree.tensors(message.payloads)
 
 
-def replies(sim: Simulation, clients: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    message = sim.method.broadcast(sim.server, clients)
-    [_, reply] = sim.run(clients, sim.states.get(clients), message, lambda c, s, r: sim.method.local(c, s, r))
-    return tree.tensors(reply)
-
-
 def phi(sim: Simulation) -> dict[str, torch.Tensor]:
     return dict(tree.leaves(sim.server["phi"]))
 
@@ -75,7 +69,7 @@ def test_the_servers_step_follows_autograd_of_the_inner_product(weights: Weights
     sim = simulation(made, fraction=0.6, weights=weights)
     method, clients = sim.method, sim.sample(0)
     assert isinstance(method, Hypernetwork)
-    delta = replies(sim, clients)
+    delta = tree.tensors(replies_of(sim, clients))
     leaves = {n: t.clone().requires_grad_() for n, t in phi(sim).items()}
     e = sim.server["embeddings"].clone().requires_grad_()
     template = tree.tensors(sim.server["template"])
@@ -102,7 +96,9 @@ def test_by_default_all_clients_start_from_the_initial_model_and_come_apart(name
     ids = tuple(range(sim.federation.num_clients))
     for tensor_name, tensor in written(sim, ids).items():
         assert torch.equal(tensor, sim.init[tensor_name].expand_as(tensor))
-    mean = {n: torch.einsum("k,k...->...", shares(), t) for n, t in replies(sim, ids).items()}
+    mean = {
+        n: torch.einsum("k,k...->...", shares(), t) for n, t in tree.tensors(replies_of(sim, ids)).items()
+    }
     before = phi(sim)
     sim.step()
     for tensor_name, change in mean.items():

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from methods.quadratics import one_weight
 from methods.reductions import FULL_STEP, PLAIN, Same
 from methods.settings import Card, Row, make
 from methods.small import SIZES, TRAIN, simulation
-from methods.test_cfl import populations
 from tailorfl.core.messages import PerClient
 from tailorfl.testing.contract import whole
 
@@ -46,7 +46,7 @@ def test_k_of_m_members_move_a_model_by_k_of_m_as_far_with_gradients() -> None:
     """Clients at 1, 2 and −1, models at 3 and −3: means of members' gradients are 1.5 and −2, of 2/3 and 1/3."""
     moved = {}
     for send in ("models", "gradients"):
-        sim = populations([1.0, 2.0, -1.0], "ifca", clusters=2, send=send, weights="uniform")
+        sim = one_weight([1.0, 2.0, -1.0], "ifca", clusters=2, send=send, weights="uniform")
         for j, start in enumerate(STARTS):
             sim.server[str(j)]["head.weight"] = torch.tensor([start])
         sim.step()
@@ -58,7 +58,7 @@ def test_k_of_m_members_move_a_model_by_k_of_m_as_far_with_gradients() -> None:
 
 def test_a_cluster_nobody_chose_stays_as_it_is() -> None:
     for send in ("models", "gradients"):
-        sim = populations([1.0, 2.0], "ifca", clusters=2, send=send)
+        sim = one_weight([1.0, 2.0], "ifca", clusters=2, send=send)
         for j, start in enumerate(STARTS):
             sim.server[str(j)]["head.weight"] = torch.tensor([start])
         sim.step()
