@@ -26,7 +26,8 @@ class Mixing(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """[batch, M · C] -> [batch, C]."""
-        log_probabilities = apart(logits, len(self.shares)).log_softmax(-1)
+        shape = (*logits.shape[:-1], len(self.shares), -1)
+        log_probabilities = logits.reshape(shape).log_softmax(-1)
         return (log_probabilities + self.shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
 
 
