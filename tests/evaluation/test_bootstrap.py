@@ -77,22 +77,6 @@ def test_a_gain_is_paired_so_that_what_two_models_share_cancels() -> None:
     assert unpaired.high - unpaired.low > 2 * (found.high - found.low)
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """Of 300 test parts of 100 samples with an accuracy of 0.7, about 95 % have it in their interval."""
-    rng, held = np.random.default_rng(0), 0
-    for _ in range(300):
-        right = (rng.random(100) < 0.7).astype(np.int64)
-        outputs = np.stack([right, 1 - right], axis=1).astype(np.float32)
-        rows = np.arange(100)
-        part = Predictions(
-            "classification", np.zeros(100, dtype=np.int64), rows, np.zeros(100, dtype=np.int64), outputs
-        )
-        found = interval(resampled("accuracy", part, seed=int(rng.integers(1 << 30)), resamples=400))
-        assert found is not None
-        held += found.low <= 0.7 <= found.high
-    assert 0.90 <= held / 300 <= 0.98
-
-
 def test_what_is_undefined_has_no_interval() -> None:
     given = said("binary", samples=8)
     y = np.zeros(8, dtype=np.int64)

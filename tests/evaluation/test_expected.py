@@ -22,12 +22,6 @@ def test_equals_the_mean_over_all_draws_with_replacement(higher_is_better: bool)
     assert found == pytest.approx(every, abs=1e-14)
 
 
-def test_order_of_scores_is_nothing_and_many_draws_reach_the_best() -> None:
-    assert expected_best(SCORES, [3]) == expected_best(sorted(SCORES), [3])
-    assert expected_best(SCORES, [500]) == pytest.approx([0.9])
-    assert expected_best([0.4], [1, 7]) == [0.4, 0.4]
-
-
 @pytest.mark.parametrize(("scores", "draws"), [([], [1]), ([float("nan")], [1]), ([0.5], [0])])
 def test_what_has_no_expectation_is_refused(scores: list[float], draws: list[int]) -> None:
     with pytest.raises(ValueError, match="expected_best"):

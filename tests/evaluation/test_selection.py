@@ -96,22 +96,6 @@ def test_every_client_keeps_the_model_of_its_best_round(name: str, engine: str) 
     assert len(set(rounds)) > 2, "the test says nothing where all choose alike"
 
 
-def test_test_labels_choose_nothing() -> None:
-    base = data()
-    y = base.source.y.clone()
-    rows = torch.from_numpy(np.concatenate(base.test))
-    y[rows] = (y[rows] + 1) % 4
-    chosen = []
-    for source in (base.source, replace(base.source, y=y)):
-        sim = Simulation(make("ditto"), replace(base, source=source), model("mlp"), RESTLESS)
-        selection = Selection(sim)
-        for _ in range(4):
-            sim.step()
-            evaluate(sim, Protocol(), selection=selection)
-        chosen.append(selection.choices)
-    pd.testing.assert_frame_equal(*(pd.DataFrame({i: vars(c) for i, c in one.items()}) for one in chosen))
-
-
 def test_of_equals_the_lower_loss_and_then_the_earlier() -> None:
     nan = float("nan")
     held = RoundChoice(1, 0.5, 0.7)

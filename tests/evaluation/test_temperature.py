@@ -1,10 +1,9 @@
-"""Temperatures against scipy's minimiser and torch's LBFGS."""
+"""Temperatures against scipy's minimiser, and where there is no best one."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import log_loss
 
@@ -27,10 +26,17 @@ def drawn(task: str, scale: float, samples: int = 2000, seed: int = 0) -> Predic
     return said(scale * logits, y, task)
 
 
-@pytest.mark.parametrize("task", ["classification", "binary"])
-@pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
-def test_the_temperature_is_where_the_likelihood_is_largest(task: str, scale: float) -> None:
-    given = drawn(task, scale)
+@pytest.mark.parametrize(
+    ("task", "scale", "samples"),
+    [
+        ("classification", 0.4, 2000),
+        ("binary", 1.0, 2000),
+        ("binary", 3.0, 2000),
+        ("classification", 3.0, FEWEST),
+    ],
+)
+def test_the_temperature_is_where_the_likelihood_is_largest(task: str, scale: float, samples: int) -> None:
+    given = drawn(task, scale, samples)
     found = fitted(given)
     assert found is not None
 
@@ -39,22 +45,7 @@ def test_the_temperature_is_where_the_likelihood_is_largest(task: str, scale: fl
 
     by_scipy = np.exp(minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x)
     assert found == pytest.approx(by_scipy, rel=1e-4)
-    z = torch.from_numpy(given.outputs).double()
-    z = torch.cat([torch.zeros_like(z), z], 1) if task == "binary" else z
-    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [log_t], max_iter=200, tolerance_grad=1e-12, tolerance_change=1e-15, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        value = torch.nn.functional.cross_entropy(z / log_t.exp(), torch.from_numpy(given.y))
-        value.backward()
-        return value
-
-    optimizer.step(closure)
-    assert found == pytest.approx(float(log_t.detach().exp()), rel=1e-5)
-    assert found == pytest.approx(scale, rel=0.15)
+    assert found == pytest.approx(scale, rel=0.15 if samples > FEWEST else 0.5)
 
 
 def test_a_temperature_mends_what_was_too_sure_and_changes_no_prediction() -> None:
@@ -71,24 +62,19 @@ def test_a_temperature_mends_what_was_too_sure_and_changes_no_prediction() -> No
     assert same.all()
 
 
-def test_what_has_no_best_temperature_ends_at_a_bound_or_has_none() -> None:
-    y = np.arange(2 * FEWEST) % 2
-    right = np.where(y[:, None] == np.arange(2), 2.0, -2.0)
-    assert fitted(said(right, y)) == pytest.approx(1 / HIGHEST)
-    assert fitted(said(-right, y)) == pytest.approx(HIGHEST)
-    assert fitted(said(0 * right, y)) == 1.0
-    assert fitted(said(right[: FEWEST - 1], y[: FEWEST - 1])) is None
-    assert fitted(said(right * np.nan, y)) is None
-
-
-def test_as_few_samples_as_are_enough_have_the_temperature_of_scipy() -> None:
-    given = drawn("classification", 3.0, FEWEST)
-
-    def loss(log_t: float) -> float:
-        return float(log_loss(given.y, probabilities("classification", given.outputs, np.exp(log_t))))
-
-    by_scipy = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x
-    assert fitted(given) == pytest.approx(np.exp(by_scipy), rel=1e-4)
+@pytest.mark.parametrize("size", [0.2, 4.0])
+@pytest.mark.parametrize(("right", "end"), [(True, 1 / HIGHEST), (False, HIGHEST)])
+@pytest.mark.parametrize("task", ["classification", "binary"])
+def test_outputs_that_are_always_right_or_wrong_get_an_end(
+    task: str, right: bool, end: float, size: float
+) -> None:
+    """The likelihood then only rises, or only falls, with the size of the logits."""
+    y = np.arange(FEWEST) % 2
+    sign = np.where((y == 1) == right, 1.0, -1.0)[:, None] * size
+    outputs = sign if task == "binary" else np.concatenate([-sign, sign], axis=1)
+    assert fitted(said(outputs, y, task)) == end
+    assert fitted(said(0 * outputs, y, task)) == 1.0
+    assert fitted(said(outputs[1:], y[1:], task)) is None
 
 
 def test_one_output_that_is_no_number_leaves_no_temperature() -> None:

@@ -36,43 +36,26 @@ def test_confidence_is_high_only_of_optima_of_many_clients_with_a_lam_within_a_f
     assert advice(**given).confidence == confidence
 
 
-@pytest.mark.parametrize(("low", "alike"), [(0.0, True), (1.0, False), (1e-9, False)])
-def test_it_is_said_where_the_radius_cannot_be_told_from_zero(low: float, alike: bool) -> None:
-    found = advice()
-    found.facts.radius, found.facts.curvature = (
-        SpreadInterval(2.0, low, 3.0),
-        SimpleNamespace(client_mu=1.0, flat=0),
-    )
-    federation: Any = SimpleNamespace(train=[range(2)] * 8, num_clients=8)
-    notes = _notes(found, federation, TrainConfig())
-    assert any("clients may be alike" in note for note in notes) == alike
-    assert len(notes) == alike
-
-
-@pytest.mark.parametrize(("used", "rough"), [(7, True), (8, False)])
-def test_few_clients_make_rough_intervals_and_tiny_ones_are_counted(used: int, rough: bool) -> None:
-    found = advice(used=used)
-    found.facts.radius, found.facts.curvature = (
-        SpreadInterval(2.0, 1.0, 3.0),
-        SimpleNamespace(client_mu=1.0, flat=0),
-    )
-    federation: Any = SimpleNamespace(train=[range(2), range(1), range(0), range(0)], num_clients=3)
-    notes = _notes(found, federation, TrainConfig())
-    assert notes[0].startswith("2 clients with fewer than 2 training samples")
-    assert any("resampling only 7 clients" in note for note in notes) == rough
-
-
-@pytest.mark.parametrize(("mu", "flat", "said"), [(0.0, 0, 1), (-1e-9, 2, 2), (0.5, 0, 0), (0.5, 2, 1)])
-def test_losses_without_strong_convexity_and_flat_directions_are_named(
-    mu: float, flat: int, said: int
+@pytest.mark.parametrize(
+    ("low", "used", "mu", "flat", "sizes", "expected"),
+    [
+        (1e-9, 8, 0.5, 0, [2], []),
+        (0.0, 8, 0.5, 0, [2], ["alike"]),
+        (1.0, 7, 0.5, 0, [2], ["only 7 clients"]),
+        (1.0, 8, 0.0, 0, [2], ["no strong convexity"]),
+        (1.0, 8, -1e-9, 2, [2], ["no strong convexity", "2 directions"]),
+        (1.0, 8, 0.5, 2, [2], ["2 directions"]),
+        (1.0, 8, 0.5, 0, [2, 1, 0], ["2 clients with fewer than 2 training samples"]),
+    ],
+)
+def test_notes_name_each_doubt_and_no_other(
+    low: float, used: int, mu: float, flat: int, sizes: list[int], expected: list[str]
 ) -> None:
-    found = advice()
-    found.facts.radius, found.facts.curvature = (
-        SpreadInterval(2.0, 1.0, 3.0),
-        SimpleNamespace(client_mu=mu, flat=flat),
-    )
-    federation: Any = SimpleNamespace(train=[range(2)] * 8, num_clients=8)
+    """The last client, without samples, is one that does not train."""
+    found = advice(used=used)
+    found.facts.radius = SpreadInterval(2.0, low, 3.0)
+    found.facts.curvature = SimpleNamespace(client_mu=mu, flat=flat)
+    federation: Any = SimpleNamespace(train=[range(n) for n in (*sizes, 0)], num_clients=len(sizes))
     notes = _notes(found, federation, TrainConfig())
-    assert len(notes) == said
-    assert any("no strong convexity" in note for note in notes) == (mu <= 0)
-    assert any(note.startswith("2 directions") for note in notes) == (flat == 2)
+    assert len(notes) == len(expected)
+    assert all(words in note for words, note in zip(expected, notes, strict=True))

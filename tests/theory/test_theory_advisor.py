@@ -22,9 +22,9 @@ from tailorfl.theory.advice import Advice
 from tailorfl.theory.advisor import advise
 from tailorfl.theory.measures import curvature, gradient_noise
 from tailorfl.theory.objective import Objective
-from tailorfl.theory.pilot import halve, run_pilot
-from tailorfl.theory.recommend import Situation, recommendations
-from tailorfl.theory.shrinkage import Errors, best_pull
+from tailorfl.theory.pilot import run_pilot
+from tailorfl.theory.recommend import Situation
+from tailorfl.theory.shrinkage import Errors
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import LOSSES
 
@@ -165,14 +165,6 @@ def test_the_advised_pull_is_nearly_the_best(radius: float, condition: float) ->
         assert reached < 1.05 * min(alone, pooled)
     else:
         assert reached < 0.3 * alone
-
-
-def test_the_formula_is_the_best_pull() -> None:
-    """lam* with the true R: within 2 % in error of the best of a grid, whatever the condition."""
-    for condition in (1.0, 10.0):
-        lam = best_pull(excess=DIM / SAMPLES, radius2=0.09, clients=CLIENTS)
-        reached, *grid = mean_error(0.3, condition, np.array([lam, *np.geomspace(1e-2, 1e2, 41)]))
-        assert reached < 1.02 * min(grid)
 
 
 def test_corollary_1_is_respected() -> None:
@@ -351,19 +343,6 @@ def test_equal_arguments_give_equal_advice() -> None:
     assert same[0] == same[1]
 
 
-def test_only_some_clients_take_part_if_there_are_many() -> None:
-    federation, model = small_network()
-    facts = advise(federation, model, TrainConfig(lr=0.2), rounds=0, clients=3).facts
-    assert (facts.used, facts.clients) == (3, 6)
-
-
-def test_halves_are_disjoint_whole_and_alike_in_their_classes() -> None:
-    strata = np.array([0] * 10 + [1] * 7)
-    ((first, second),) = halve([np.arange(17)], strata, 0)
-    assert sorted([*first, *second]) == list(range(17))
-    assert abs(int(strata[first].sum()) - int(strata[second].sum())) <= 1
-
-
 def test_clients_without_two_samples_are_left_out_and_named() -> None:
     source, _ = known(0.5, 1.0)
     whole = natural(source)
@@ -421,12 +400,3 @@ def test_step_sizes_stand_the_largest_curvature_of_a_batch() -> None:
     assert steepest == pytest.approx(10 * 1.25 + 13 / 4)
     assert np.diag(square) / h == pytest.approx(h * 1.25 + 13 / 4, rel=0.05)
     assert 1 / here.eta(all_data=True) == pytest.approx(10.5)
-
-
-def test_without_a_theory_the_learning_rate_is_only_ever_lowered() -> None:
-    for lr, expected in ((0.001, {}), (10.0, {"lr": 0.0615})):
-        here = Situation(0.5, 10.0, math.nan, 13.0, 100, 4, lr, Errors(1, 1, 1), 1.0)
-        found = {r.method: r for r in recommendations(here)}
-        assert found["ditto"].train == expected
-        assert found["pfedme"].options["local_rounds"] == 20  # 25 batches a pass, at most 20
-        assert "fedavg" not in found

@@ -7,7 +7,7 @@ import math
 import coupled_quadratics
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
@@ -157,22 +157,6 @@ def test_no_number_of_steps_is_enough_for_steps_that_are_too_large() -> None:
     with pytest.raises(ConfigError, match=r"eta must be at most 1/\(lam \+ smoothness\) = 0.0909091"):
         fewest_steps(1, 10, 1, 0.55, 0.1)
     assert fewest_steps(1, 10, 1, 1.0999, 1 / 11) > 69
-
-
-@settings(deadline=None)
-@given(mu=st.floats(1e-3, 1e3), kappa=st.floats(1, 1e4), power=st.floats(-6, 9))
-@example(mu=1e-3, kappa=1.0625, power=8.0)
-def test_local_steps_meet_the_condition_of_the_proof(mu: float, kappa: float, power: float) -> None:
-    L, lam = mu * kappa, 10.0**power
-    plan = schedule(mu, L, lam)
-
-    def left(steps: int) -> float:
-        return float((2 + 64 * (lam / mu) ** 2) * ((L - mu) / (lam + L)) ** steps)
-
-    assert left(plan.fewest_steps) <= (1 + 1e-9) / 16
-    assert plan.fewest_steps == 1 or left(plan.fewest_steps - 1) > (1 - 1e-9) / 16
-    assert plan.fewest_steps <= plan.steps
-    assert 0.75 - 1e-12 <= plan.rate < 1
 
 
 def test_small_lam_needs_few_rounds_and_large_lam_those_of_the_pooled_problem() -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tailorfl.errors import ConfigError
 from tailorfl.theory.fedclup_statistics import (
     Problem,
     lambda_range,
@@ -126,36 +125,3 @@ def test_formulas_written_out(problem: Problem, lam: float) -> None:
     excess += 96 * L**2 / s**2 * (8 * rho**2 / (mu**2 * N) + 8 * L**2 * R**2 / mu**2)
     first = 48 * rho**2 / (mu**2 * N) + (48 * L**2 / mu**2 + 3) * R**2
     assert bound.pooled == pytest.approx(first + excess)
-
-
-def test_the_noise_of_the_second_bound_grows_with_16_where_4_is_printed() -> None:
-    """mu = 1, L = 10, rho = 2, R = .5, n = 200; at lam = .08 the first bound does not hold."""
-    noise = 2**2 / 200
-    bound = 4 * noise + 16 * noise * 0.08 + 8 * (0.5 * 0.08) ** 2 + 4 * 0.5**2 * 0.08
-    assert statistical_bound(published(0.5), 0.08).value == pytest.approx(bound)
-
-
-def test_limits_of_the_bounds() -> None:
-    problem = published(0.05)
-    assert statistical_bound(problem, 0).separate == pytest.approx(4 * 4 / 200)
-    assert statistical_bound(problem, 0).pooled == math.inf
-    assert statistical_bound(problem, 1e12).pooled == pytest.approx(48 * 4 / 2000 + 4803 * 0.05**2)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rho": 0.0}, "rho must be a positive number"),
-        ({"radius": -1.0}, "radius must be 0 or a positive number"),
-        ({"samples": 0}, "samples must be at least 1"),
-        ({"mu": 20.0}, "mu must not exceed smoothness"),
-    ],
-)
-def test_impossible_problems(change: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Problem(**{**PUBLISHED, "radius": 0.1, **change})  # type: ignore[arg-type]
-
-
-def test_negative_lam() -> None:
-    with pytest.raises(ConfigError, match="lam must be 0 or a positive number"):
-        statistical_bound(published(0.1), -1.0)

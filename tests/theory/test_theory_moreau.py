@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorfl.errors import ConfigError
 from tailorfl.theory.moreau import moreau_constants
 
 
@@ -51,26 +50,3 @@ def test_gradient_of_the_envelope() -> None:
     w, step = np.array([1.0, -2.0, 0.5]), 1e-5
     slopes = [(envelope(w + step * e) - envelope(w - step * e)) / (2 * step) for e in np.eye(3)]
     assert slopes == pytest.approx(0.7 * (w - problem.prox(w)[0]), rel=1e-6)
-
-
-def test_limits() -> None:
-    weak, strong = moreau_constants(1, 10, 1e-9), moreau_constants(1, 10, 1e9)
-    assert weak.condition == pytest.approx(1)
-    assert strong.global_smoothness == pytest.approx(10)
-    assert strong.global_convexity == pytest.approx(1)
-    assert (weak.prox_lipschitz, strong.prox_lipschitz) == pytest.approx((0, 1), abs=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((0, 10, 1), "mu must be a positive number"),
-        ((1, 10, 0), "lam must be a positive number, but is 0"),
-        ((1, float("nan"), 1), "smoothness must be a positive number"),
-        ((1, float("inf"), 1), "smoothness must be a positive number"),
-        ((2, 1, 1), "mu must not exceed smoothness"),
-    ],
-)
-def test_impossible_values(values: tuple[float, float, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        moreau_constants(*values)

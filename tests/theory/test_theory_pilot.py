@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
-from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.theory import pilot
-from tailorfl.theory.advisor import advise, conclude
-from tailorfl.theory.measures import curvature, gain_of_own, gradient_noise
+from tailorfl.theory.measures import gain_of_own, gradient_noise
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import SPLITS, halve, run_pilot
 from tailorfl.theory.spread import client_spread
@@ -148,30 +144,12 @@ def test_a_network_trains_from_the_average_of_its_rounds() -> None:
     np.testing.assert_allclose(found.gram, gram, rtol=1e-2, atol=1e-6)
 
 
-def test_intervals_of_the_facts_are_those_of_their_own_numbers() -> None:
-    """Noise is about .01 and the gradients' deviation about .5, so one's interval is none for the other."""
-    facts = advise(federation(), objective(federation()).model, TrainConfig()).facts
-    for what in (facts.radius, facts.noise, facts.rho):
-        assert what.low < what.value < what.high
-        assert what.high - what.low < 2.5 * what.value
-    assert facts.radius.value == pytest.approx(facts.radius2**0.5)
-    assert facts.noise.high < 0.1 * facts.rho.low
-
-
 def test_of_two_clients_the_spread_of_a_weight_is_the_sample_variance() -> None:
     """Σ <a_i − a, b_i − b> / (N − 1) / d, with N = 2."""
     a, b = np.array([[1.0, 2.0], [3.0, 0.0]]), np.array([[1.5, 2.0], [2.5, 1.0]])
     expected = ((a - a.mean(0)) * (b - b.mean(0))).sum() / (2 - 1) / 2
     np.testing.assert_allclose(client_spread(a @ b.T, np.ones(2), 2), [expected] * 2)
     assert expected == 1.0
-
-
-def test_a_loss_without_curvature_has_no_advice() -> None:
-    data = federation()
-    found = run_pilot(data, objective(data), TrainConfig())
-    curved = replace(curvature(found), smoothness=0.0)
-    with pytest.raises(DataError, match="no noise to weigh differences against"):
-        conclude(data, found, curved, gradient_noise(found), TrainConfig())
 
 
 def test_the_gain_of_ones_own_is_what_the_mean_model_loses_on_the_other_half() -> None:

@@ -46,12 +46,6 @@ def test_share_of_the_first_error_that_may_be_left() -> None:
     assert dataclasses.replace(WHOLE, errors=Errors(1, 1, 0.25)).reduction == pytest.approx(5e-4)
 
 
-@pytest.mark.parametrize("mu", [math.nan, math.inf, 0.0, -1.0])
-def test_rates_need_a_curvature_that_is_a_positive_number(mu: float) -> None:
-    assert WHOLE.theory
-    assert not dataclasses.replace(WHOLE, mu=mu).theory
-
-
 def test_fedclup_has_the_settings_of_corollary_2() -> None:
     """eta = 1/11, K = 35, gamma = .55, rate 1 - 11/(4 * 10 * 2) = .8625: ln 1e-3 / ln .8625 = 46.7 rounds."""
     found = by_name(WHOLE)["fedclup"]
@@ -182,11 +176,6 @@ def test_perfed_ckt_takes_the_median_of_what_can_be_seen() -> None:
     assert found.options == {"lam": 2.0}
     assert found.to_config() == {"name": "perfed_ckt", "lam": 2.0}
     assert perfed_ckt([math.inf, 0.0, math.nan]) == ()
-
-
-def test_entry_of_an_experiment() -> None:
-    given = Recommendation("ditto", {"lam": 2.0}, {"lr": 0.1}, rounds=7)
-    assert given.to_config() == {"name": "ditto", "lam": 2.0, "rounds": 7, "train": {"lr": 0.1}}
 
 
 # what becomes of a pilot's numbers

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tailorfl.theory.shrinkage import best_pull, expected_errors
-from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval, resampled
+from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval
 
 CLIENTS, DIM, NOISE = 8, 6, 0.5
 """NOISE is the variance of one weight of a half's model."""
@@ -37,16 +37,6 @@ def test_heterogeneity_is_unbiased_and_the_plain_distance_is_not(radius: float) 
     assert abs(np.mean(found) - radius**2) < 3.5 * error
     inflated = (1 - 1 / CLIENTS) * DIM * NOISE / 2
     assert np.mean(plain) - radius**2 == pytest.approx(inflated, rel=0.05)
-
-
-def test_a_resample_keeps_the_size_of_the_heterogeneity() -> None:
-    rng = np.random.default_rng(1)
-    optima = around(rng, 1.0)
-    gram = optima @ optima.T
-    draws = resampled(CLIENTS, lambda picked: [heterogeneity(gram, picked)], draws=4000)[:, 0]
-    error = draws.std() / np.sqrt(len(draws))
-    # of a population with these clients as its members the variance counts N - 1 degrees of freedom
-    assert abs(draws.mean() - CLIENTS / (CLIENTS - 1) * (1 - 1 / CLIENTS)) < 4 * error
 
 
 def test_a_resample_of_two_is_narrower_by_half() -> None:
@@ -108,8 +98,3 @@ def test_best_pull_is_the_minimum_of_the_error_in_every_direction(clients: int) 
     assert flat.coupled == pytest.approx(error(best_pull(sigma2 / samples, r2, clients))[0])
     assert flat.alone == pytest.approx(error(0.0)[0])
     assert flat.pooled == pytest.approx(error(1e12)[0])
-
-
-def test_no_heterogeneity_asks_for_the_strongest_pull_and_one_client_for_none() -> None:
-    assert best_pull(1.0, -0.1, 10, most=7.0) == 7.0
-    assert best_pull(1.0, 0.5, 1) == 0.0
