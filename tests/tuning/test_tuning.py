@@ -18,10 +18,22 @@ from tailorfl.runs.build import make_federation
 from tailorfl.runs.tuned import value_of
 from tailorfl.settings.loading import load
 from tailorfl.tuning import training
+from tailorfl.tuning.outcome import Tuning
 from tailorfl.tuning.plan import TuningRequest, begin, plan
 from tuning.tiny import TINY, experiment, tuned, untimed
 
 SEARCH = {"train.lr": [0.05, 0.5, 2.0], "method.lam": [0.1, 1.0]}
+REQUEST = TuningRequest("3x2")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
+    return tuned(tmp_path_factory.mktemp("finished") / "t", REQUEST, search=SEARCH)
+
+
+def table(tuning: Tuning) -> dict[str, Any]:
+    """The tuning.json of a tuning without times."""
+    return untimed(tuning.folder / "tuning.json")
 
 
 @pytest.mark.parametrize(("budget", "trials"), [("rounds", [2, 4]), ("gradients", [4, 4])])
@@ -39,7 +51,7 @@ def test_every_method_gets_the_same_samples_whatever_its_rounds_take(
 
 def test_what_is_written_down(tmp_path: Path) -> None:
     tuning = tuned(tmp_path / "t", TuningRequest("4x2x2", "grid"), search=SEARCH)
-    said = untimed(tmp_path / "t" / "tuning.json")
+    said = table(tuning)
     assert said.keys() == {"budget", "sampler", "metric", "methods"}
     assert said["budget"] == {"trials": 4, "rounds": 2, "seeds": [1000, 1001], "samples": tuning.samples}
     assert (said["sampler"], said["metric"]) == ("grid", "accuracy")
@@ -56,9 +68,10 @@ def test_what_is_written_down(tmp_path: Path) -> None:
     }
 
 
-def test_no_test_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_test_sample_is_looked_at(
+    finished: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the labels of all test samples replaced, everything is the same."""
-    tuned(tmp_path / "a", TuningRequest("3x2"), search=SEARCH)
     build = training.make_federation
 
     def spoilt(*arguments: Any, **named: Any) -> Federation:
@@ -68,8 +81,7 @@ def test_no_test_sample_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(training, "make_federation", spoilt)
-    tuned(tmp_path / "b", TuningRequest("3x2"), search=SEARCH)
-    assert untimed(tmp_path / "a" / "tuning.json") == untimed(tmp_path / "b" / "tuning.json")
+    assert table(tuned(tmp_path / "t", REQUEST, search=SEARCH)) == table(finished)
 
 
 def test_trials_that_diverge_are_told_apart_and_count_as_whole_ones(tmp_path: Path) -> None:
@@ -102,18 +114,14 @@ def test_where_every_trial_fails_the_experiment_keeps_its_settings(tmp_path: Pat
 
 def test_a_value_at_the_edge_is_said_and_widening_goes_beyond_it_within_the_budget(tmp_path: Path) -> None:
     few = {"methods": ["fedavg"], "search": {"train.lr": [0.01, 0.1]}, "train": {"batch_size": 0, "lr": 0.1}}
-    narrow = tuned(tmp_path / "a", TuningRequest("4x9"), **few)
-    wide = tuned(tmp_path / "b", TuningRequest("4x9", widen=True), **few)
-    assert untimed(tmp_path / "a" / "tuning.json")["methods"]["fedavg"]["edges"] == ["train.lr"]
-    assert [t.values["train.lr"] for t in narrow.methods[0].trials] == [0.1, 0.01]
-    assert [t.values["train.lr"] for t in wide.methods[0].trials] == [0.1, 0.01, 1.0, 10.0]
+    narrow, wide = (
+        tuned(tmp_path / str(widen), TuningRequest("4x9", widen=widen), **few) for widen in (False, True)
+    )
+    rates = [[t.values["train.lr"] for t in tuning.methods[0].trials] for tuning in (narrow, wide)]
+    assert rates == [[0.1, 0.01], [0.1, 0.01, 1.0, 10.0]]
+    assert table(narrow)["methods"]["fedavg"]["edges"] == ["train.lr"]
+    assert table(wide)["methods"]["fedavg"]["space"]["train.lr"] == [0.01, 0.1, 1.0, 10.0]
     assert wide.methods[0].samples == narrow.samples == wide.samples
-    assert untimed(tmp_path / "b" / "tuning.json")["methods"]["fedavg"]["space"]["train.lr"] == [
-        0.01,
-        0.1,
-        1.0,
-        10.0,
-    ]
 
 
 def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,28 +140,30 @@ def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: p
     assert abs(fedavg.samples - found.samples) <= 9 * each
 
 
-def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_so(tmp_path: Path) -> None:
-    found = tuned(tmp_path / "t", TuningRequest("3x2"), search=SEARCH, eval={"every": 0})
-    config = load(tmp_path / "t" / "tuned.yaml")
+def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_so(
+    finished: Tuning, tmp_path: Path
+) -> None:
+    config = load(finished.experiment)
     assert (config.name, config.seeds, config.rounds) == ("digits-tuned", (0, 1), 9)
-    for line, one in zip(config.methods, found.methods, strict=True):
+    for line, one in zip(config.methods, finished.methods, strict=True):
         assert {key: value_of(config, line, key) for key in one.chosen} == one.chosen
-    tailorfl.compare(str(tmp_path / "t" / "tuned.yaml"), out=tmp_path / "c", rounds=1)
-    assert untimed(tmp_path / "c" / "tuning.json") == untimed(tmp_path / "t" / "tuning.json")
+    brief = {"rounds": 1, "eval": {"every": 0}}
+    tailorfl.compare(finished.experiment, out=tmp_path / "c", **brief)
+    assert untimed(tmp_path / "c" / "tuning.json") == table(finished)
     text = write_report(ExperimentResult.load(tmp_path / "c"))[0].read_text(encoding="utf-8")
     assert "## Tuning" in text
-    assert f"{found.samples:,} samples seen" in text
+    assert f"{finished.samples:,} samples seen" in text
     assert "seeds 1000, none of the comparison's;" in text
     assert "of which the comparison uses 1000, too" in tuning_section(tmp_path / "c", [0, 1000])[0].note
-    tailorfl.compare(str(tmp_path / "t" / "tuned.yaml"), out=tmp_path / "d", rounds=1, methods=["fedavg"])
+    tailorfl.compare(finished.experiment, out=tmp_path / "d", methods=["fedavg"], **brief)
     assert not (tmp_path / "d" / "tuning.json").exists(), "of another experiment"
 
 
 @pytest.mark.slow  # two processes import torch; the order of trials, and what they are, has quick tests
-def test_two_workers_find_what_one_finds_where_trials_do_not_depend_on_each_other(tmp_path: Path) -> None:
-    tuned(tmp_path / "a", TuningRequest("3x2"), search=SEARCH)
-    tuned(tmp_path / "b", TuningRequest("3x2"), workers=2, search=SEARCH)
-    assert untimed(tmp_path / "a" / "tuning.json") == untimed(tmp_path / "b" / "tuning.json")
+def test_two_workers_find_what_one_finds_where_trials_do_not_depend_on_each_other(
+    finished: Tuning, tmp_path: Path
+) -> None:
+    assert table(tuned(tmp_path / "t", REQUEST, workers=2, search=SEARCH)) == table(finished)
 
 
 @pytest.mark.slow  # as above
@@ -181,14 +191,11 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
         begin(tmp_path / "full", plan(experiment(), TuningRequest("2")))
 
 
-def test_from_python_it_is_the_same(tmp_path: Path) -> None:
-    made = tailorfl.tune(TINY, budget="2x2", out=tmp_path / "python", search=SEARCH)
-    tuned(tmp_path / "t", TuningRequest("2x2"), search=SEARCH)
-    assert untimed(made.folder / "tuning.json") == untimed(tmp_path / "t" / "tuning.json")
-    assert made.experiment.read_text(encoding="utf-8") == (tmp_path / "t" / "tuned.yaml").read_text(
-        encoding="utf-8"
-    )
-    again = tailorfl.tune(out=tmp_path / "python", resume=True)
-    assert again.as_json() == made.as_json()
-    with pytest.raises(ConfigError, match="as it was begun"):
-        tailorfl.tune(TINY, out=tmp_path / "python", resume=True)
+def test_from_python_it_is_the_same(finished: Tuning, tmp_path: Path) -> None:
+    tuning = tailorfl.tune(TINY, budget="3x2", out=tmp_path / "t", search=SEARCH)
+    assert table(tuning) == table(finished)
+    assert tuning.experiment.read_bytes() == finished.experiment.read_bytes()
+    again = tailorfl.tune(out=tmp_path / "t", resume=True)
+    assert again.as_json() == tuning.as_json()
+    with pytest.raises(ConfigError, match="resume"):
+        tailorfl.tune(TINY, out=tmp_path / "t", resume=True)

@@ -102,6 +102,8 @@ def compute_parts(
         correct = (((scores > 0) == (targets > 0.5)) & ~np.isnan(scores)).astype(np.float64)
         shares = parts.means(correct.ravel(), lengths * scores.shape[1])
         return {"auc": auc_parts(scores, targets, lengths), "accuracy": shares}
+    if task in ("regression", "counts"):
+        _same_shape(scores, targets)
     cuts = np.cumsum(lengths)[:-1]
     measured = [
         _of_part(task, some, few) if len(some) else dict.fromkeys(names, float("nan"))
@@ -111,14 +113,13 @@ def compute_parts(
 
 
 def _of_part(task: str, scores: Floats, targets: Floats) -> dict[str, float]:
-    """Return the metrics of a task whose parts are looked at one by one."""
+    """Return the metrics of a task whose parts are looked at one by one, of a part that has samples."""
     if task == "survival":
         return {"c_index": concordance_index(targets[:, 0], targets[:, 1], scores)}
-    if task == "regression":
-        return {"mse": mean_squared_error(scores, targets), "r2": r2(scores, targets)}
-    if task == "counts":
-        return poisson_errors(scores, targets)
-    return _of_responses(scores)
+    if task == "generation":
+        return _of_responses(scores)
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged model's errors are infinite or NaN
+        return _of_numbers(scores, targets) if task == "regression" else _of_counts(scores, targets)
 
 
 @dataclass(frozen=True)
@@ -228,50 +229,26 @@ def concordance_index(
     return concordant / pairs if pairs else float("nan")
 
 
-def mean_squared_error(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
-    """Mean squared error, arguments [samples] or [samples, targets]; NaN without samples."""
-    predicted, targets = _columns(_array(outputs)), _columns(_array(y))
-    _same_shape(predicted, targets)
-    if not len(targets):
-        return float("nan")
-    with np.errstate(over="ignore"):  # the error of a diverged model is infinite and says so itself
-        return float(np.square(predicted - targets).mean())
+def _of_numbers(predicted: Floats, targets: Floats) -> dict[str, float]:
+    """Return the mean squared error, and the coefficient of determination as a mean over the targets that vary.
 
-
-def poisson_errors(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> dict[str, float]:
-    """Mean Poisson deviance 2 (y log(y / m) - y + m) and mean |y - m|, m = exp(output); NaN without samples.
-
-    Arguments [samples] or [samples, counts]; the means are over both.
+    R² is NaN where no target varies (so also for fewer than two samples): it compares with a variance that is then
+    zero. Arguments are [samples] or [samples, targets].
     """
-    logs, targets = _columns(_array(outputs)), _columns(_array(y))
-    _same_shape(logs, targets)
-    if not len(targets):
-        return {"deviance": float("nan"), "mae": float("nan")}
-    with np.errstate(over="ignore", invalid="ignore"):  # the error of a diverged model is infinite or NaN
-        means = np.exp(logs)
-        excess = targets * (np.log(np.where(targets > 0, targets, 1.0)) - np.where(targets > 0, logs, 0.0))
-        deviance = 2 * (excess - targets + means)
-        return {"deviance": float(deviance.mean()), "mae": float(np.abs(targets - means).mean())}
-
-
-def r2(outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
-    """Coefficient of determination, mean over the targets that vary; shapes as `mean_squared_error`.
-
-    NaN where no target varies (so also for fewer than two samples): R² compares with a variance that is then
-    zero.
-    """
-    predicted, targets = _columns(_array(outputs)), _columns(_array(y))
-    _same_shape(predicted, targets)
-    if not len(targets):
-        return float("nan")
+    squares = np.square(predicted - targets)
     total = np.square(targets - targets.mean(axis=0)).sum(axis=0)
     # not `total > 0`: the mean of equal numbers may be off by one rounding, which leaves a tiny positive sum
     varies = targets.max(axis=0) > targets.min(axis=0)
-    if not varies.any():
-        return float("nan")
-    with np.errstate(over="ignore"):
-        residual = np.square(predicted - targets).sum(axis=0)
-        return float(np.mean(1 - residual[varies] / total[varies]))
+    shares = squares.sum(axis=0)[varies] / total[varies]
+    return {"mse": float(squares.mean()), "r2": float(np.mean(1 - shares)) if varies.any() else float("nan")}
+
+
+def _of_counts(logs: Floats, targets: Floats) -> dict[str, float]:
+    """Return the mean Poisson deviance 2 (y log(y / m) - y + m) and mean |y - m|, m = exp(output)."""
+    means = np.exp(logs)
+    excess = targets * (np.log(np.where(targets > 0, targets, 1.0)) - np.where(targets > 0, logs, 0.0))
+    deviance = 2 * (excess - targets + means)
+    return {"deviance": float(deviance.mean()), "mae": float(np.abs(targets - means).mean())}
 
 
 def credited(outputs: Tensor | NDArray[Any], credit: Tensor | NDArray[Any]) -> float:

@@ -173,11 +173,15 @@ class _Measure:
         """Return the validation or test rows of clients."""
         return self.sim.federation.part("val" if part == "val" else "test").of_clients(np.asarray(ids))
 
+    def _parts(self, part: str, ids: Sequence[int]) -> tuple[list[Tensor], Ints]:
+        """Return the distinct lists of rows that clients have, and which of them is whose."""
+        distinct, which = self._rows(part, ids).once()
+        return tensors(distinct), which
+
     def validation(self, ids: Sequence[int], models: TensorDict) -> dict[str, list[float]]:
         """Return the loss and the metrics of some clients' models [clients, ...] on their own validation parts."""
         cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
-        distinct, which = self._rows("val", ids).once()
-        parts = tensors(distinct)
+        parts, which = self._parts("val", ids)
         rows = [parts[k] for k in which]
         with torch.no_grad():
             return self.judge.numbers(self.judge.own(cohort, models, rows), source, rows)
@@ -195,10 +199,9 @@ class _Measure:
         cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
         with torch.no_grad():
             for part in own:
-                distinct, which = self._rows(part, ids).once()
-                parts = tensors(distinct)
+                parts, which = self._parts(part, ids)
                 rows = [parts[k] for k in which]
-                if len(distinct) == 1 < len(ids):  # a test set that all have
+                if len(parts) == 1 < len(ids):  # a test set that all have
                     outputs = self.judge.common(cohort, models, source, parts[0])
                 else:
                     outputs = self.judge.own(cohort, models, rows)
@@ -307,18 +310,17 @@ class _Measure:
         source, cohort = self.sim.federation.source, self.sim.cohort(ids[:1], own=True)
         with torch.no_grad():
             for part in own:
-                once, which = self._rows(part, ids).once()
-                rows = tensors(once)
-                found = self.judge.shared(cohort, model, source, rows)
+                rows, which = self._parts(part, ids)
+                outputs = self.judge.shared(cohort, model, source, rows)
                 sharp = self._sharp(cohort.model, [model] * len(rows), source, rows)
                 if self.kept is not None:
-                    every = ([each[k] for k in which] for each in (found, rows))
-                    self.kept.note("global", name or part, ids, next(every), source, next(every))
-                self._add("global", name or part, ids, found, source, rows, sharp, which)
+                    of_clients = [outputs[k] for k in which]
+                    self.kept.note("global", name or part, ids, of_clients, source, [rows[k] for k in which])
+                self._add("global", name or part, ids, outputs, source, rows, sharp, which)
             for set_name, (source, r) in common.items():
-                found = self.judge.shared(cohort, model, source, [r])
+                outputs = self.judge.shared(cohort, model, source, [r])
                 sharp = self._sharp(cohort.model, [model], source, [r])
-                self._add("global", set_name, [SERVER], found, source, [r], sharp)
+                self._add("global", set_name, [SERVER], outputs, source, [r], sharp)
 
     def _add(
         self,
