@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from tailorfl import modules
 from tailorfl.arguments import check_kind
 from tailorfl.benchmark.measure import measure
 from tailorfl.benchmark.result import Bench
+from tailorfl.core.method import Method
+from tailorfl.core.method import methods as registered
 from tailorfl.data.own import OF_DATASETS, ROLES, as_source, is_data
 from tailorfl.data.registry import GIVEN
 from tailorfl.data.source import Source
@@ -89,7 +93,9 @@ def run(
         progress: whether to show progress and warnings on stderr; None: in a terminal, an interactive Python or a
             notebook, unless there is an observer.
         settings: in place of the config's: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`.
-            Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings. `data` may also be
+            Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings. `model` may also be
+            a module, which is then the initial model of every seed, or a function (input_shape, outputs) that makes
+            one; methods may be objects: `methods=["local", Ditto(lam=0.5), MyMethod]`. `data` may also be
             data in memory: a DataFrame with `label="outcome", client="hospital"` and further options of `from_table`;
             a DataFrame of each client by name, with `label`; or a torch Dataset of (x, y) with `clients=[...]`, whose
             each sample is. Other settings of the data then stand in `data={...}` and the data in `source`.
@@ -251,7 +257,7 @@ def tune(
     """
     modules.load(imports)
     request = TuningRequest(budget, sampler, seed, widen)
-    return tune_experiment(config, settings, request, workers=workers, out=out, resume=resume)
+    return tune_experiment(config, _named(settings), request, workers=workers, out=out, resume=resume)
 
 
 def pretrain(
@@ -359,9 +365,49 @@ def _loaded(
     methods: Sequence[str] | None = None,
 ) -> ExperimentConfig:
     """Return an experiment, which names a source that was handed over as such and not as another."""
+    settings = _named(settings)
     if source is None:
         return load(config, settings, methods=methods, may_import=True)
     named = {"name": source.name} if config is None else {}
     chosen = load(config, {**named, **settings}, methods=methods, may_import=True)
     data = chosen.data.model_copy(update={"name": GIVEN, "path": None, "options": {}})
     return chosen.model_copy(update={"data": data})
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which a model and methods that are Python objects go by a name."""
+    named = dict(settings)
+    if "model" in named:
+        named["model"] = _with_name(named["model"], _model_name)
+    if "method" in named:
+        named["method"] = _with_name(named["method"], _method_name)
+    if isinstance(named.get("methods"), list | tuple):
+        named["methods"] = [_with_name(line, _method_name) for line in named["methods"]]
+    return named
+
+
+def _with_name(line: Any, name_of: Callable[[Any], Any]) -> Any:
+    if not isinstance(line, Mapping):
+        return name_of(line)
+    name = name_of(line.get("name"))
+    return {**line, **(name if isinstance(name, Mapping) else {"name": name} if "name" in line else {})}
+
+
+def _model_name(model: Any) -> Any:
+    """Return how settings name a module, whose copies every client starts from, or a function that makes one."""
+    if isinstance(model, torch.nn.Module):
+        digest = hashlib.sha256(repr(model).encode())
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return modules.give(digest.hexdigest()[:12], lambda input_shape, outputs: copy.deepcopy(model))
+    return modules.path_of(model) if callable(model) else model
+
+
+def _method_name(method: Any) -> Any:
+    """Return how settings name a method's class, or an instance with the options that are not their defaults."""
+    if isinstance(method, Method):
+        return {"name": _method_name(type(method)), **method.model_dump(mode="json", exclude_defaults=True)}
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        return method
+    name = getattr(method, "name", "")
+    return name if registered().get(name) is method else modules.path_of(method)

@@ -19,6 +19,8 @@ from tailorfl.errors import ConfigError
 
 _NAMED: dict[str, str] = {}
 """Modules that were named in this process, imported or not yet, and how: by their name or their file."""
+_GIVEN: dict[str, Any] = {}
+"""Objects that Python code passed in this process, by `given:DIGEST`."""
 
 
 def load(names: Iterable[str]) -> None:
@@ -39,7 +41,7 @@ def name_in(value: Any) -> None:
     """
     for entry in value if isinstance(value, list | tuple) else [value]:
         name = entry.get("name") if isinstance(entry, Mapping) else entry
-        if isinstance(name, str) and ":" in name:
+        if isinstance(name, str) and ":" in name and name not in _GIVEN:
             module = name.partition(":")[0]
             _NAMED.setdefault(module, module)
 
@@ -49,13 +51,40 @@ def named() -> list[str]:
     return list(_NAMED.values())
 
 
+def path_of(item: Any) -> str:
+    """Return the `module:name` by which settings can name a class or function.
+
+    Raises:
+        ConfigError: its module has no such name, as of a lambda or of what is defined in a function.
+    """
+    module, name = item.__module__, item.__qualname__
+    if getattr(sys.modules.get(module), name, None) is not item:
+        raise ConfigError(
+            f"{name} of the module '{module}' cannot be named in the settings; define it at the top level of a module"
+        )
+    return f"{module}:{name}"
+
+
+def give(digest: str, item: Any) -> str:
+    """Let settings of this process name an object that Python code passes, and return its name `given:DIGEST`."""
+    path = f"given:{digest}"
+    _GIVEN[path] = item
+    return path
+
+
 def find(path: str) -> Any:
-    """Return the object `module:name`.
+    """Return the object `module:name`, or the one that was passed as `given:DIGEST`.
 
     Raises:
         ConfigError: nobody has named the module, it is one of Python's own, or there is no such object in it.
     """
+    if path in _GIVEN:
+        return _GIVEN[path]
     module, _, name = path.partition(":")
+    if module == "given":
+        raise ConfigError(
+            f"'{path}' was passed from Python; pass the same object again, as tailorfl.run(model=...)"
+        )
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"'{path}' is of Python's own library, which holds no models, methods or data")
     if module not in _NAMED:

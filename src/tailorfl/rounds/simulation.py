@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -74,6 +75,15 @@ class Simulation(FederatedRun):
         self.population = Population(federation, self.groups, self.seed, pooled=False)
         if self.sampling in CYCLIC:
             self.fraction = 1 / self.participants
+
+    def __iter__(self) -> Iterator[RoundResult]:
+        """Run one round after another without an end, and yield what each did; `itertools.islice` takes some.
+
+        Raises:
+            DivergenceError, ConfigError: as `step`.
+        """
+        while True:
+            yield self.step()
 
     def step(
         self,
