@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -18,27 +17,19 @@ from typing import Any
 import pytest
 
 import tailorfl
+from report.browsing import browser, why_not
+from report.tiny import TINY
 from runs.killing import forked
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report import board as boards
 from tailorfl.report.board import Board
 from tailorfl.report.live import Watched
 
-SMALL: dict[str, Any] = {
-    "name": "<b>small</b>",
-    "seeds": 1,
-    "methods": [{"name": "fedavg", "label": "<img src=x>"}],
-    "data": {"samples": 300, "clients": 8},
-    "model": {"name": "mlp", "hidden": [8]},
-    "rounds": 2,
-    "eval": {"every": 1},
-    "engine": "vectorized",
-}
+SMALL = {**TINY, "name": "<b>small</b>", "methods": [{"name": "fedavg", "label": "<img src=x>"}], "rounds": 2}
 LONG = (
     "rounds=400", "seeds=2", "eval.every=5", "data.samples=300", "data.clients=8", "methods=[fedavg,local]",
     "engine=sequential", "train.epochs=3",
 )  # fmt: skip
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -215,16 +206,14 @@ def until(holds: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def page() -> Iterator[Any]:
+def page(tmp_path: Path) -> Iterator[Any]:
     """A page of a browser without a window; skips where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if BROWSER is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = driver.chromium.launch(executable_path=BROWSER, args=options)
-        yield browser.new_page(viewport={"width": 1180, "height": 760})
-        browser.close()
+    if why_not():
+        pytest.skip(why_not())
+    with browser(tmp_path / "profile") as started:
+        opened = started.new_page()
+        opened.set_viewport_size({"width": 1180, "height": 760})
+        yield opened
 
 
 def test_the_page_follows_a_run_in_a_browser(

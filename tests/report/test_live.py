@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 
 import tailorfl
+from report.tiny import TINY
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report import live
 from tailorfl.report.live import Watched
 from tailorfl.runs.job import Job, Observer
 
-SMALL: dict[str, Any] = {
+SMALL = {
+    **TINY,
     "name": "small",
-    "seeds": 2,
     "methods": ["ditto", "fedavg"],
-    "data": {"samples": 300, "clients": 8},
-    "model": {"name": "mlp", "hidden": [8]},
+    "seeds": 2,
     "rounds": 4,
     "eval": {"every": 2},
-    "engine": "vectorized",
 }
 
 

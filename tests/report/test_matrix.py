@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import rankdata
-from typer.testing import CliRunner
 
 import tailorfl
-from tailorfl.cli.main import app
+from report.tiny import TINY, invoke
 from tailorfl.report.matrix import Matrix, by_federation, matrix
 from tailorfl.report.page.ranks import page
 from tailorfl.report.result import ExperimentResult
 
-TINY: dict[str, Any] = {
-    "methods": ["local", "fedavg"],
-    "rounds": 1,
-    "seeds": 2,
-    "model": "logistic",
-    "data": {"clients": 3, "samples": 120},
-    "engine": "sequential",
-    "eval": {"every": 0, "final": ["local"]},
-}
-LINEAR = {
-    "methods": ["local", "fedavg"],
-    "data": {"name": "synthetic_linear", "clients": 3},
-    "model": "linear",
-}
+SETTINGS = {**TINY, "seeds": 2, "model": "logistic", "eval": {"every": 0, "final": ["local"]}}
+LINEAR = {"data": {"name": "synthetic_linear", "clients": 3}, "model": "linear"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("matrix")
-    tailorfl.run(TINY, out=out / "few")
-    tailorfl.run({**TINY, "data": {"clients": 4, "samples": 160}}, out=out / "more")
-    tailorfl.run({**TINY, "data": {"clients": 4, "samples": 160}, "methods": ["ditto"]}, out=out / "ditto")
-    tailorfl.run({**TINY, **LINEAR}, out=out / "linear")
+    few = {"data": {"clients": 3, "samples": 120}}
+    for name, changes in (("few", few), ("more", {}), ("ditto", {"methods": ["ditto"]}), ("linear", LINEAR)):
+        tailorfl.run({**SETTINGS, **changes}, out=out / name)
     return out
 
 
@@ -76,37 +61,25 @@ def test_every_federation_is_ranked_by_its_own_metric(folder: Path) -> None:
 
 def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    shown = CliRunner().invoke(app, ["report", "few", "more", "linear", "-o", "all"], env={"COLUMNS": "120"})
-    assert shown.exit_code == 0, shown.output
-    assert "methods by federations" in shown.output
-    assert sorted(p.name for p in Path("all").iterdir()) == [
-        "matrix.csv",
-        "matrix.tex",
-        "ranks.png",
-        "report.html",
-    ]
-    found = loaded(folder, "few", "more", "linear")
+    shown = invoke("report", "few", "more", "linear", "-o", "all", env={"COLUMNS": "120"})
+    assert "methods by federations" in shown
+    names = sorted(p.name for p in Path("all").iterdir())
+    assert names == ["matrix.csv", "matrix.tex", "ranks.png", "report.html"]
+    federations = loaded(folder, "few", "more", "linear")
     text = Path("all/report.html").read_text()
-    assert text == page(found).replace(f"From {folder}/", "From ")
+    assert text == page(federations).replace(f"From {folder}/", "From ")
     assert text.count("<svg xmlns=") == 2
-    for row in found.table.rows:
-        assert all(cell.text in text and cell.text in shown.output for cell in row)
+    for row in federations.table.rows:
+        assert all(cell.text in text and cell.text in shown for cell in row)
     numbers = pd.read_csv("all/matrix.csv").set_index("label")
-    assert numbers.loc["fedavg", "few"] == found.results["few"].table.loc["fedavg", "mean"]
+    assert numbers.loc["fedavg", "few"] == federations.results["few"].table.loc["fedavg", "mean"]
     assert numbers["rank"].is_monotonic_increasing
     latex = Path("all/matrix.tex").read_text()
     assert latex.count(r"\begin{") == latex.count(r"\end{") == 2
-    told = CliRunner().invoke(app, ["report", "few", "more", "-o", "j.html", "--json"])
-    assert [row["label"] for row in json.loads(told.stdout)] == [
-        label for label, _ in loaded(folder, "few", "more").ordered
-    ]
-    one = CliRunner().invoke(
-        app, ["report", "few", "more", "-o", "m.html", "--latex", "m.tex", "--csv", "m.csv"]
-    )
-    assert one.exit_code == 0, one.output
-    assert Path("m.html").is_file()
-    assert Path("m.tex").is_file()
-    assert Path("m.csv").is_file()
+    rows = json.loads(invoke("report", "few", "more", "-o", "j.html", "--json"))
+    assert [row["label"] for row in rows] == [label for label, _ in loaded(folder, "few", "more").ordered]
+    invoke("report", "few", "more", "-o", "m.html", "--latex", "m.tex", "--csv", "m.csv")
+    assert all(Path(f"m.{suffix}").is_file() for suffix in ("html", "tex", "csv"))
 
 
 def test_too_few_federations_have_a_table_and_no_ranks(folder: Path) -> None:

