@@ -169,6 +169,7 @@ OPTIONS: dict[str, list[Case]] = {
     ],
     "apfl": [
         *each(FIXED, alpha=(0.3, 0.0, 1.0), personal_w=("global",)),
+        *each(APFL, alpha=(0.0, 1.0)),
         Case(APFL, why="adamw", train="adamw"),
         *(Case({**APFL, "mixture": "old"}, why=f"old {t}", train=t) for t in ("momentum", "adamw")),
         normed(FIXED),
