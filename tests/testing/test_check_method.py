@@ -21,7 +21,7 @@ from tailorfl.testing import (
     twice,
     whole,
 )
-from tailorfl.testing.checks import _CHECKS
+from tailorfl.testing.contract import CHECKS
 from tailorfl.training import tree
 
 
@@ -173,4 +173,4 @@ def test_each_promise_is_held(wrong: dict[str, Any], name: str) -> None:
 def test_every_check_says_what_it_holds_and_has_a_name_of_its_own() -> None:
     names = [str(check) for check in checks_of(Plain)]
     assert len(set(names)) == len(names) > 30
-    assert all((function.__doc__ or "").strip() for function, *_ in _CHECKS)
+    assert all((function.__doc__ or "").strip() for function, *_ in CHECKS)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tailorfl.training.batches import by_falling_steps
 from tailorfl.training.operations import CohortLayout
 from tailorfl.training.plan import MOST_PADDING, BatchPlan, make_plan, runs
+from training.cohorts import ENGINES, FLOAT, cohort_of, fit, model_of, source
 
 
 def plan_of(sizes: list[int], batch: int, epochs: int) -> BatchPlan:
@@ -39,6 +40,18 @@ def test_equal_clients_run_together():
 def test_the_cut_is_where_it_saves_most():
     """Batches of 10, 10, 2, 2 and 2 samples: padding to 10 would compute 50 samples for 26."""
     assert runs(plan_of([10, 10, 2, 2, 2], 10, 1)) == [[(0, 2), (2, 5)]]
+
+
+@pytest.mark.parametrize("extra", [{}, {"momentum": 0.9}, {"clip": 0.5}, {"weight_decay": 0.1}])
+def test_a_cohort_in_runs_trains_as_the_loop_does(extra):
+    sizes = (11, 9, 1, 3, 21, 2, 10)
+    data = source(sum(sizes), (5,))
+    model = model_of("mlp", data)
+    cohort = cohort_of(model, data, sizes, batch_size=10, **extra)
+    assert any(len(cut) > 1 for cut in runs(plan_of(list(sizes), 10, 1)))
+    expected, found = (fit(ENGINES[e], cohort, model.init(1), epochs=2) for e in ("sequential", "vectorized"))
+    for name in model.parameters:
+        torch.testing.assert_close(found[name], expected[name], **FLOAT)
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,7 @@ def build(
     source = source if augment == "none" else replace(source, augment=augment)
     source = plain(source) if normalise == "none" else source
     rule = read_split(config.split, official=source.test is not None)
-    rows = capped(source, config.samples, stream(seed, "samples"))
-    domains = {
-        domain: np.intersect1d(in_domain, rows)
-        for domain, in_domain in domain_rows(source, config.heldout_domain or ()).items()
-    }
-    rows = _without(rows, *domains.values())
-    own_public = np.empty(0, dtype=np.int64)
-    if isinstance(public, str) and public == source.name:
-        own_public = own_public_rows(source, rows, config.public_samples, stream(seed, "public"))
-        rows = _without(rows, own_public)
+    rows, own_public, domains = _pool(source, config, public, seed)
     dealt = deal_rows(
         source,
         rows,
@@ -126,14 +117,36 @@ def build(
     shifted |= own_shifts(
         federation.source, shifts or {}, config.name if by_name else None, config.options, shifted
     )
-    shared: Source | None = None
-    if len(own_public):
-        shared = public_from_rows(federation.source, own_public)
-    elif public is not None:
-        shared = public_set(public, config.public_samples, federation.source, seed)
+    shared = _public(federation.source, own_public, public, config.public_samples, seed)
     federation = replace(federation, public=shared, shifted=shifted)
     validate(federation)
     return federation
+
+
+def _pool(
+    source: Source, config: DataConfig, public: str | Source | None, seed: int
+) -> tuple[Ints, Ints, dict[str, Ints]]:
+    """Return the rows for clients, those of a public set from the same source, and those of each held-out domain."""
+    rows = capped(source, config.samples, stream(seed, "samples"))
+    domains = {
+        domain: np.intersect1d(in_domain, rows)
+        for domain, in_domain in domain_rows(source, config.heldout_domain or ()).items()
+    }
+    rows = _without(rows, *domains.values())
+    own_public = np.empty(0, dtype=np.int64)
+    if isinstance(public, str) and public == source.name:
+        own_public = own_public_rows(source, rows, config.public_samples, stream(seed, "public"))
+        rows = _without(rows, own_public)
+    return rows, own_public, domains
+
+
+def _public(
+    source: Source, rows: Ints, public: str | Source | None, samples: int | None, seed: int
+) -> Source | None:
+    """Return the public set: some rows of the clients' own source, or another source, if there is one."""
+    if len(rows):
+        return public_from_rows(source, rows)
+    return None if public is None else public_set(public, samples, source, seed)
 
 
 def _config(arguments: Mapping[str, Any]) -> DataConfig:

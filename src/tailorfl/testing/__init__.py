@@ -9,8 +9,18 @@ def test_contract(check):  # with pytest, each check a test of its own
     check()
 """
 
-from tailorfl.testing.checks import check_method, checks_of, parametrize_with_checks
-from tailorfl.testing.contract import Check, Contract, nothing, twice, whole
+from tailorfl.testing import checks as checks
+from tailorfl.testing import promises as promises
+from tailorfl.testing.contract import (
+    Check,
+    Contract,
+    check_method,
+    checks_of,
+    nothing,
+    parametrize_with_checks,
+    twice,
+    whole,
+)
 
 __all__ = [
     "Check",

@@ -7,30 +7,23 @@ is refused, newcomers get a model, and models leave the tool.
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailorfl.core.messages import PerClient
-from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
-from tailorfl.errors import TailorflError
 from tailorfl.export.source_code import NotWritableError, written
-from tailorfl.rounds.client_privacy import ClientDP
-from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
-from tailorfl.testing.contract import Check, Contract, nothing
+from tailorfl.testing.contract import Contract, check, is_federated, nothing
 from tailorfl.testing.small import (
     BOTH,
     EXACT,
@@ -41,8 +34,6 @@ from tailorfl.testing.small import (
     assert_same,
     everything,
     federation,
-    model,
-    parts,
     personal,
     replaced,
     simulation,
@@ -57,71 +48,6 @@ CLOSE = {"atol": 1e-9, "rtol": 1e-7}
 RESUMED: dict[str, Any] = {"fraction": 0.4, "seed": 2}
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0, "shuffle"))
-Function = TypeVar("Function", bound=Callable[..., None])
-Applies = Callable[[Contract], bool]
-_CHECKS: list[tuple[Callable[..., None], tuple[tuple[Any, ...], ...], Applies]] = []
-
-
-def _check(
-    *variants: tuple[Any, ...], where: Applies = lambda contract: True
-) -> Callable[[Function], Function]:
-    """Register a check, with the arguments that it runs with in turn, of methods `where` it applies."""
-
-    def add(function: Function) -> Function:
-        _CHECKS.append((function, variants or ((),), where))
-        return function
-
-    return add
-
-
-def checks_of(method: Contract | Method | type[Method]) -> list[Check]:
-    """Return every check that applies to a method, which may be given as its class if all options have defaults."""
-    if isinstance(method, type):
-        method = method()
-    contract = method if isinstance(method, Contract) else Contract(method)
-    return [
-        Check(function.__name__, contract, function, variant)
-        for function, variants, applies in _CHECKS
-        for variant in variants
-        if applies(contract) and not set(variant) & set(contract.not_on)
-    ]
-
-
-def check_method(method: Contract | Method | type[Method]) -> None:
-    """Check that a method keeps its contract.
-
-    Args:
-        method: the method, its class if all options have defaults, or a `Contract`, which promises more.
-
-    Raises:
-        AssertionError: a check failed; names it. Other errors are those of the method.
-    """
-    for check in checks_of(method):
-        try:
-            check()
-        except AssertionError as error:
-            raise AssertionError(f"{check}: {error}\n{inspect.getdoc(check.function)}") from error
-
-
-def parametrize_with_checks(*methods: Contract | Method | type[Method]) -> Any:
-    """Return a decorator for pytest: the test, which takes `check`, runs once for each check of each method."""
-    import pytest
-
-    checks = [check for method in methods for check in checks_of(method)]
-    return pytest.mark.parametrize("check", checks, ids=str)
-
-
-def _pooled(contract: Contract) -> bool:
-    return contract.method.pooled
-
-
-def _federated(contract: Contract) -> bool:
-    return not contract.method.pooled
-
-
-def _covered(contract: Contract) -> bool:
-    """Whether sample-level privacy covers the method."""
-    return not contract.method.unprotected("sample") and not contract.mixes_samples
 
 
 def _outcome(sim: Simulation) -> dict[str, Tensor]:
@@ -144,7 +70,7 @@ def _of_clients(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
     }
 
 
-@_check(("logistic",), (NORMED,), ("dropout",))
+@check(("logistic",), (NORMED,), ("dropout",))
 def engines_agree(contract: Contract, model_name: str) -> None:
     """All clients at once give the numbers of one after the other.
 
@@ -157,7 +83,7 @@ def engines_agree(contract: Contract, model_name: str) -> None:
     assert_close(_outcome(runs[0]), _outcome(runs[1]), **CLOSE)
 
 
-@_check((1,), (3,))
+@check((1,), (3,))
 def cohorts_may_be_cut_up(contract: Contract, chunk: int) -> None:
     """How many clients run at once changes no number."""
     runs = [
@@ -167,7 +93,7 @@ def cohorts_may_be_cut_up(contract: Contract, chunk: int) -> None:
     assert_close(_outcome(runs[0]), _outcome(runs[1]), **CLOSE)
 
 
-@_check()
+@check()
 def losses_and_traffic_do_not_depend_on_the_engine(contract: Contract) -> None:
     """Nor does who takes part and whose reply is refused."""
     a, b = (
@@ -185,7 +111,7 @@ def losses_and_traffic_do_not_depend_on_the_engine(contract: Contract) -> None:
         )
 
 
-@_check(("dropout", "sequential"), ("dropout", "vectorized"), (NORMED, "vectorized"), where=_federated)
+@check(("dropout", "sequential"), ("dropout", "vectorized"), (NORMED, "vectorized"), where=is_federated)
 def order_and_company_of_clients_do_not_matter(contract: Contract, model_name: str, engine: str) -> None:
     """Client i's update is the same alone, among all, and in any order."""
     # Bit for bit where clients run one by one; in float64, so that nothing has to be allowed for roundings, together.
@@ -199,7 +125,7 @@ def order_and_company_of_clients_do_not_matter(contract: Contract, model_name: s
         assert_close(_of_clients(sim, (i,)), {p: t[i : i + 1] for p, t in everyone.items()}, **tolerance)
 
 
-@_check(("sequential",), ("vectorized",), where=_federated)
+@check(("sequential",), ("vectorized",), where=is_federated)
 def the_data_of_others_does_not_matter_within_a_round(contract: Contract, engine: str) -> None:
     """Check that a client's result depends on its id, its data and what it receives, and on no other client."""
     changed = replaced(federation(), 0, lambda x: 50.0 * x.flip(0) + 3.0)
@@ -211,7 +137,7 @@ def the_data_of_others_does_not_matter_within_a_round(contract: Contract, engine
     )
 
 
-@_check(where=lambda contract: not contract.by_id)
+@check(where=lambda contract: not contract.by_id)
 def relabelling_clients_permutes_the_results(contract: Contract) -> None:
     """With full batches nothing random depends on the id, so new names for clients are only new names."""
     base = federation()
@@ -239,7 +165,7 @@ def relabelling_clients_permutes_the_results(contract: Contract) -> None:
         assert_close({n: w[n] for n in keep}, {n: u[n] for n in keep}, atol=2e-5, rtol=1e-3)
 
 
-@_check(("sequential",), ("vectorized",))
+@check(("sequential",), ("vectorized",))
 def resumed_equals_uninterrupted(contract: Contract, engine: str) -> None:
     """Check that a run goes on exactly from what it dumps, in memory and through files."""
     first = simulation(contract.method, BOTH, engine, rounds=2, **RESUMED)
@@ -258,7 +184,7 @@ def resumed_equals_uninterrupted(contract: Contract, engine: str) -> None:
         _assert_equal_runs(first, resumed)
 
 
-@_check()
+@check()
 def loading_forgets_what_was_before_and_copies(contract: Contract) -> None:
     """Nothing of what a simulation did before `load` survives it, and it does not write into what it was given."""
     fresh, used = (simulation(contract.method, NORMED, rounds=r, **RESUMED) for r in (0, 2))
@@ -283,7 +209,7 @@ def _assert_equal_runs(a: Simulation, b: Simulation) -> None:
     assert (a.gradients, a.turns) == (b.gradients, b.turns)
 
 
-@_check(where=lambda contract: _federated(contract) and contract.method.participation != "all")
+@check(where=lambda contract: is_federated(contract) and contract.method.participation != "all")
 def clients_that_are_not_sampled_stay_bit_identical(contract: Contract) -> None:
     """Check that a round changes the states of those that train in it; a client that never trained takes no memory."""
     sim, trained = simulation(contract.method, NORMED, fraction=0.4), set()
@@ -295,7 +221,7 @@ def clients_that_are_not_sampled_stay_bit_identical(contract: Contract) -> None:
     assert set(sim.states.clients) == (trained if before else set())
 
 
-@_check()
+@check()
 def participation_all_trains_everyone_and_aggregates_the_sampled(contract: Contract) -> None:
     """Idle clients now train too; the server moves as if they had not, as long as their states did not meet it."""
     everyone = simulation(contract.having(participation="all"), rounds=1, fraction=0.4)
@@ -309,7 +235,7 @@ def participation_all_trains_everyone_and_aggregates_the_sampled(contract: Contr
         assert everyone.states.clients == tuple(range(len(SIZES)))
 
 
-@_check()
+@check()
 def the_runs_weights_are_those_of_a_method_that_has_none_of_its_own(contract: Contract) -> None:
     """So that a comparison asks one question; a method's line may say others."""
     settings: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
@@ -324,7 +250,7 @@ def the_runs_weights_are_those_of_a_method_that_has_none_of_its_own(contract: Co
     assert same == contract.unweighted, "results depend on the weights if and only if the contract says so"
 
 
-@_check()
+@check()
 def one_sampled_client_is_the_whole_average(contract: Contract) -> None:
     """Then weights cannot matter. Sums over ALL clients have the sampled one's share: there sizes are equal."""
     data = federation((6,) * 5) if contract.over_all else federation()
@@ -336,7 +262,7 @@ def one_sampled_client_is_the_whole_average(contract: Contract) -> None:
     assert len(uniform.sample(0)) == 1
 
 
-@_check()
+@check()
 def reruns_are_bit_identical_and_seeds_matter(contract: Contract) -> None:
     """Whatever the global random generators do meanwhile."""
     first = simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=5)
@@ -351,7 +277,7 @@ def reruns_are_bit_identical_and_seeds_matter(contract: Contract) -> None:
     assert any(not torch.equal(a[p], b[p]) for p in a), "another seed gives the same run"
 
 
-@_check()
+@check()
 def evaluation_leaves_states_buffers_and_random_streams_unchanged(contract: Contract) -> None:
     """Nor does the next round notice that models were looked at."""
     evaluated, left_alone = (simulation(contract.method, BOTH, rounds=2, fraction=0.6) for _ in range(2))
@@ -378,7 +304,7 @@ def _random_streams() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), str(legacy), random.getstate()
 
 
-@_check(("sequential",), ("vectorized",))
+@check(("sequential",), ("vectorized",))
 def models_that_come_out_are_complete_and_own_their_memory(contract: Contract, engine: str) -> None:
     """Check that writing into a deployed model does not reach the run."""
     sim = simulation(contract.method, NORMED, engine, rounds=1)
@@ -391,7 +317,7 @@ def models_that_come_out_are_complete_and_own_their_memory(contract: Contract, e
     assert all(torch.isfinite(t.float()).all() for t in personal(sim).values())
 
 
-@_check()
+@check()
 def the_federation_and_the_initial_model_are_not_written_to(contract: Contract) -> None:
     """Two rounds and an evaluation leave them as they are."""
     data = federation()
@@ -406,7 +332,7 @@ def the_federation_and_the_initial_model_are_not_written_to(contract: Contract) 
     assert_same(init, tree.tensors(sim.init))
 
 
-@_check(("sequential",), ("vectorized",))
+@check(("sequential",), ("vectorized",))
 def one_client_and_one_sample_run(contract: Contract, engine: str) -> None:
     """Batch norm leaves a single sample out, where another model trains on it."""
     for sizes, models in (((7,), (NORMED,)), ((1,), ("mlp",)), ((1, 1, 1), ("mlp", NORMED))):
@@ -416,7 +342,7 @@ def one_client_and_one_sample_run(contract: Contract, engine: str) -> None:
             assert all(torch.isfinite(t.float()).all() for t in tensors), (sizes, model_name)
 
 
-@_check(where=lambda contract: not (contract.chooses or contract.own_rate))
+@check(where=lambda contract: not (contract.chooses or contract.own_rate))
 def no_training_changes_no_model(contract: Contract) -> None:
     """Without local steps a method is the identity on its models (a rate of 0 is refused, so it is 1e-30)."""
     train = replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0)
@@ -425,7 +351,7 @@ def no_training_changes_no_model(contract: Contract) -> None:
         torch.testing.assert_close(tensor, sim.init[name].expand_as(tensor), atol=1e-6, rtol=1e-6)
 
 
-@_check(where=lambda contract: not contract.chooses)
+@check(where=lambda contract: not contract.chooses)
 def newcomers_without_steps_deploy_what_they_receive(contract: Contract) -> None:
     """With 0 steps no data of the newcomer's enters, and no step of a newcomer reaches anybody else."""
     sim = simulation(contract.method, NORMED, rounds=2)
@@ -442,7 +368,7 @@ def newcomers_without_steps_deploy_what_they_receive(contract: Contract) -> None
     assert same == (not sim.method.has_personal), "a newcomer adapts if and only if models are personal"
 
 
-@_check()
+@check()
 def evaluated_models_are_those_promised(contract: Contract) -> None:
     """Check that there is a personal model, a global one, or both."""
     method, sim = contract.method, simulation(contract.method)
@@ -451,7 +377,7 @@ def evaluated_models_are_those_promised(contract: Contract) -> None:
     assert (sim.global_model() is not None) == method.has_global
 
 
-@_check()
+@check()
 def exported_networks_answer_as_personal_models_do(contract: Contract) -> None:
     """The network that an export writes gives the outputs of a client and of a newcomer in the run."""
     sim = simulation(contract.method, BOTH, rounds=1)
@@ -473,171 +399,3 @@ def _exported(network: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     copy: nn.Module = namespace["network"]()
     copy.load_state_dict(network.state_dict())
     return copy.eval()
-
-
-@_check()
-def the_work_of_a_round_is_known_before_it(contract: Contract) -> None:
-    """Gradients and bytes that are estimated are those that are counted."""
-    sim = simulation(contract.method, rounds=1)
-    before = (sim.gradients, sim.traffic.bytes_down, sim.traffic.bytes_up)
-    clients = sim.trainees(sim.sample(1))
-    work, uses = work_of(sim, sim.method.broadcast(sim.server, clients), clients, 1)
-    result = sim.step(sampled=clients)
-    assert sum(client.gradients for client in work.values()) == sim.gradients - before[0] == result.gradients
-    assert uses == {}
-    if not sim.method.pooled and not sim.method.reaches_all:
-        for counted, expected in (
-            (sim.traffic.bytes_down - before[1], "down"),
-            (sim.traffic.bytes_up - before[2], "up"),
-        ):
-            assert math.isclose(
-                sum(getattr(client, expected) for client in work.values()), counted, rel_tol=1e-6
-            )
-
-
-@_check(where=lambda contract: contract.by_round is not None or contract.down is not None)
-def traffic_is_what_was_promised(contract: Contract) -> None:
-    """Scalars up, down to each client, and down once for all, over four rounds of two clients."""
-    size, sim = parts(model(NORMED)), simulation(contract.method, NORMED, fraction=0.4)
-    assert contract.by_round or (contract.down and contract.up), "a contract with `down` needs `up`"
-    by_round = contract.by_round or (lambda r, s: (contract.down(s), contract.up(s)))  # type: ignore[misc]
-    up = unicast = 0
-    multicast = Fraction(0)
-    for r in range(4):
-        everyone = sim.method.participation == "all"
-        training = tuple(range(len(SIZES))) if everyone else sim.sample(r)
-        message = sim.method.broadcast(sim.server, training)
-        distinct = Fraction(1)
-        if isinstance(message, PerClient):  # a client may get several rows
-            distinct = Fraction(len(message.rows.unique()) * len(training), max(message.rows.numel(), 1))
-        result = sim.step()
-        down, back = by_round(r, size)
-        up, unicast = up + len(result.clients) * back, unicast + len(training) * down
-        multicast += distinct * down
-        assert len(result.clients) == (1 if sim.method.pooled or contract.in_turn else 2)
-    counted: tuple[float | Fraction, ...] = (
-        sim.traffic.up,
-        sim.traffic.down_unicast,
-        sim.traffic.down_multicast,
-    )
-    promised: tuple[float | Fraction, ...] = (up, unicast, multicast)
-    if contract.at_most:
-        assert all(a <= b for a, b in zip(counted, promised, strict=True)), (counted, promised)
-    else:
-        assert counted == promised, f"(up, down, down once for all) is {counted}, not {promised}"
-    # Buffers are floats of four bytes but for batch norm's int64 counters.
-    sent = sim.traffic.up + sim.traffic.buffers_up
-    assert sim.traffic.bytes_up >= 4 * sent
-    assert (sim.traffic.bytes_up > 0) == (sent > 0)
-
-
-@_check(where=lambda contract: contract.trained is not None)
-def trained_scalars_are_those_promised(contract: Contract) -> None:
-    """Collect what one client's training produced: tensors of its new state and reply that were not there before.
-
-    A model that is kept and sent counts once; two models count twice.
-    """
-    assert contract.trained is not None
-    sim = simulation(contract.method)
-    before = [t[0] for _, t in tree.leaves(sim.states.get((0,)))]
-    received = sim.method.broadcast(sim.server, (0,))
-    payload = received.payloads[0] if isinstance(received, PerClient) else received
-    new, reply = sim.run((0,), sim.states.get((0,)), received, lambda c, s, r: sim.method.local(c, s, r))
-    old = [*before, *(t for _, t in tree.leaves(payload))]  # type: ignore[arg-type]
-    produced: list[Tensor] = []
-    for path, stacked in (*tree.leaves(new), *tree.leaves(reply)):
-        tensor = stacked[0]
-        if path.rpartition("/")[2] in sim.model.parameters and not any(
-            torch.equal(tensor, earlier) for earlier in (*old, *produced) if earlier.shape == tensor.shape
-        ):
-            produced.append(tensor)
-    size = parts(sim.model)
-    promised, new_scalars = contract.trained(size), sum(t.numel() for t in produced)
-    assert sim.trained_scalars == promised, f"{sim.trained_scalars} by models_trained, not {promised}"
-    assert new_scalars == promised + contract.beside(size), (
-        f"{new_scalars} in new state and reply, not {promised}"
-    )
-
-
-def _without_distillation(contract: Contract) -> Method:
-    """Return the method without the server's training, whose first steps turn roundings into visible differences."""
-    return contract.having(**{key: value for key, value in contract.still.items() if key == "distil"})
-
-
-@_check(where=_covered)
-def sample_privacy_without_clip_and_noise_changes_nothing(contract: Contract) -> None:
-    """On a cohort at once; the next check compares it with the loop."""
-    private = replace(PLAIN, dp=SampleDP(math.inf, 0.0, "shuffle"))
-    a, b = (
-        everything(simulation(_without_distillation(contract), "mlp", "vectorized", train=t, rounds=2))
-        for t in (PLAIN, private)
-    )
-    assert_close(a, b, atol=5e-5)
-
-
-@_check(("logistic",), where=_covered)
-def private_training_is_the_same_in_every_engine_and_again(contract: Contract, model_name: str) -> None:
-    """Noise is a function of the seed, the client and the round."""
-    run = [
-        everything(
-            simulation(
-                _without_distillation(contract), model_name, engine, train=NOISY, rounds=2, fraction=0.6
-            )
-        )
-        for engine in ("sequential", "vectorized", "sequential")
-    ]
-    assert_close(run[0], run[1])
-    assert_same(run[0], run[2])
-    assert all(torch.isfinite(t.float()).all() for t in run[0].values())
-
-
-@_check(where=_covered)
-def clipped_training_moves_by_no_more_than_the_clip(contract: Contract) -> None:
-    """Check a crude bound, but a gradient that escapes the clip breaks it by orders of magnitude."""
-    clipped = replace(PLAIN, dp=SampleDP(1e-4, 0.0, "shuffle"), lr=0.01)
-    sim = simulation(contract.method, "mlp", train=clipped, rounds=1)
-    moved = everything(sim)
-    start = everything(simulation(contract.method, "mlp", train=replace(clipped, lr=1e-30), rounds=1))
-    steps = 60  # more than any method takes here in a round, with rates of its own up to 0.1
-    for path, tensor in moved.items():
-        if path.startswith("client/") and path.rpartition("/")[2] in sim.model.parameters:
-            assert float((tensor - start[path]).abs().max()) <= steps * 0.1 * 1e-4 * 10, path
-
-
-@_check((NORMED,), where=_covered)
-def batch_norm_is_refused_where_its_batches_would_leak(contract: Contract, model_name: str) -> None:
-    """Sample-level privacy is of each sample alone."""
-    _assert_refused(contract, model_name)
-
-
-@_check(where=lambda contract: not _covered(contract))
-def sample_privacy_that_does_not_cover_the_method_is_refused(contract: Contract) -> None:
-    """At the start of the run, or in its first round."""
-    _assert_refused(contract, "mlp")
-
-
-def _assert_refused(contract: Contract, model_name: str) -> None:
-    try:
-        simulation(contract.method, model_name, train=NOISY).step()
-    except TailorflError:
-        return
-    raise AssertionError("sample-level privacy was not refused")
-
-
-@_check(where=_federated)
-def client_privacy_without_clip_and_noise_changes_nothing_or_is_refused(contract: Contract) -> None:
-    """Whatever its server does with replies: one that says it needs only the mean must not need more."""
-    method = type(contract.method)(**{**_without_distillation(contract).all_options(), "weights": "uniform"})
-    settings: dict[str, Any] = {"rounds": 3, "fraction": 0.6, "train": PLAIN}
-    private = ClientDP(math.inf, 0.0)
-    if method.unprotected("client"):
-        try:
-            simulation(method, "mlp", "vectorized", client_dp=private, **settings)
-        except TailorflError:
-            return
-        raise AssertionError("client-level privacy was not refused")
-    a, b = (
-        everything(simulation(method, "mlp", "vectorized", client_dp=dp, **settings))
-        for dp in (private, None)
-    )
-    assert_close(a, b, atol=5e-5)

@@ -1,10 +1,11 @@
-"""What the checks have to know about a method, and a check with a name."""
+"""The contract of a method, the registry of checks, and what runs them."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tailorfl.core.method import Method
 from tailorfl.testing.small import Parts
@@ -100,3 +101,72 @@ class Check:
     def __str__(self) -> str:
         arguments = f" ({', '.join(map(str, self.arguments))})" if self.arguments else ""
         return f"{self.contract.name}: {self.name}{arguments}"
+
+
+Function = TypeVar("Function", bound=Callable[..., None])
+Applies = Callable[[Contract], bool]
+CHECKS: list[tuple[Callable[..., None], tuple[tuple[Any, ...], ...], Applies]] = []
+
+
+def check(
+    *variants: tuple[Any, ...], where: Applies = lambda contract: True
+) -> Callable[[Function], Function]:
+    """Register a check, with the arguments that it runs with in turn, of methods `where` it applies."""
+
+    def add(function: Function) -> Function:
+        CHECKS.append((function, variants or ((),), where))
+        return function
+
+    return add
+
+
+def checks_of(method: Contract | Method | type[Method]) -> list[Check]:
+    """Return every check that applies to a method, which may be given as its class if all options have defaults."""
+    if isinstance(method, type):
+        method = method()
+    contract = method if isinstance(method, Contract) else Contract(method)
+    return [
+        Check(function.__name__, contract, function, variant)
+        for function, variants, applies in CHECKS
+        for variant in variants
+        if applies(contract) and not set(variant) & set(contract.not_on)
+    ]
+
+
+def check_method(method: Contract | Method | type[Method]) -> None:
+    """Check that a method keeps its contract.
+
+    Args:
+        method: the method, its class if all options have defaults, or a `Contract`, which promises more.
+
+    Raises:
+        AssertionError: a check failed; names it. Other errors are those of the method.
+    """
+    for check in checks_of(method):
+        try:
+            check()
+        except AssertionError as error:
+            raise AssertionError(f"{check}: {error}\n{inspect.getdoc(check.function)}") from error
+
+
+def parametrize_with_checks(*methods: Contract | Method | type[Method]) -> Any:
+    """Return a decorator for pytest: the test, which takes `check`, runs once for each check of each method."""
+    import pytest
+
+    checks = [check for method in methods for check in checks_of(method)]
+    return pytest.mark.parametrize("check", checks, ids=str)
+
+
+def is_pooled(contract: Contract) -> bool:
+    """Whether the method trains on pooled data."""
+    return contract.method.pooled
+
+
+def is_federated(contract: Contract) -> bool:
+    """Whether clients train by themselves."""
+    return not contract.method.pooled
+
+
+def is_covered(contract: Contract) -> bool:
+    """Whether sample-level privacy covers the method."""
+    return not contract.method.unprotected("sample") and not contract.mixes_samples

@@ -18,7 +18,7 @@ from tailorfl.training.objective import class_prior
 from tailorfl.training.operations import NOTHING, CohortLayout, Layout, Mapped, Packed
 from tailorfl.training.plan import BatchPlan, Rows, Steps, runs
 from tailorfl.training.request import FitRequest
-from tailorfl.training.sample_privacy import Release, SampleDP
+from tailorfl.training.sample_privacy import GradientRelease, SampleDP
 
 Which = slice | Tensor
 """Positions of clients; neighbours are cut out as views, chosen ones as copies that `put` writes back."""
@@ -43,7 +43,7 @@ class ActiveClients:
     """λ of that pull where it is a tensor, [clients]."""
     rate: Tensor | None = None
     """η where it is a tensor, [clients]."""
-    release: Release | None = None
+    release: GradientRelease | None = None
     """The release of private sums as gradients."""
     classes: Tensor | None = None
     """[clients, classes] what samples of a class count in the loss."""
@@ -176,7 +176,7 @@ def active_clients(
     )
 
 
-def _release(request: FitRequest, dp: SampleDP, positions: Sequence[int]) -> Release:
+def _release(request: FitRequest, dp: SampleDP, positions: Sequence[int]) -> GradientRelease:
     """Return what the private gradients of the clients at `positions` are divided by and made noisy with."""
     cohort, batch = request.cohort, request.batch
     noise = torch.tensor([dp.noise_of(cohort.ids[p]) for p in positions], dtype=torch.float32)
@@ -185,7 +185,7 @@ def _release(request: FitRequest, dp: SampleDP, positions: Sequence[int]) -> Rel
         samples = cohort.sizes[list(positions)]
         expected = samples if batch <= 0 else np.minimum(samples, batch)
         size = torch.from_numpy(expected).float().clamp(min=1.0).to(cohort.device)
-    return Release(noise.to(cohort.device), size)
+    return GradientRelease(noise.to(cohort.device), size)
 
 
 def public_terms(

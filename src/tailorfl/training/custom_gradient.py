@@ -30,7 +30,7 @@ from tailorfl.training.gradients import (
     gradients_of,
 )
 from tailorfl.training.request import FitRequest
-from tailorfl.training.sample_privacy import Release, SampleDP, private_gradient
+from tailorfl.training.sample_privacy import GradientRelease, SampleDP, private_gradient
 from tailorfl.training.update import CLIP_EPS
 
 
@@ -171,7 +171,7 @@ class CustomGradient:
             constant, release = {**component.own, **component.moving}, release.of(0)
         else:
             batch, constant = batch.map(level.one), level.each({**component.own, **component.moving})
-            release = Release(*[None if t is None else level.one(t) for t in release])  # type: ignore[arg-type]
+            release = GradientRelease(*[None if t is None else level.one(t) for t in release])  # type: ignore[arg-type]
         constant = {**component.common, **constant}
         given = component.given.map(self.seen).unpack()
 

@@ -69,7 +69,7 @@ class SampleDP(ClippedNoise):
         return self.own[client] if client < len(self.own) else self.noise
 
 
-class Release(NamedTuple):
+class GradientRelease(NamedTuple):
     """The release of the sum over a private batch as a gradient: (Σ + σC·Z)/B."""
 
     noise: Tensor
@@ -77,9 +77,9 @@ class Release(NamedTuple):
     size: Tensor | None = None
     """B, [clients] or 0-d: what is expected of the size of a Poisson batch; None takes each batch's own."""
 
-    def of(self, which: int | slice | Tensor) -> Release:
+    def of(self, which: int | slice | Tensor) -> GradientRelease:
         """Return the part of some clients, or one client's."""
-        return Release(self.noise[which], None if self.size is None else self.size[which])
+        return GradientRelease(self.noise[which], None if self.size is None else self.size[which])
 
 
 def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
@@ -138,7 +138,7 @@ def private_gradient(
     dp: SampleDP,
     noise: Tensor,
     masks: Tensor,
-    release: Release | None = None,
+    release: GradientRelease | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return the private gradient of the mean loss and the (not private) mean loss of the batch.
 
