@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -266,6 +267,7 @@ def others(width: int) -> Source:
         ({"heldout_clients": ["writer9"]}, ConfigError, "'writer9'"),
         ({"heldout_clients": 8}, ConfigError, "leaves 0 to train"),
         ({"heldout_clients": -1}, ConfigError, "heldout_clients = -1"),
+        ({"heldout_clients": pd.Series(["Miller"])}, ConfigError, "^((?!Miller).)*$"),
         ({"heldout_domain": "photos"}, ConfigError, "Did you mean 'photo'"),
         ({"source": None, "heldout_domain": "photo"}, DataError, "'digits'"),
         ({"public": others(3)}, DataError, r"\[3\].*\[2\]"),

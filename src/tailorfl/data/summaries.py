@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tailorfl.data.columns import (
     Kind,
@@ -39,7 +39,7 @@ from tailorfl.data.columns import (
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Task
 from tailorfl.errors import DataError
-from tailorfl.settings.base import listed
+from tailorfl.settings.base import Names, listed
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only where tables are read: it takes 60 MB
@@ -49,16 +49,6 @@ CLASSES = ("classification", "binary")
 OTHER = "(other)"
 """The level that stands for all words too rare to be told, see `Roles.min_count`."""
 
-
-def _names(value: Any) -> Any:
-    if not isinstance(
-        value, str | list | tuple
-    ):  # a series of a frame would be taken for the names that it holds
-        raise ValueError("should be the name of a column, or a list of names")
-    return listed(value)
-
-
-Columns = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
 
@@ -116,14 +106,14 @@ class Roles(JsonRecord):
             column with fewer filled cells counts as empty there.
     """
 
-    label: Columns
+    label: Names
     task: Task = "classification"
-    features: Columns | None = None
+    features: Names | None = None
     others: tuple[str, ...] = ()
-    words: Columns = ()
+    words: Names = ()
     impute: Literal["mean", "median"] = "mean"
     indicator: bool = False
-    na_values: Columns = ()
+    na_values: Names = ()
     min_count: Annotated[int, Field(ge=1)] = 1
 
     def inputs(self, frame: pd.DataFrame) -> list[str]:

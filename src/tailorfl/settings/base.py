@@ -44,9 +44,16 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, str | int) else value
 
 
+def _names(value: Any) -> Any:
+    """Return names as a list; a series of a frame, say, would be taken for the names that it holds."""
+    if not isinstance(value, str | int | list | tuple):
+        raise ValueError("should be a name, or a list of names")
+    return listed(value)
+
+
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(number)]
-Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class Settings(BaseModel):
