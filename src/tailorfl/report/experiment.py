@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.report.tracking import forget, tracked
-from tailorfl.runs.backend import SIMULATED, Backend
 from tailorfl.runs.faults import as_library_error
 from tailorfl.runs.files import reporting, write_text
 from tailorfl.runs.folders import check_folder, check_name, discard_jobs
 from tailorfl.runs.job import Observer, Several, Way
-from tailorfl.runs.runner import run_jobs
+from tailorfl.runs.runner import RunOptions, run_jobs
 from tailorfl.runs.signals import ended_in_order
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import expand
@@ -49,34 +48,20 @@ def run_experiment(
     config: ExperimentConfig,
     out: Path,
     *,
-    way: Way = "new",
-    overwrite: bool = False,
     observer: Observer | None = None,
-    source: Any = None,
-    force: bool = False,
-    tuning: Path | None = None,
-    backend: Backend = SIMULATED,
+    **options: Unpack[RunOptions],
 ) -> ExperimentResult:
     """Run every method with every seed and return the result.
 
-    `observer` is told of it beside the experiment's trackers; all else is as `tailorfl.runs.runner.run_jobs` says.
+    `observer` is told of it beside the experiment's trackers; `tailorfl.runs.runner.run_jobs` has the options.
 
     Raises:
         TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
     """
     writer = ResultWriter()
     with ended_in_order(), tracked(config, out) as trackers:
-        run_jobs(
-            config,
-            out,
-            way=way,
-            overwrite=overwrite,
-            observer=Several((*([] if observer is None else [observer]), *trackers, writer)),
-            source=source,
-            force=force,
-            tuning=tuning,
-            backend=backend,
-        )
+        observers = (*([] if observer is None else [observer]), *trackers, writer)
+        run_jobs(config, out, observer=Several(observers), **options)
     return writer.result
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -34,6 +34,17 @@ from tailorfl.runs.tuned import NAME as TUNING
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
+
+
+class RunOptions(TypedDict, total=False):
+    """What `run_jobs` takes beside the experiment, its folder and who watches."""
+
+    way: Way
+    overwrite: bool
+    source: Any
+    force: bool
+    tuning: Path | None
+    backend: Backend
 
 
 def run_jobs(
