@@ -71,11 +71,15 @@ OF_OPTIONS = {
 }
 
 
+DRAWN = {"apple", "l2gd"}
+"""Methods whose newcomers get, with these options, what a draw for the client or the round says."""
+
+
 def checks_of_options() -> Iterator[Any]:
     for name, options in OTHERWISE:
         promised = replace(row(name).contract(name), down=None, up=None, by_round=None, trained=None)
         for check in checks_of(replace(promised, method=make(name, **options))):
-            if check.name in OF_OPTIONS:
+            if check.name in OF_OPTIONS and not (name in DRAWN and check.name.startswith("newcomers")):
                 yield pytest.param(check, id=f"{check} {options}")
 
 

@@ -186,7 +186,7 @@ def test_before_the_first_checkpoint_the_chosen_engine_is_kept(
         patch.setattr(RunStore, "save_checkpoint", stop)
         with pytest.raises(KeyboardInterrupt):
             tailorfl.run(settings, out=tmp_path / "out")
-    monkeypatch.setattr(Auto, "_measure", lambda auto, *_: auto.choose("sequential"))
+    monkeypatch.setattr(Auto, "_measure", lambda auto, *_: auto._chosen or auto.choose("sequential"))
     assert set(tailorfl.run(out=tmp_path / "out", resume=True).rounds["engine"]) == {"vectorized"}
 
 

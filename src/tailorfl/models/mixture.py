@@ -26,8 +26,8 @@ class Mixing(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """[batch, M · C] -> [batch, C]."""
-        shape = (*logits.shape[:-1], len(self.shares), -1)
-        log_probabilities = logits.reshape(shape).log_softmax(-1)
+        count = len(self.shares)
+        log_probabilities = logits.reshape(*logits.shape[:-1], count, logits.shape[-1] // count).log_softmax(-1)
         return (log_probabilities + self.shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
 
 
