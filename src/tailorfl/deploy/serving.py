@@ -74,7 +74,7 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
                 "class, and those do not leave a client here; take class_weights=client"
             )
     problems = {
-        "clients cannot choose their best round by themselves yet; use eval.select=last": config.eval.select != "last",
+        "clients cannot choose their best rounds yet; use eval.select=last": config.eval.select != "last",
         "system describes devices that are simulated, and here they are real; leave it out, or simulate with tailorfl "
         "run (how many replies a round needs is deploy.min_replies here)": config.system != DEFAULT.system,
         "engine.precision=auto lets each machine measure what is faster there, and clients of one round would not "

@@ -26,8 +26,8 @@ class Mixing(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """[batch, M · C] -> [batch, C]."""
-        count = len(self.shares)
-        log_probabilities = logits.reshape(*logits.shape[:-1], count, logits.shape[-1] // count).log_softmax(-1)
+        shape = (*logits.shape[:-1], len(self.shares), logits.shape[-1] // len(self.shares))
+        log_probabilities = logits.reshape(shape).log_softmax(-1)
         return (log_probabilities + self.shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
 
 
