@@ -22,6 +22,9 @@ def test_keyword_arguments_are_answered_in_python() -> None:
         tailorfl.run(lr=0.2)
     with pytest.raises(ConfigError, match=re.escape('data={"partition_options": {"alpha": 0.1}}')):
         tailorfl.run(alpha=0.1)
+    with pytest.raises(ConfigError, match="in Python") as caught:
+        tailorfl.run(clients=[[4711.5, 1], [4711.5, 2]])
+    assert "4711" not in str(caught.value)  # nobody's rows are shown
 
 
 @pytest.mark.parametrize(

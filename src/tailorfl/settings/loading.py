@@ -189,7 +189,8 @@ def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere
         if path is None or key not in python or path.startswith("method"):
             return path
         group, *inside = path.split(".")
-        value = repr(python[key])
+        # Rows of data, which may stand here by mistake, are not shown.
+        value = repr(python[key]) if isinstance(python[key], bool | int | float | str) else "..."
         for step in reversed(inside):
             value = f"{{{json.dumps(step)}: {value}}}"
         return f"{path}', in Python '{group}={value}"
