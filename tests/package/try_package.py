@@ -35,7 +35,7 @@ for name in names:
     try:
         importlib.import_module(name)
     except MissingExtraError:  # both ends of Flower are nothing without it
-        assert name in {f"tailorfl.deploy.{end}" for end in ("flower", "flower_client", "flower_server", "running")}, name
+        assert name.removeprefix("tailorfl.deploy.") in ("flower", "flower_client", "flower_server", "running"), name
 from tailorfl.settings.catalogue import CATALOGUE
 assert CATALOGUE.is_file(), "a typo would wait for torch"
 for name in tailorfl.__all__:

@@ -11,35 +11,38 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-from flwr.app import Message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-)
-from flwr.supernode.fleet_http_client import FleetHttpClient
-
 from tailorfl.deploy.codec import LARGEST
 from tailorfl.deploy.flower import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
 from tailorfl.deploy.keys import Tls
-from tailorfl.errors import RunError
+from tailorfl.errors import MissingExtraError, RunError
+
+try:
+    import httpx
+    from flwr.app import Message
+    from flwr.common.serde import message_from_proto, message_to_proto
+    from flwr.proto.fleet_pb2 import (
+        ActivateNodeRequest,
+        DeactivateNodeRequest,
+        PullMessagesRequest,
+        PushMessagesRequest,
+        RegisterNodeFleetRequest,
+    )
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+        make_pull_object_fn_protobuf,
+        make_push_object_fn_protobuf,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import (
+        ObjectPullError,
+        ObjectPushError,
+        ObjectUnavailableError,
+    )
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+except ImportError as error:
+    raise MissingExtraError("flwr", "deploy") from error
 
 log = logging.getLogger(__name__)
 

@@ -11,28 +11,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
-from fastapi import FastAPI
-from flwr.app import Message
-from flwr.common.constant import SUPERLINK_NODE_ID, TRANSPORT_TYPE_GRPC_RERE
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.error import http_error_translator
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
-from flwr.superlink.routers.fleet.router import router
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
 from tailorfl.deploy.codec import LARGEST
 from tailorfl.deploy.flower import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
 from tailorfl.deploy.keys import Tls
 from tailorfl.deploy.transport import Arrival, Letter
-from tailorfl.errors import RunError
+from tailorfl.errors import MissingExtraError, RunError
+
+try:
+    import uvicorn
+    from fastapi import FastAPI
+    from flwr.app import Message
+    from flwr.common.constant import SUPERLINK_NODE_ID, TRANSPORT_TYPE_GRPC_RERE
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+    from flwr.supercore.error import http_error_translator
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
+    from flwr.superlink.routers.fleet.router import router
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.responses import JSONResponse
+    from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+except ImportError as error:
+    raise MissingExtraError("flwr", "deploy") from error
 
 log = logging.getLogger(__name__)
 
