@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,11 @@ from tailorfl.errors import ConfigError
 from tailorfl.report.experiment import run_experiment, run_variants
 from tailorfl.report.progress import watching
 from tailorfl.report.result import ExperimentResult
+from tailorfl.rounds.frozen_front import tensor_digest
 from tailorfl.runs import pretrain as pretraining
 from tailorfl.runs.build import check, make_federation, make_simulation
 from tailorfl.runs.extension import resumed, with_more
+from tailorfl.runs.files import digest_of
 from tailorfl.runs.folders import experiment_in, new_folder
 from tailorfl.runs.job import Job, Observer, Way
 from tailorfl.runs.pretrain import Pretrained, Watcher
@@ -396,10 +397,9 @@ def _with_name(line: Any, name_of: Callable[[Any], Any]) -> Any:
 def _model_name(model: Any) -> Any:
     """Return how settings name a module, whose copies every client starts from, or a function that makes one."""
     if isinstance(model, torch.nn.Module):
-        digest = hashlib.sha256(repr(model).encode())
-        for name, tensor in sorted(model.state_dict().items()):
-            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-        return modules.give(digest.hexdigest()[:12], lambda input_shape, outputs: copy.deepcopy(model))
+        tensors = [f"{name} {tensor_digest(tensor)}" for name, tensor in sorted(model.state_dict().items())]
+        digest = digest_of([repr(model), *tensors])[:12]
+        return modules.give(digest, lambda input_shape, outputs: copy.deepcopy(model))
     return modules.path_of(model) if callable(model) else model
 
 

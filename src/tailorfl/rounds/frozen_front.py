@@ -176,7 +176,7 @@ def dealt_rows(federation: Federation) -> Ints:
 def digest_of(source: Source) -> str:
     """Return a hash of the samples of a source as a network sees them."""
     return hashlib.blake2b(
-        f"{_of_tensor(source.x)} {source.mean} {source.std}".encode(), digest_size=16
+        f"{tensor_digest(source.x)} {source.mean} {source.std}".encode(), digest_size=16
     ).hexdigest()
 
 
@@ -187,11 +187,12 @@ def _digest(front: FeatureExtractor) -> str:
     """
     module = front.model.module
     tensors = tensors_of(module)
-    frozen = [f"{name} {_of_tensor(tensors[name])}" for name in sorted(front.model.frozen)]
+    frozen = [f"{name} {tensor_digest(tensors[name])}" for name in sorted(front.model.frozen)]
     return hashlib.blake2b(repr((front.boundary, repr(module), frozen)).encode(), digest_size=16).hexdigest()
 
 
-def _of_tensor(tensor: Tensor) -> str:
+def tensor_digest(tensor: Tensor) -> str:
+    """Return a tensor's type, shape and a hash of its numbers."""
     return f"{tensor.dtype} {tuple(tensor.shape)} {_of_array(tensor.detach().cpu().contiguous())}"
 
 
