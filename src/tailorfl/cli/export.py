@@ -20,6 +20,8 @@ def export_command(
     merge: bool = False,
     onnx: bool = False,
     torchscript: bool = False,
+    license_id: str = "unknown",
+    push: str | None = None,
     overwrite: bool = False,
     imports: Imports = None,
 ) -> None:
@@ -34,6 +36,8 @@ def export_command(
         merge: LoRA added to the weights of its base.
         onnx: Write ONNX too (extra export).
         torchscript: Write TorchScript too.
+        license_id (--license): The licence that the model card states, as the Hugging Face hub names it.
+        push (--push, OWNER/NAME): Upload the model to this repository of the hub, private if it is new.
         overwrite: Replace exports of these names.
     """
     from tailorfl.export.folder import export
@@ -50,6 +54,7 @@ def export_command(
         merge=merge,
         onnx=onnx,
         torchscript=torchscript,
+        license_id=license_id,
         overwrite=overwrite,
     )
     console = stdout()
@@ -59,6 +64,10 @@ def export_command(
     say(console, "\nIt is loaded, without tailorfl, by:\n")
     for line in models[0].lines.splitlines():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if push is not None:
+        from tailorfl.export.card import upload
+
+        say(console, f"\nuploaded: {upload(models, push)}")
 
 
 def predict_command(

@@ -8,10 +8,11 @@ from typing import Any
 
 from tailorfl.data.preparation import PREPARATION
 from tailorfl.data.scaling import SCALING
+from tailorfl.evaluation.bootstrap import interval, resampled
 from tailorfl.evaluation.summary import OF_RECORD
 from tailorfl.runs.files import encode
 from tailorfl.runs.fingerprint import decisive, environment, meaning
-from tailorfl.runs.prediction_log import temperature_of
+from tailorfl.runs.prediction_log import load_predictions, temperature_of
 from tailorfl.runs.trained_models import Deployed, Restored
 
 FORMAT = 2
@@ -24,11 +25,16 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
     """Return what is known of a model, as JSON can hold it."""
     config = run.job.config
     settings = config.model_of(run.job.method).architectures[model.architecture]
-    temperature = temperature_of(run.store, model.client)
+    temperature, federation = temperature_of(run.store, model.client), run.sim.federation
+    chosen = slice(federation.num_clients) if model.client is None else slice(model.client, model.client + 1)
+    parts = {"training": federation.train, "validation": federation.val, "test": federation.test}
     return {
         "format": FORMAT,
         "name": model.name,
         "kind": model.kind,
+        "is_global": model.client is None,
+        "clients": federation.num_clients,
+        "samples": {part: sum(map(len, rows[chosen])) for part, rows in parts.items()},
         "architecture": {
             **settings.model_dump(mode="json", exclude={"larger", "assign"}),
             "parameters": sum(p.numel() for p in model.module.parameters()),
@@ -37,6 +43,8 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
         **({} if temperature is None else {"temperature": temperature}),
         "reading": {"data": config.data.name, "options": config.to_dict()["data"]["options"]},
         "metrics": _metrics(run, model),
+        "intervals": _intervals(run, model),
+        "privacy": _privacy(run, model),
         "provenance": _provenance(run, model),
     }
 
@@ -73,6 +81,34 @@ def _metrics(run: Restored, model: Deployed) -> dict[str, dict[str, float]]:
     return metrics
 
 
+def _intervals(run: Restored, model: Deployed) -> dict[str, tuple[float, float]]:
+    """Return the bootstrap interval of the first metric on the client's test part; {} where no predictions are kept."""
+    summary, predictions = run.store.summary, load_predictions(run.store.path)
+    if summary is None or predictions is None or model.client is None:
+        return {}
+    predictions, metric = predictions.of(model.client), summary["metric"]
+    if not len(predictions.y):
+        return {}
+    bounds = interval(resampled(metric, predictions, run.job.seed))
+    return {} if bounds is None else {metric: (bounds.low, bounds.high)}
+
+
+def _privacy(run: Restored, model: Deployed) -> dict[str, Any] | None:
+    """Return ε of a client, or the largest of all for a global model; None for a run without privacy."""
+    privacy = (run.store.summary or {}).get("privacy")
+    if privacy is None:
+        return None
+    import pandas as pd
+
+    spent = pd.read_csv(run.store.path / "privacy.csv", dtype={"client": str})
+    if model.client is not None:
+        spent = spent[spent["client"].isin([str(model.client), "all"])]
+    return {
+        **{key: privacy[key] for key in ("level", "neighbours", "delta")},
+        "epsilon": float(spent["epsilon"].max()),
+    }
+
+
 def _provenance(run: Restored, model: Deployed) -> dict[str, Any]:
     job, stored = run.job, run.store.config
     versions = stored.get("environment") or environment()
@@ -84,6 +120,7 @@ def _provenance(run: Restored, model: Deployed) -> dict[str, Any]:
         "experiment": job.config.name,
         "method": job.method.name,
         "label": job.method.label,
+        "title": run.sim.method.title,
         "seed": job.seed,
         "round": model.round,
         **({} if model.steps is None else {"steps of a held-out client": model.steps}),

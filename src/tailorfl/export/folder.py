@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.errors import ConfigError, ModelError, RunError
+from tailorfl.export.card import CARD, LICENSE, card_of
 from tailorfl.export.facts import FORMAT, facts_of
 from tailorfl.export.formats import ONNX, TORCHSCRIPT, compared, several, write_onnx, write_torchscript
 from tailorfl.export.source_code import NotWritableError, written
@@ -74,6 +75,7 @@ def export(
     merge: bool = False,
     onnx: bool = False,
     torchscript: bool = False,
+    license_id: str = LICENSE,
     overwrite: bool = False,
     source: Any = None,
 ) -> list[Exported]:
@@ -89,6 +91,7 @@ def export(
         steps: batches that held-out clients train on before; by default the most of `eval.adapt_steps`.
         merge: LoRA is added to the weights of its base, instead of an adapter beside it.
         onnx, torchscript: write these forms too (the first needs the extra `export`).
+        license_id: the licence that the model card states, as the Hugging Face hub names it.
         overwrite: replace exports of these names.
         source: the data of a run on data of your own.
 
@@ -116,7 +119,9 @@ def export(
     ):
         path = out / slug(model.name)
         _check_free(path, overwrite)
-        exported.append(write(run, model, path, merge=merge, onnx=onnx, torchscript=torchscript))
+        exported.append(
+            write(run, model, path, merge=merge, onnx=onnx, torchscript=torchscript, license_id=license_id)
+        )
     return exported
 
 
@@ -140,6 +145,7 @@ def write(
     merge: bool = False,
     onnx: bool = False,
     torchscript: bool = False,
+    license_id: str = LICENSE,
 ) -> Exported:
     """Write one model into a folder and compare what was written with it, see `export`."""
     facts = facts_of(run, model)
@@ -159,6 +165,7 @@ def write(
         facts["files"] = {"code": "model.py", "weights": weights}
         write_text(part / "model.py", text_of(title, network, facts, program=not network))
         write_text(part / FACTS, encode(facts, indent=1))
+        write_text(part / CARD, card_of(facts, license_id))
         manifest.write(part, _files(part, facts))
         slack = MERGED if merge else TOLERANCE
         off = {"model.py": difference(model.module, loaded(part).load(), sample, folder, slack)}
