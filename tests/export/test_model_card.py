@@ -214,8 +214,11 @@ def test_an_export_is_uploaded_whole_and_private(run: Path, hub: Any, tmp_path: 
     assert CARD in received["files"]
 
 
-def test_an_upload_that_the_hub_refuses_is_an_error(run: Path, hub: Any, tmp_path: Path) -> None:
-    endpoint, received = hub
+@pytest.mark.parametrize("closed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_upload_to_a_hub_that_refuses_or_is_not_there_is_an_error(
+    run: Path, hub: Any, tmp_path: Path, closed: bool
+) -> None:
+    endpoint, received = "http://127.0.0.1:9" if closed else hub[0], hub[1]
     done = pushed(run, tmp_path, endpoint, "sam/refused", "--client", "client-1")
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -226,14 +229,15 @@ def test_an_upload_that_the_hub_refuses_is_an_error(run: Path, hub: Any, tmp_pat
 def test_one_model_goes_to_one_repository(models: dict[str, Exported]) -> None:
     pytest.importorskip("huggingface_hub")
     model = models["plain client-1"]
+    both = {each.path: each.facts for each in (model, models["plain client-2"])}
     with pytest.raises(ConfigError):
-        upload([model, models["plain client-2"]], "sam/heart")
+        upload(both, "sam/heart")
     with pytest.raises(ConfigError):
-        upload([model], "not a name")
+        upload({model.path: model.facts}, "not a name")
 
 
 def test_a_base_beside_the_model_is_not_left_behind(models: dict[str, Exported]) -> None:
     pytest.importorskip("huggingface_hub")
     model = models["plain client-1"]
     with pytest.raises(ConfigError):
-        upload([Exported(model.path, {**model.facts, "transformer": {"base": "../base"}}, {})], "sam/heart")
+        upload({model.path: {**model.facts, "transformer": {"base": "../base"}}}, "sam/heart")

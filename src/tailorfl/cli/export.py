@@ -67,7 +67,7 @@ def export_command(
     if push is not None:
         from tailorfl.export.card import upload
 
-        say(console, f"\nuploaded: {upload(models, push)}")
+        say(console, f"\nuploaded: {upload({model.path: model.facts for model in models}, push)}")
 
 
 def predict_command(

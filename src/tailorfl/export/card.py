@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tailorfl.errors import ConfigError, MissingExtraError, RunError
 from tailorfl.export.written_model import lines_for
 from tailorfl.report.columns import SHARES
-
-if TYPE_CHECKING:
-    from tailorfl.export.folder import Exported
 
 CARD = "README.md"
 LICENSE = "unknown"
@@ -148,8 +146,12 @@ def _license(license_id: str) -> str:
     return "Not stated by its owner." if license_id == LICENSE else f"`{license_id}`"
 
 
-def upload(models: Sequence[Exported], repository: str) -> str:
-    """Upload the one exported model to a repository of the Hugging Face hub, private if it is new; return its address.
+def upload(models: Mapping[Path, Mapping[str, Any]], repository: str) -> str:
+    """Upload an exported model to a repository of the Hugging Face hub, private if it is new; return its address.
+
+    Args:
+        models: folder -> content of model.json, of the one model that was exported.
+        repository: OWNER/NAME.
 
     Raises:
         ConfigError: several models were exported, or one that needs files outside its folder.
@@ -158,26 +160,26 @@ def upload(models: Sequence[Exported], repository: str) -> str:
     """
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.errors import HFValidationError
     except ImportError as error:
         raise MissingExtraError("huggingface-hub", "text") from error
     if len(models) != 1:
         raise ConfigError(
             f"--push uploads one model, but {len(models)} were exported; choose one with --client NAME"
         )
-    (model,) = models
-    if model.facts.get("transformer", {}).get("base", ".").startswith(".."):
+    ((folder, facts),) = models.items()
+    if facts.get("transformer", {}).get("base", ".").startswith(".."):
         raise ConfigError("--push uploads one folder, but this model's base lies beside it; add --merge")
     try:
         api = HfApi()
         api.create_repo(repository, private=True, exist_ok=True)
         return str(
-            api.upload_folder(repo_id=repository, folder_path=model.path, ignore_patterns=["__pycache__/*"])
+            api.upload_folder(repo_id=repository, folder_path=folder, ignore_patterns=["__pycache__/*"])
         )
     except HFValidationError as error:
         raise ConfigError(f"--push expects OWNER/NAME, but got '{repository}'") from error
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:  # of the hub, of the network, or of whichever library speaks HTTP
         raise RunError(
-            f"'{model.path}' was exported, but not uploaded to '{repository}': {error}. Log in with `hf auth login`, "
+            f"'{folder}' was exported, but not uploaded to '{repository}': {error}. Log in with `hf auth login`, "
             "check the name and the network, and repeat with --overwrite"
         ) from error
