@@ -17,10 +17,11 @@ ROBUST = FILE.with_name("robust.md")
 BEGIN, END = "<!-- rules: made by docs/settings_table.py -->\n", "<!-- end of rules -->\n"
 INTRODUCTION = """# Settings
 
-Every setting of an experiment: in YAML as groups (`train: {lr: 0.1}`), on the command line as `train.lr=0.1`, in Python
-as `run(train={"lr": 0.1})`. Options of methods, models, data and partitions stand beside the name of the thing:
-`tailorfl list methods`, `models`, `data`, `partitions`. `tailorfl list settings train` prints a group. This page is
-made from `tailorfl.settings` by `python docs/settings_table.py --write`.
+This page is for you if you look for a setting of an experiment: its key, type, range, default and meaning. Settings are
+groups in YAML (`train: {lr: 0.1}`), `train.lr=0.1` on the command line, and `run(train={"lr": 0.1})` in Python. Options
+of methods, models, data and partitions go next to the name of the thing; `tailorfl list methods`, `models`, `data` and
+`partitions` show them. `tailorfl list settings train` prints one group. The page is made from `tailorfl.settings` by
+`python docs/settings_table.py --write`.
 """
 
 

@@ -88,9 +88,9 @@ class Named(Settings):
     The name alone is a short form. Which options there are, the thing itself knows.
     """
 
-    name: str = Field(description="which one; the name alone is a short form")
+    name: str = Field(description="its name; the name alone is a short form")
     options: dict[str, Any] = Field(
-        default={}, description="options of the named thing; may stand beside the name"
+        default={}, description="its options, which may also be written next to the name"
     )
 
     short_form: ClassVar[str | None] = "name"

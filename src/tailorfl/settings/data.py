@@ -21,11 +21,11 @@ class SplitShares(Settings):
     """Shares of a client's samples; `test` may also be a word where the source has a test part."""
 
     train: Number | None = Field(default=None, gt=0, le=1, description="share to train on")
-    val: Number | None = Field(default=None, ge=0, lt=1, description="share to choose models and settings by")
+    val: Number | None = Field(default=None, ge=0, lt=1, description="share for choosing models and settings")
     test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "classes", "global"] | None = Field(
         default=None,
-        description="share to test on; or the source's test part: dealt to clients, all of it that is of a client's "
-        "classes, or whole for all",
+        description="share to test on; or the source's test part: official divides it among clients, "
+        "classes gives each client all samples of its classes, global gives it whole to all",
     )
 
 
@@ -36,46 +36,45 @@ class CorruptionConfig(Settings):
         default="all", union_mode="left_to_right", description="names of corruptions"
     )
     severities: tuple[Annotated[Whole, Field(ge=1, le=5)], ...] = Field(
-        default=(1, 2, 3, 4, 5), min_length=1, description="how strong, each a set of its own"
+        default=(1, 2, 3, 4, 5), min_length=1, description="severities, each a separate set"
     )
-    samples: Whole = Field(default=200, ge=1, description="at most so many images in each set")
+    samples: Whole = Field(default=200, ge=1, description="largest number of images in a set")
 
 
 class DataConfig(Settings):
-    """Where data come from and how clients get them; `model_dump()` fits `data.build.build`."""
+    """Source of the data, and their division among clients; `model_dump()` fits `data.build.build`."""
 
     short_form: ClassVar[str | None] = "name"
 
     name: str = Field(default="digits", description="data source, see `tailorfl list data`")
-    path: str | None = Field(default=None, description="where the source lies, for sources of your own")
+    path: str | None = Field(default=None, description="file or folder of your own source")
     options: dict[str, Any] = Field(default={}, description="further options of the source")
     samples: Whole | None = Field(
-        default=None, ge=1, description="use only so many, evenly over test part, natural clients and classes"
+        default=None, ge=1, description="number of samples, even over test part, clients and classes"
     )
     partition: str | None = Field(
         default=None,
-        description="how samples are dealt; by default along natural clients or domains, else dirichlet; "
-        "{flwr: NAME, ...} is a partitioner of Flower Datasets",
+        description="division of samples among clients; by default natural clients or domains, else "
+        "dirichlet; {flwr: NAME, ...} is a partitioner of Flower Datasets",
     )
     partition_options: dict[str, Any] = Field(
         default={}, description="options of the partition, such as {alpha: 0.1}"
     )
     clients: Whole | None = Field(
-        default=None, ge=1, description="how many train; by default every natural one, or 20"
+        default=None, ge=1, description="number of training clients; by default all natural ones, or 20"
     )
     split: SplitShares | Literal["perfed_ckt"] | None = Field(
         default=None, description="shares {train, val, test} of every client's samples"
     )
     heldout_clients: Whole | Names = Field(
-        default=0, description="how many more clients never train, or their names"
+        default=0, description="number of additional clients that never train, or their names"
     )
     heldout_domain: Names | None = Field(
         default=None, description="domain(s) that never train, each a held-out client and a shifted set"
     )
     public: str | None = Field(
         default=None,
-        description="source of the unlabelled public set; the data's own name takes some "
-        "of its training samples, which nobody else gets",
+        description="source of the unlabelled public set; the data's own name sets training samples aside",
     )
     public_samples: Whole | None = Field(
         default=None,
@@ -86,23 +85,22 @@ class DataConfig(Settings):
         default=None, description="corrupted copies of test images, as shifted sets"
     )
     official_set: bool = Field(
-        default=False,
-        description="add the whole official test part, whoever holds it, as the shifted set 'official'",
+        default=False, description="add the whole official test part as the shifted set 'official'"
     )
     shifts: dict[str, str] = Field(
         default={},
-        description="test sets of your own, {NAME: FILE or folder} of the same form as the data, each a shifted set",
+        description="your own test sets, {NAME: file or folder}, in the form of the data, each a shifted set",
     )
     normalise: Normalisation = Field(
         default="none",
-        description="standardise numbers (of tables also fill gaps and encode words) by training samples: each "
-        "client's own, or those of all clients together",
+        description="standardise numbers (of tables also fill gaps and encode words) by training samples: "
+        "each client's own, or those of all clients together",
     )
     augment: Augmentation = Field(
         default="none",
-        description="random changes of training images: mirrored, also cut out of a black frame of 4",
+        description="random changes of training images: flips; flip_crop also crops after padding by 4",
     )
-    seed: Whole | None = Field(default=None, ge=0, description="of the partition; by default the run's seed")
+    seed: Whole | None = Field(default=None, ge=0, description="seed of the partition; null: the run's")
 
     def seed_of(self, run: int) -> int:
         """Return the seed of the partition in a run of seed `run`."""

@@ -10,42 +10,39 @@ from tailorfl.settings.base import Number, Settings, Whole
 
 
 class DeployConfig(Settings):
-    """How long a server waits for whom, and what it takes from clients."""
+    """Waiting times of a server, and limits on what clients send."""
 
     clients: Whole | None = Field(
-        default=None, ge=1, description="how many clients there must be to begin; null: data.clients"
+        default=None, ge=1, description="number of clients needed to start; null: data.clients"
     )
     round_seconds: Number = Field(
-        default=600.0,
-        gt=0,
-        description="a round ends after so long, without the clients that have not answered",
+        default=600.0, gt=0, description="seconds after which a round ends without the missing clients"
     )
     wait_seconds: Number = Field(
         default=600.0,
         gt=0,
-        description="how long the server waits for clients: for enough to begin, in a pause for want of replies, and "
-        "at the end for those that have not fetched their model",
+        description="seconds that the server waits for enough clients at the start, in a pause, and at the "
+        "end for those without their model",
     )
     min_replies: Whole = Field(
         default=0,
         ge=0,
-        description="with fewer replies a round pauses; 0: a majority of its clients. It may be another one each time "
-        "that the server is started",
+        description="replies without which a round pauses; 0: a majority of its clients. It may change at "
+        "each start of the server",
     )
     lost_state: Literal["refuse", "restart"] = Field(
         default="refuse",
-        description="a client that has lost its private state is left out, or begins anew as one that never trained",
+        description="a client that lost its state is left out, or begins anew as one that never trained",
     )
     max_bytes: Whole = Field(
-        default=2**30, ge=1024, description="a message of more bytes is refused by whoever receives it"
+        default=2**30, ge=1024, description="largest message in bytes; a larger one is refused"
     )
     max_samples: Whole = Field(
-        default=10**7, ge=1, description="a client that says it has more samples is turned away"
+        default=10**7, ge=1, description="largest number of samples that a client may report"
     )
     max_norm: Number | Literal["auto"] | None = Field(
         default="auto",
-        description="a reply whose change of what was sent has a larger L2 norm is refused; auto: 10 × the median of "
-        "the clients', null: no bound",
+        description="largest L2 norm of a reply's change; auto: 10 × the clients' median, null: none",
     )
 
     @field_validator("max_norm")

@@ -16,40 +16,39 @@ FeaturePlace = Literal["auto", "disk", "off"]
 
 
 class EngineConfig(Settings):
-    """What runs the clients; `engine: auto` is short for `{name: auto}`."""
+    """The engine that trains the clients; `engine: auto` is short for `{name: auto}`."""
 
     short_form: ClassVar[str | None] = "name"
 
     name: EngineName = Field(
-        default="auto",
-        description="one client after another, many at once, or what is measured to be faster",
+        default="auto", description="one client after another, many at once, or the faster (measured)"
     )
-    chunk: Whole | None = Field(default=None, ge=1, description="clients together; by default what fits")
+    chunk: Whole | None = Field(default=None, ge=1, description="clients trained at once; null: all that fit")
     states: StatePlace = Field(
-        default="memory", description="where private models are kept; disk maps files of the result folder"
+        default="memory", description="storage of private models; disk: files of the result folder"
     )
     features: FeaturePlace = Field(
         default="auto",
-        description="what frozen layers give out of each sample is computed once and kept: in memory, beyond "
-        "features_memory in a file of the result folder; disk: always there; off: computed in every pass",
+        description="outputs of frozen layers, computed once per sample, are kept in memory, beyond "
+        "features_memory in a file of the result folder (auto), or always in a file (disk); off: not kept",
     )
     features_memory: Number = Field(
-        default=2.0, ge=0, description="gigabytes of memory that features may take, of one job"
+        default=2.0, ge=0, description="gigabytes of memory for features, per job"
     )
-    device: str = Field(default="cpu", description="where clients calculate: cpu, cuda, cuda:N or auto")
+    device: str = Field(default="cpu", description="device of the clients: cpu, cuda, cuda:N or auto")
     precision: PrecisionName = Field(
         default="float32",
-        description="what networks multiply in; auto takes a lower one where it is measured to be 1.15 x as fast",
+        description="precision of products; auto: a lower one if measured to be 1.15 x as fast",
     )
     workers: Whole = Field(
-        default=0, ge=0, le=1024, description="processes that run clients; 0 or 1: this one"
+        default=0, ge=0, le=1024, description="worker processes that train clients; 0 or 1: none"
     )
     cluster: str | None = Field(
         default=None, description="address of a Ray cluster for the workers: auto, local, or host:port"
     )
     gpus: Number = Field(default=0.0, ge=0, description="GPUs that each worker of a cluster reserves")
     start_seconds: Number = Field(
-        default=120.0, gt=0, description="how long the workers of a cluster may take to start"
+        default=120.0, gt=0, description="seconds in which workers of a cluster must start"
     )
 
     @field_validator("device")

@@ -52,9 +52,9 @@ Scale = Literal["smoke", "small", "paper"]
 class MethodConfig(Named):
     """One row of the table: a method, its hyper-parameters (beside the name), its own rounds and training."""
 
-    label: str = Field(default="", description="row of the table and folder; by default the method's name")
-    rounds: Whole | None = Field(default=None, ge=1, description="in place of the experiment's rounds")
-    train: TrainOverrides = Field(default=TrainOverrides(), description="in place of the experiment's")
+    label: str = Field(default="", description="name of its row and folder; by default the method's name")
+    rounds: Whole | None = Field(default=None, ge=1, description="replaces the experiment's rounds")
+    train: TrainOverrides = Field(default=TrainOverrides(), description="replaces the experiment's")
     model: dict[str, Any] = Field(
         default={}, description="changes of the experiment's model, such as {trainable: adapter+head}"
     )
@@ -67,10 +67,10 @@ class MethodConfig(Named):
 class ScaleConfig(Settings):
     """One scale of a recipe: what it changes, and what is said before it runs."""
 
-    needs: str = Field(default="", description="data, weights and machines that it cannot do without")
-    costs: str = Field(default="", description="how long it takes, and on what")
+    needs: str = Field(default="", description="required data, weights and machines")
+    costs: str = Field(default="", description="time that it takes, and on which machine")
     settings: dict[str, Any] = Field(
-        default={}, description="changes of the recipe's settings; variants make theirs after these"
+        default={}, description="changed settings of the recipe; those of variants come after these"
     )
 
 
@@ -78,14 +78,14 @@ class ExperimentConfig(Settings):
     """Methods, compared over seeds on one federation."""
 
     name: str = Field(
-        default="digits", min_length=1, description="also of the result folder; by default the data's"
+        default="digits", min_length=1, description="name, also of the result folder; by default the data's"
     )
-    description: str = Field(default="", description="what it is about, for the report")
+    description: str = Field(default="", description="subject of the experiment, for the report")
     seeds: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
         default=(0, 1, 2),
         min_length=1,
         max_length=MOST_SEEDS,
-        description="repetitions, or how many: 3 is [0, 1, 2]",
+        description="seeds of the repetitions, or their number: 3 is [0, 1, 2]",
     )
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(name="mlp", options={"hidden": [64]})
@@ -98,44 +98,42 @@ class ExperimentConfig(Settings):
     rounds: Whole = Field(default=30, ge=1, description="rounds of training")
     budget: Budget = Field(
         default="rounds",
-        description="what all methods get equally: rounds, or the gradients or bytes of FedAvg in so many",
+        description="equal for all methods: rounds, or FedAvg's gradients or bytes in so many",
     )
     fraction: Number = Field(default=1.0, gt=0, le=1, description="share of the clients sampled each round")
     sampling: Sampling = Field(
         default="uniform",
-        description="how clients are sampled: all alike, by their training samples, each by itself, or one a round in "
-        "turns, drawn anew each cycle or by number",
+        description="clients of a round: equal chances, chances by training samples, each independently, or "
+        "one in turns, in a new order each cycle or by number",
     )
     weights: Weights = Field(
         default="samples",
-        description="what clients count in averages: n_i / Σn, or all alike; a method's line may say its own",
+        description="weights of clients in averages: n_i / Σn, or equal; a method's line may set its own",
     )
     server: ServerConfig = ServerConfig()
     system: SystemConfig = SystemConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint_every: Whole | None = Field(
-        default=None, ge=1, description="rounds between checkpoints; null: as often as is cheap"
+        default=None, ge=1, description="rounds between checkpoints; null: as often as it is cheap"
     )
     track: TrackConfig = TrackConfig()
     deploy: DeployConfig = DeployConfig()
     threads: Whole = Field(default=1, ge=1, le=1024, description="threads of torch")
     variants: dict[str, dict[str, Any]] = Field(
-        default={}, description="name -> changes of settings, each an experiment of its own"
+        default={}, description="name -> changed settings, each a separate experiment"
     )
     scales: dict[Scale, ScaleConfig] = Field(
         default={}, description="smoke, small, paper -> {settings, needs, costs}, for `reproduce --scale`"
     )
-    scale: Scale | None = Field(
-        default=None, description="the scale that these settings are of; written by --scale"
-    )
+    scale: Scale | None = Field(default=None, description="scale of these settings, set by --scale")
     search: dict[str, Any] = Field(
         default={},
-        description="for `tailorfl tune`: setting -> [values] or {low, high, log}, null leaves it alone; "
+        description="for `tailorfl tune`: setting -> [values] or {low, high, log}, or null to keep it; "
         "train.lr, method.lam, methods.LABEL.lam",
     )
     published: dict[str, Any] = Field(
-        default={}, description="label -> numbers of a paper, shown beside ours"
+        default={}, description="label -> published numbers, shown beside the results"
     )
 
     @model_validator(mode="before")

@@ -13,21 +13,18 @@ Attack = Literal["sign_flip", "scale", "noise", "label_flip", "nan"]
 
 
 class MaliciousConfig(Settings):
-    """Training clients that work against the others; who they are is drawn, or said."""
+    """Malicious training clients; drawn by the seed, or given by number."""
 
     share: Number = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="share of the training clients that is malicious, drawn by the seed",
+        default=0.0, ge=0, lt=1, description="share of malicious training clients, drawn by the seed"
     )
     clients: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
-        default=(), description="in place of share: which clients are, by number"
+        default=(), description="numbers of the malicious clients, instead of a share"
     )
     kind: Attack = Field(
         default="sign_flip",
-        description="sends its update times −strength, times strength, normal noise in its place, or nan; or trains "
-        "on flipped labels",
+        description="sign_flip and scale send the update times −strength or strength, noise sends normal "
+        "noise, nan sends nan; label_flip trains on flipped labels",
     )
     strength: Number | None = Field(
         default=None,

@@ -14,31 +14,31 @@ from tailorfl.settings.base import Named, Whole
 class OneModelConfig(Named):
     """A model: a registered name or `package.module:function`, and the weights it starts from."""
 
-    name: str = Field(default="mlp", description="see `tailorfl list models`, or module:function of your own")
+    name: str = Field(default="mlp", description="see `tailorfl list models`, or your own module:function")
     weights: str | None = Field(
         default=None,
         description="weights to start from: .npz, .safetensors, data:FILE, torchvision:NAME, timm:NAME",
     )
     skip_head: Whole | bool = Field(
-        default=False, description="without the last linear layer(s) of `weights`"
+        default=False, description="leave out the last linear layer(s) of `weights`"
     )
     trainable: str | tuple[str, ...] | None = Field(
         default=None,
-        description="part that may change, such as adapter+head or name patterns; the rest is frozen, held once and "
-        "never sent; by default the LoRA or adapters of a transformer that has them, else all",
+        description="part that may change, such as adapter+head or name patterns; the rest is frozen, held "
+        "once and never sent; by default the LoRA or adapters of a transformer that has them, else all",
     )
 
 
 class ModelConfig(OneModelConfig):
-    """The clients' model, or their models."""
+    """The clients' model, or models of several sizes."""
 
     larger: tuple[OneModelConfig, ...] = Field(
         default=(),
-        description="models of the clients with more data, from the second smallest to the largest; equal shares",
+        description="further models in growing size, for equal shares of the clients, those with more data",
     )
     assign: Literal["size", "random"] = Field(
         default="size",
-        description="who gets the larger models: those with most data, or clients drawn with chances that grow with it",
+        description="larger models go to clients with most data, or at random with chances by data",
     )
 
     @property

@@ -29,18 +29,18 @@ class PrivacyConfig(Settings):
         default=None, ge=0, description="σ: standard deviation of the noise, in units of clip"
     )
     epsilon: Number | None = Field(
-        default=None, gt=0, description="in place of noise: no client's ε exceeds this at the end of the run"
+        default=None, gt=0, description="instead of noise: no client's ε exceeds this at the end of the run"
     )
     delta: Number = Field(default=1e-5, gt=0, lt=1, description="δ, well below 1/samples or 1/clients")
     sampling: BatchSampling = Field(
         default="poisson",
-        description="batches of level sample: poisson draws every sample by itself, which hides who is in a batch; "
-        "shuffle goes through all samples in random order, and a pass counts in full",
+        description="batches of level sample: poisson draws every sample independently, which hides who is "
+        "in a batch; shuffle goes through all samples in random order, and a pass counts in full",
     )
     calibrate: Literal["client", "run"] | None = Field(
         default=None,
-        description="with epsilon at level sample: client (null is this) gives every client the noise that brings it "
-        "to epsilon, run gives all the noise of the one that needs most",
+        description="with epsilon at level sample: client (null) gives every client the noise that it needs "
+        "for epsilon, run gives all clients the largest of these",
     )
     accountant: Accountant = Field(
         default="prv", description="how ε is computed: prv is tight, rdp quicker and looser"

@@ -18,27 +18,21 @@ def _bound(value: Any) -> Any:
 
 
 class RobustConfig(Settings):
-    """How updates of hostile clients are kept from the mean; the rule alone is a short form."""
+    """Robust rules against updates of hostile clients; the rule alone is a short form."""
 
     short_form: ClassVar[str | None] = "rule"
 
     rule: str = Field(
-        default="none",
-        description="in place of the mean of updates: a rule by its name, such as median or krum",
+        default="none", description="rule that replaces the mean of updates, such as median or krum"
     )
     trim: Number = Field(
-        default=0.2,
-        ge=0,
-        lt=0.5,
-        description="of trimmed_mean: share of the clients dropped at either end",
+        default=0.2, ge=0, lt=0.5, description="of trimmed_mean: share of the clients dropped at either end"
     )
     f: Whole = Field(
-        default=1, ge=0, description="of krum, multi_krum: hostile clients a round that it has to stand"
+        default=1, ge=0, description="of krum, multi_krum: number of hostile clients to withstand in a round"
     )
     k: Whole | None = Field(
-        default=None,
-        ge=1,
-        description="of multi_krum: updates that are averaged; null: of all that come but f",
+        default=None, ge=1, description="of multi_krum: number of updates to average; null: all but f"
     )
     bound: Annotated[float | Literal["median"], BeforeValidator(_bound)] = Field(
         default="median",
@@ -52,6 +46,6 @@ class RobustConfig(Settings):
 
 
 class ServerConfig(Settings):
-    """What the server does with replies."""
+    """Aggregation of the replies at the server."""
 
     robust: RobustConfig = RobustConfig()

@@ -34,27 +34,25 @@ _SIMULATED = (
 
 
 class AvailabilityConfig(Settings):
-    """When clients can be reached; the kind alone is a short form."""
+    """Times at which clients are available; the kind alone is a short form."""
 
     short_form: ClassVar[str | None] = "kind"
 
     kind: AvailabilityKind = Field(
         default="always",
-        description="share: each client in a share of the rounds, by chance; wave: in a share of every day; "
-        "file: as a CSV file says",
+        description="share: each client in a random share of the rounds; wave: in a share of every day; "
+        "file: times of a CSV file",
     )
-    share: Number = Field(default=0.5, gt=0, le=1, description="of share and wave: how much of the time")
-    period: Number = Field(
-        default=86400.0, gt=0, description="of wave: seconds of a day, from one night to the next"
-    )
+    share: Number = Field(default=0.5, gt=0, le=1, description="of share and wave: share of the time")
+    period: Number = Field(default=86400.0, gt=0, description="of wave: seconds of a day")
     spread: Number = Field(
-        default=1.0, ge=0, le=1, description="of wave: share of a day over which clients' mornings are spread"
+        default=1.0, ge=0, le=1, description="of wave: share of a day over which mornings are spread"
     )
     file: str | None = Field(
         default=None, description="of file: CSV with the columns client, start, end, in seconds"
     )
     repeat: Number | None = Field(
-        default=None, gt=0, description="of file: seconds after which it begins again; null: never"
+        default=None, gt=0, description="of file: seconds after which it repeats; null: never"
     )
 
     @model_validator(mode="after")
@@ -76,13 +74,13 @@ class RateConfig(Settings):
         default="instant",
         description="instant takes no time; lognormal, half_normal and uniform are drawn; file: a CSV file",
     )
-    median: Number = Field(default=100.0, gt=0, description="half of all clients have more")
+    median: Number = Field(default=100.0, gt=0, description="median over clients")
     spread: Number = Field(
         default=0.5,
         ge=0,
         description="of lognormal: deviation of the logarithm; of uniform (below 1): ± share of the median",
     )
-    redraw: Redraw = Field(default="client", description="once for each client, or anew in each round")
+    redraw: Redraw = Field(default="client", description="draw once for each client, or in each round")
     file: str | None = Field(default=None, description="of file: CSV with the columns client, per_second")
 
     @model_validator(mode="before")
@@ -112,15 +110,15 @@ class RateConfig(Settings):
 
 
 class StragglersConfig(Settings):
-    """Clients that take longer than their device would."""
+    """Clients that are slower than the speed of their device."""
 
-    share: Number = Field(default=0.0, ge=0, le=1, description="how many of the clients")
-    factor: Number = Field(default=10.0, ge=1, description="times as long as the others take")
-    redraw: Redraw = Field(default="client", description="always the same clients, or others in each round")
+    share: Number = Field(default=0.0, ge=0, le=1, description="share of the clients")
+    factor: Number = Field(default=10.0, ge=1, description="factor on the time that they take")
+    redraw: Redraw = Field(default="client", description="always the same clients, or drawn in each round")
 
 
 class SystemConfig(Settings):
-    """Who answers when, and what the server does about those that do not; as it stands, all answer at once."""
+    """Devices, availability and failures of clients, and waiting for them; by default all answer at once."""
 
     mode: Mode = Field(
         default="synchronous",
@@ -133,18 +131,18 @@ class SystemConfig(Settings):
     bandwidth: RateConfig = Field(
         default=RateConfig(), description="of a client's connection: bytes a second"
     )
-    upload: Number = Field(default=1.0, gt=0, description="bandwidth upwards, as a share of that downwards")
+    upload: Number = Field(
+        default=1.0, gt=0, description="upload bandwidth as a share of the download bandwidth"
+    )
     stragglers: StragglersConfig = StragglersConfig()
     dropout: Number = Field(
-        default=0.0, ge=0, lt=1, description="chance that a client that was reached never answers"
+        default=0.0, ge=0, lt=1, description="probability that a client that was reached never answers"
     )
     deadline: Number | None = Field(
-        default=None, gt=0, description="simulated seconds after which nobody is waited for"
+        default=None, gt=0, description="simulated seconds after which the server stops waiting"
     )
     over_selection: Number = Field(
-        default=0.0,
-        ge=0,
-        description="so many more clients are asked, as a share; those that answer first count",
+        default=0.0, ge=0, description="share of additional clients to ask; those that answer first count"
     )
     min_replies: Whole = Field(
         default=0, ge=0, description="a round with fewer replies changes neither the server nor a client"
@@ -163,8 +161,8 @@ class SystemConfig(Settings):
     )
     trace: str | None = Field(
         default=None,
-        description="play a recorded run again: trace.jsonl of a job, or the result folder that has one for each job; "
-        "it takes the place of what else is simulated",
+        description="replay a recorded run: trace.jsonl of a job, or the result folder with one for each "
+        "job; it replaces the simulated system",
     )
     malicious: MaliciousConfig = MaliciousConfig()
 

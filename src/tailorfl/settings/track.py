@@ -13,7 +13,7 @@ WandbMode = Literal["offline", "online"]
 
 
 class TrackConfig(Settings):
-    """Where else to write what is recorded of each round; rounds.jsonl of every job has it in any case."""
+    """Trackers that also get the records of each round; rounds.jsonl of every job always has them."""
 
     tensorboard: bool = Field(default=False, description="TensorBoard's event files, in tensorboard/")
     mlflow: bool | str = Field(
@@ -21,7 +21,7 @@ class TrackConfig(Settings):
         description="MLflow: true for mlflow.db of the result folder, or the address of a tracking server or database",
     )
     wandb: WandbMode | None = Field(
-        default=None, description="Weights & Biases: kept in wandb/ for `wandb sync`, or sent at once"
+        default=None, description="Weights & Biases: kept in wandb/ for `wandb sync`, or sent immediately"
     )
 
     @field_validator("mlflow")

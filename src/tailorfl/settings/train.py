@@ -37,15 +37,15 @@ class RoundScheduleSettings(Settings):
         description="step: × factor at milestones; cosine: to floor; inverse: shift/(shift + t)",
     )
     milestones: tuple[Annotated[Number, Field(gt=0)], ...] = Field(
-        default=(0.5, 0.75), description="of step: below 1 shares of all rounds, else rounds"
+        default=(0.5, 0.75), description="of step: rounds, or below 1 shares of all rounds"
     )
-    factor: Number = Field(default=0.1, gt=0, description="of step")
-    floor: Number = Field(default=0.0, ge=0, le=1, description="of cosine: share of the rate that is left")
+    factor: Number = Field(default=0.1, gt=0, description="of step: factor at each milestone")
+    floor: Number = Field(default=0.0, ge=0, le=1, description="of cosine: remaining share of the rate")
     shift: Number = Field(
-        default=1.0, gt=0, description="of inverse: after so many rounds the rate is halved"
+        default=1.0, gt=0, description="of inverse: number of rounds after which the rate is halved"
     )
     deployment: Deployment = Field(
-        default="last", description="rate of tuning before a model is used: of the last round, or the first"
+        default="last", description="rate of fine-tuning before deployment: of the last round or the first"
     )
 
     @model_validator(mode="after")
@@ -62,37 +62,36 @@ class TrainSettings(Settings):
         default=1, ge=1, le=MOST_EPOCHS, description="passes over the client's training data a round"
     )
     steps: Whole | None = Field(
-        default=None, ge=1, le=MOST_STEPS, description="SGD steps a round, in place of epochs"
+        default=None, ge=1, le=MOST_STEPS, description="SGD steps a round, instead of epochs"
     )
-    batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0 is the client's whole data")
+    batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0: all samples of the client")
     lr: Number = Field(default=0.05, gt=0, description="learning rate")
     objective: ObjectiveName = Field(
         default="task",
         description="the task's loss; or balanced_softmax: cross entropy of logits + gamma · log(own class counts)",
     )
     gamma: Number = Field(
-        default=1.0, ge=0, description="of balanced_softmax: how much it makes up for unequal classes"
+        default=1.0, ge=0, description="strength of balanced_softmax against unequal classes"
     )
-    optimizer: OptimizerName = Field(default="sgd", description="of the clients; starts anew in every round")
+    optimizer: OptimizerName = Field(default="sgd", description="of the clients; restarts in every round")
     schedule: Schedule = Field(
-        default="constant",
-        description="of the learning rate inside a round; linear: to 0 over the client's steps",
+        default="constant", description="learning rate within a round; linear: to 0 over the client's steps"
     )
     round_schedule: RoundScheduleSettings = Field(
         default=RoundScheduleSettings(),
-        description="of the learning rate over the rounds: constant, step, cosine or inverse (1/t)",
+        description="learning rate over the rounds: constant, step, cosine or inverse (1/t)",
     )
-    momentum: Number = Field(default=0.0, ge=0, lt=1, description="of sgd")
-    weight_decay: Number = Field(default=0.0, ge=0, description="of adamw apart from the gradient")
+    momentum: Number = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: Number = Field(default=0.0, ge=0, description="with adamw apart from the gradient")
     class_weights: ClassWeights = Field(
         default="none",
-        description="of samples in the training loss, n/(K n_c) by the client's own labels or by those of all "
-        "training clients, who then send how many samples of each class they have",
+        description="weights n/(K n_c) of samples in the training loss, from the client's labels, or from "
+        "those of all training clients, which then send their numbers of samples by class",
     )
     clip: Number | None = Field(
         default=None,
         gt=0,
-        description="largest norm of a step's gradient, of each model by itself; null: no clipping",
+        description="largest norm of a step's gradient, for each model separately; null: no clipping",
     )
     dp: PrivacyConfig | None = Field(
         default=None, description="differential privacy: {level, clip, noise or epsilon, delta, accountant}"
