@@ -119,7 +119,7 @@ def reductions(name: str) -> Iterator[dict[str, str]]:
     """Yield the lines of the table that the tests run: {with: settings, is: the other one, case: id of the test}."""
     seen = set()
     for same in proofs().REDUCTIONS.get(name, ()):
-        other = f"{same.other_which} model of {same.other}" if same.other else "as it was drawn"
+        other = f"{same.other_which} model of {same.other}" if same.other else "the initial model"
         others = ", ".join(
             filter(None, (settings(same.other_options, ""), settings(same.other_train, "train.")))
         )
@@ -136,14 +136,14 @@ def reductions(name: str) -> Iterator[dict[str, str]]:
 def reductions_table(known: str) -> str:
     """Return a Markdown table of when a method is another one, from the text of methods.json."""
     titles = {m.name: m.title for m in own()}
-    lines = [("Method", "Its", "With", "Is", "Test"), ("---",) * 5]
+    lines = [("Method", "Its model", "With", "Is", "Test"), ("---",) * 5]
     for name, described in json.loads(known).items():
         for line in described["reductions"]:
             which, _, given = line["with"].partition(" model, ")
-            case = re.search(r'-k "(.*)"$', line["case"])
+            case = re.search(r'-k "(.*?) {', line["case"])
             assert case, line["case"]
             shown = given if given == "whatever the settings" else f"`{given}`"
-            lines.append((titles[name], f"{which} model", shown, line["is"], f"`{case[1]}`"))
+            lines.append((titles[name], which, shown, line["is"], f"`{case[1]}`"))
     return (
         "\n"
         + "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
