@@ -57,7 +57,7 @@ def test_list_without_a_name_lists_everything() -> None:
 
 def test_run_prints_the_table_and_leaves_a_result_that_reports_and_resumes() -> None:
     output = invoke("run", "method=local", *SMALL).output
-    assert "local" in output
+    assert "LocalTrain" in output
     assert "runs/digits" in output
     assert Path("runs/digits/local/seed-0/summary.json").is_file()
 
@@ -82,7 +82,7 @@ def test_second_run_takes_the_next_folder_and_overwrite_the_same() -> None:
 
 def test_progress_in_plain_lines_goes_to_stderr() -> None:
     result = invoke("run", "method=local", "eval.every=1", *SMALL)
-    assert "[1/1] local seed 0: round 1/2, accuracy " in result.stderr
+    assert "[1/1] LocalTrain seed 0: round 1/2, accuracy " in result.stderr
     assert "clients/s" in result.stderr
     assert "clients/s" not in result.stdout
 

@@ -41,8 +41,8 @@ def test_it_follows_a_run_and_ends_with_it(tmp_path: Path) -> None:
     followed = watch(out, "--every", "0.1")
     assert ended(*process)[0] == 0
     lines = followed.stderr.splitlines()
-    assert any(re.match(r"fedavg, seed 0: running, round \d+/40", line) for line in lines), lines
-    assert re.match(r"local, seed 1: finished, round 40/40, accuracy 0\.\d{4}$", lines[-1])
+    assert any(re.match(r"FedAvg, seed 0: running, round \d+/40", line) for line in lines), lines
+    assert re.match(r"LocalTrain, seed 1: finished, round 40/40, accuracy 0\.\d{4}$", lines[-1])
     assert followed.stdout.startswith("digits: 4 of 4 jobs (finished)")
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_ends_it_too(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_once_prints_a_row_a_job(done: Path) -> None:
     printed = watch(done, "--once")
-    for name in ("ditto, seed 0", "local, seed 0", "ditto, seed 1", "local, seed 1"):
+    for name in ("Ditto, seed 0", "LocalTrain, seed 0", "Ditto, seed 1", "LocalTrain, seed 1"):
         assert name in printed.stdout
     assert printed.stdout.count("2/2") == 4
     found = json.loads(watch(done, "--json").stdout)

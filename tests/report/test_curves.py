@@ -24,6 +24,7 @@ CURVES = {
     # label, seed: (accuracy after rounds 2, 4, 6), (bytes until then), best by validation
     ("A", 0): ((0.5, 0.8, 0.7), (10, 20, 30), 0.7),
     ("A", 1): ((0.8, 0.9, 0.85), (10, 20, 30), 0.9),
+    ("A", 2): ((0.7, 0.7, 0.85), (10, 20, 30), 0.8),
     ("B", 0): ((0.2, 0.3, 0.4), (0, 0, 0), 0.4),
     ("B", 1): ((0.2, 0.8, 0.1), (0, 0, 0), 0.2),
 }
@@ -51,9 +52,9 @@ def made_up(metric: str = "accuracy") -> ExperimentResult:
 def test_the_first_round_that_is_good_enough_counts_and_seeds_that_never_get_there_do_not() -> None:
     table = to_target(made_up(), 0.8)
     a, b = table.loc["A"], table.loc["B"]
-    assert (a["seeds"], a["reached"], b["seeds"], b["reached"]) == (2, 2, 2, 1)
-    assert (a["rounds"], a["bytes"]) == (3.0, 15.0)  # rounds 4 and 2
-    assert a["rounds_ci"] == pytest.approx(stats.t.ppf(0.975, 1) * np.std([4, 2], ddof=1) / np.sqrt(2))
+    assert (a["seeds"], a["reached"], b["seeds"], b["reached"]) == (3, 3, 2, 1)
+    assert (a["rounds"], a["bytes"]) == (4.0, 20.0)  # rounds 4, 2 and 6
+    assert a["rounds_ci"] == pytest.approx(stats.t.ppf(0.975, 2) * np.std([4, 2, 6], ddof=1) / np.sqrt(3))
     assert (b["rounds"], b["bytes"]) == (4.0, 0.0)
     assert math.isnan(b["rounds_ci"])
     none = to_target(made_up(), 0.95)
@@ -72,14 +73,14 @@ def test_smaller_is_better_for_errors() -> None:
 def test_the_last_round_the_validated_one_and_the_best_on_test_are_three_columns() -> None:
     table = best_rounds(made_up())
     assert table.loc["A", ["last", "by_validation", "best_on_test"]].tolist() == pytest.approx(
-        [0.775, 0.8, 0.85]
+        [0.8, 0.8, 2.55 / 3]
     )
     assert table.loc["B", ["last", "by_validation", "best_on_test"]].tolist() == pytest.approx(
         [0.25, 0.3, 0.6]
     )
     rounds = sections(made_up())[-1]
     assert "optimistic" in rounds.head[-1]
-    assert rounds.rows[0][1].text.startswith("77.50 ± ")
+    assert rounds.rows[0][1].text.startswith("80.00 ± ")
 
 
 def test_a_target_in_percent_is_refused_with_the_share_that_was_meant() -> None:

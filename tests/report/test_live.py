@@ -144,7 +144,7 @@ def test_variants_are_jobs_of_one_whole(tmp_path: Path) -> None:
     tailorfl.reproduce(file, out=tmp_path / "out")
     found = Watched(tmp_path / "out").look()
     assert found["status"] == "finished"
-    assert [job["name"] for job in found["jobs"]] == ["few: fedavg, seed 0", "many: fedavg, seed 0"]
+    assert [job["name"] for job in found["jobs"]] == ["few: FedAvg, seed 0", "many: FedAvg, seed 0"]
     (tmp_path / "out/many/config.yaml").unlink()
     (tmp_path / "out/many/fedavg/seed-0/config.json").unlink()
     (tmp_path / "out/many/status.json").unlink()

@@ -64,7 +64,7 @@ def test_the_same_method_with_other_settings_stands_apart_and_the_report_says_so
     tailorfl.run({**SETTINGS, "seeds": 1}, out="slow")
     tailorfl.run({**SETTINGS, "seeds": 1, "train": {"lr": 0.3}}, out="fast")
     shown = invoke("report", "slow", "fast", "--out", "out")
-    for label in ("local (slow)", "ditto (slow)", "local (fast)", "ditto (fast)"):
+    for label in ("LocalTrain (slow)", "Ditto (slow)", "LocalTrain (fast)", "Ditto (fast)"):
         assert label in shown
     assert "train.lr was 0.05 and is 0.3" in shown
     page = Path("out/report.md").read_text()

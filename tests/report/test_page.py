@@ -87,13 +87,15 @@ def test_the_page_is_one_small_file_that_names_no_other(text: str) -> None:
 
 def test_its_table_is_that_of_the_comparison(run: ExperimentResult, text: str) -> None:
     head, *rows = table_of(text, "Comparison")
-    assert [row[0] for row in rows] == ["local", "fedavg", "ditto"]
-    place = head.index("accuracy (mean) (%)")
+    assert [row[0] for row in rows] == ["LocalTrain", "FedAvg", "Ditto"]
+    place = head.index("accuracy")
     for row in rows:
-        line = run.table.loc[row[0]]
-        assert row[place] == f"{100 * line['mean']:.2f} ± {100 * line['mean_ci']:.2f}"
+        line = run.displayed.table.loc[row[0]]
+        assert row[place] == f"{100 * line['mean']:.2f} ± {100 * line['mean_ci']:.2f} %"
     other = table_of(text, "Other test sets")
-    assert {"global (%)", "heldout (%)", "heldout+10 (%)"} <= set(other[0])
+    assert {"on all clients' data", "on held-out clients", "on held-out clients after 10 steps"} <= set(
+        other[0]
+    )
 
 
 def test_differences_are_paired_and_corrected(run: ExperimentResult, text: str) -> None:
@@ -129,15 +131,15 @@ def test_every_client_is_a_point_with_its_own_numbers(run: ExperimentResult, tex
     assert [int(cell) for cell in line[1:4]] == [(gains > 0).sum(), (gains == 0).sum(), (gains < 0).sum()]
     best, worst = (rows[int(k)] for k in (gains.argmax(), gains.argmin()))
     for cell, row, gain in ((line[5], best, gains.max()), (line[6], worst, gains.min())):
-        assert cell == f"{100 * gain:+.2f} ({row['name']}, seed {row['seed']})"
+        assert cell == f"{100 * gain:+.2f} % ({row['name']}, seed {row['seed']})"
 
 
 def test_worst_clients_and_labels_are_those_of_the_records(run: ExperimentResult, text: str) -> None:
     data = store(text)["data"]
     worst = {(row["label"], row["percent"]): row["mean"] for row in data["worst"]}
-    for label in run.table.index:
-        assert worst[label, 100] == pytest.approx(run.table.loc[label, "mean"], abs=1e-6)
-        assert worst[label, 10] == pytest.approx(run.table.loc[label, "worst10"], abs=1e-6)
+    for label, line in run.displayed.table.iterrows():
+        assert worst[label, 100] == pytest.approx(line["mean"], abs=1e-6)
+        assert worst[label, 10] == pytest.approx(line["worst10"], abs=1e-6)
     federation = make_federation(run.config, 0, None, set())
     counts = np.array([row["count"] for row in data["labels"]]).reshape(7, 10)
     assert (counts == federation.describe("train")).all()
@@ -147,7 +149,7 @@ def test_worst_clients_and_labels_are_those_of_the_records(run: ExperimentResult
 def test_curves_have_every_evaluated_round_and_its_interval(run: ExperimentResult, text: str) -> None:
     rows = store(text)["data"]["curves"]
     assert [row["round"] for row in rows] == [1, 2, 3] * 3
-    final = next(row for row in rows if row["label"] == "ditto" and row["round"] == 3)
+    final = next(row for row in rows if row["label"] == "Ditto" and row["round"] == 3)
     line = run.table.loc["ditto"]
     assert final["mean"] == pytest.approx(line["mean"], abs=1e-6)
     assert final["high"] == pytest.approx(min(1, line["mean"] + line["mean_ci"]), abs=1e-6)
@@ -171,7 +173,7 @@ def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None
     result = tailorfl.run({**SMALL, "methods": ["local"], "train": private}, out=tmp_path / "run")
     text = page(result)
     row = table_of(text, "What each job spent")[1]
-    assert row[0] == "local, seed 0"
+    assert row[0] == "LocalTrain, seed 0"
     assert row[2] == f"{result.jobs[0][0]['privacy']['epsilon']['max']:.4g}"
     assert "labels" not in store(text)["data"]
     assert "labels" not in result.jobs[0][1].config
@@ -214,7 +216,7 @@ def test_tuning_shows_what_was_chosen_and_what_a_budget_promises(
     (folder / "tuning.json").write_text(json.dumps(facts))
     text = page(ExperimentResult.load(folder))
     row = table_of(text, "Chosen by validation")[1]
-    assert row == ["ditto", "train.lr=0.4", "train.lr is the largest", "1", "3 of 4", "2 min 00 s"]
+    assert row == ["Ditto", "train.lr=0.4", "train.lr is the largest", "1", "3 of 4", "2 min 00 s"]
     rows = store(text)["data"]["tuning"]
     # All 27 triples of draws, each as likely: the expected best by counting.
     for n in (1, 2, 3):

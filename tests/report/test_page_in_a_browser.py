@@ -80,7 +80,7 @@ def test_tables_sort_by_mouse_and_by_keyboard(shown: Any) -> None:
     assert numbers() == sorted(before)
     assert head.get_attribute("aria-sort") == "ascending"
     shown.locator("#comparison table thead th button").first.press("Space")
-    assert column(shown, "comparison", 1) == ["ditto", "fedavg", "local"]
+    assert column(shown, "comparison", 1) == ["Ditto", "FedAvg", "LocalTrain"]
     assert head.get_attribute("aria-sort") is None
 
 
@@ -130,9 +130,9 @@ def test_the_list_marks_a_client_without_a_mouse(shown: Any) -> None:
 
 
 def test_a_name_in_the_legend_hides_its_line_everywhere(shown: Any) -> None:
-    key = shown.locator("#curves button.key[data-label=ditto]")
+    key = shown.locator("#curves button.key[data-label=Ditto]")
     key.click()
-    shown.wait_for_selector("#worst button.key[data-label=ditto][aria-pressed=false]")
+    shown.wait_for_selector("#worst button.key[data-label=Ditto][aria-pressed=false]")
     drawn = """name => new Set([...document.querySelectorAll(`#chart-${name} .band_marks path`)]
         .map(path => path.getAttribute("fill"))).size"""
     shown.wait_for_function(f"({drawn})('round') === 2 && ({drawn})('worst') === 2")

@@ -83,7 +83,13 @@ def test_temperatures_are_those_of_the_job(run: tailorfl.ExperimentResult) -> No
 def test_the_command_prints_names_or_json(run: tailorfl.ExperimentResult) -> None:
     shown = CliRunner().invoke(app, ["gains", str(run.path)], env={"COLUMNS": "80"})
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    for word in ("client-0", "fedavg", "gain over alone", "95 % bootstrap interval", "Numbers are of seed 0"):
+    for word in (
+        "client-0",
+        "FedAvg",
+        "gain over",
+        "95 % bootstrap interval",
+        "Numbers are of seed 0",
+    ):
         assert word in shown.stdout
     line_of = ("--seed", "1", "--client", "client-2", "--method", "ditto")
     (line,) = json.loads(invoke("gains", run.path, "--json", *line_of))
@@ -106,7 +112,7 @@ def test_what_is_not_there_is_said(run: tailorfl.ExperimentResult, tmp_path: Pat
     assert "no LocalTrain was run beside" in found.notes[0]
     assert "No intervals of fedavg" in found.notes[1]
     assert len(found.notes) == 2, "nothing is said of intervals that nobody has"
-    assert found.table.head == ["client", "method", "test", "accuracy", "gain over alone"]
+    assert found.table.head == ["client", "method", "test samples", "accuracy", "gain over LocalTrain"]
 
 
 def test_numbers_that_are_not_defined_are_absent(tmp_path: Path) -> None:

@@ -28,23 +28,25 @@ ROWS = [
     SeedResult("ditto_lr|1", "ditto", 0, {"mean": 0.80, "bytes": 2e6}),
     SeedResult("fedavg", "fedavg", 0, {"mean": 0.7, "bytes": 1e6}),
     SeedResult("ditto_lr|1", "ditto", 1, {"mean": 0.90, "bytes": 2e6}),
+    SeedResult("ditto_lr|1", "ditto", 2, {"mean": 0.85, "bytes": 2e6}),
     SeedResult("local", "local", 0, {"mean": 0.85, "bytes": 0.0}),
+    SeedResult("local", "local", 1, {"mean": 0.95, "bytes": 0.0}),
 ]
-# t(0.975, 1 degree of freedom) = 12.7062, standard error 0.05
+# t(0.975, 2 degrees of freedom) = 4.302653, standard error 0.05 / sqrt(3); two seeds have no interval
 MARKDOWN = """\
-| Method | Seeds | Accuracy (%) | Bytes |
+| Method | Seeds | Accuracy | Bytes |
 | --- | ---: | ---: | ---: |
-| ditto_lr\\|1 | 2 | 85.00 ± 63.53 | 2.0 MB ± 0 B |
-| fedavg | 1 | 70.00 | 1.0 MB |
-| local | 1 | 85.00 | 0 B |
+| ditto_lr\\|1 | 3 | 85.00 ± 12.42 % | 2.0 MB ± 0 B |
+| fedavg | 1 | 70.00 % | 1.0 MB |
+| local | 2 | 90.00 % | 0 B |
 """
 LATEX = r"""\begin{tabular}{lrrr}
 \toprule
-Method & Seeds & Accuracy (\%) & Bytes \\
+Method & Seeds & Accuracy & Bytes \\
 \midrule
-ditto\_lr|1 & 2 & 85.00 $\pm$ 63.53 & 2.0 MB $\pm$ 0 B \\
-fedavg & 1 & 70.00 & 1.0 MB \\
-local & 1 & 85.00 & 0 B \\
+ditto\_lr|1 & 3 & 85.00 $\pm$ 12.42 \% & 2.0 MB $\pm$ 0 B \\
+fedavg & 1 & 70.00 \% & 1.0 MB \\
+local & 2 & 90.00 \% & 0 B \\
 \bottomrule
 \end{tabular}
 """
@@ -56,9 +58,9 @@ def markdown(rows: list[SeedResult], *columns: Column) -> list[str]:
 
 def test_numbers_are_the_intervals_over_seeds_in_every_form() -> None:
     frame = comparison(ROWS, COLUMNS)
-    assert frame["seeds"].tolist() == [2, 1, 1]
+    assert frame["seeds"].tolist() == [3, 1, 2]
     row = frame.loc["ditto_lr|1"]
-    assert (row["mean"], row["mean_ci"], row["bytes_ci"]) == (*interval([0.8, 0.9]), 0)
+    assert (row["mean"], row["mean_ci"], row["bytes_ci"]) == (*interval([0.8, 0.9, 0.85]), 0)
     assert frame["mean_ci"].isna().tolist() == [False, True, True]
     table = as_table(frame, COLUMNS)
     assert (table.markdown(), table.latex()) == (MARKDOWN, LATEX)
@@ -74,7 +76,7 @@ def test_the_terminal_prints_every_cell_and_no_markup() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(shown)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("Method", "Accuracy [test] (%)", "[bold]a", "50.00"):
+    for part in ("Method", "Accuracy [test]", "[bold]a", "50.00 %"):
         assert part in text
     assert [column.justify for column in shown.columns] == ["left", "right", "right"]
 
@@ -136,7 +138,8 @@ def test_human_bytes(count: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (59.94, "59.9 s"), (59.97, "1 min 00 s"), (75, "1 min 15 s"), (3599.7, "1 h 00 min"),
+    [(0.0, "0.0 s"), (0.0123, "12 ms"), (0.0499, "50 ms"), (0.05, "0.1 s"),
+     (59.94, "59.9 s"), (59.97, "1 min 00 s"), (75, "1 min 15 s"), (3599.7, "1 h 00 min"),
      (9000, "2 h 30 min"), (math.nan, "–")],
 )  # fmt: skip
 def test_human_seconds(seconds: float, text: str) -> None:

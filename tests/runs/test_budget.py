@@ -63,7 +63,7 @@ def compared(budget: str, out: Path) -> dict[str, dict[str, Any]]:
     found = run_experiment(config, out)
     text = write_report(found)[0].read_text()
     assert ("Budget: " in text) == (budget != "rounds")
-    assert "gradients per client and round" in text
+    assert "gradients / client / round" in text
     return {summary["label"]: summary for summary, _ in found.jobs}
 
 

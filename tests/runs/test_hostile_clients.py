@@ -100,7 +100,7 @@ def test_tables_and_records_are_of_the_others(tmp_path: Path) -> None:
     assert not any("client-1" in line or "client-4" in line for line in result.worst_clients)
     write_report(result)
     text = (tmp_path / "hostile" / "report.md").read_text(encoding="utf-8")
-    assert "| ditto, seed 0 | nan | client-1, client-4 |" in text
+    assert "| Ditto, seed 0 | nan | client-1, client-4 |" in text
 
 
 def test_a_dry_run_says_who_is_hostile_and_tries_no_rule_on_too_few(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,4 +48,4 @@ def test_a_rejected_client_is_named_in_summary_and_report(tmp_path: Path) -> Non
     )
     assert result.jobs[0][0]["rejected_clients"] == {"Bern": [1, 2]}
     report = write_report(result)[0].read_text()
-    assert "| local, seed 0 | Bern | 2 | 1, 2 |" in report
+    assert "| LocalTrain, seed 0 | Bern | 2 | 1, 2 |" in report

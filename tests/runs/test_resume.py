@@ -104,7 +104,7 @@ def test_killed_at_random_it_ends_the_same(tmp_path: Path, long_run: dict[str, A
     arguments: tuple[str, ...] = ("run", settings_file(tmp_path, LONG), "--out", str(out))
     for _ in range(3):
         process, words = forked(*arguments)
-        assert "ditto seed 3: 60 rounds" in words.readline()
+        assert "Ditto seed 3: 60 rounds" in words.readline()
         time.sleep(rng.uniform(0.05, 0.5))
         os.kill(process, signal.SIGKILL)
         assert ended(process, words)[0] == -signal.SIGKILL
@@ -120,7 +120,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, d
     folder = tmp_path_factory.mktemp("stopped")
     out = folder / "my results"
     process, said = forked("run", settings_file(folder, LONG), "--out", str(out))
-    assert "ditto seed 3: 60 rounds" in said.readline()
+    assert "Ditto seed 3: 60 rounds" in said.readline()
     told = {}
     ways: dict[str, dict[str, Any]] = {
         "again": {"config": LONG},

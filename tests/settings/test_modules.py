@@ -245,13 +245,13 @@ def test_an_observer_of_ones_own_and_the_display(
     told = Told()
     assert run(observer=told) == ""
     assert (told.rounds, told.done) == ([0, 1], ["local 0"])
-    assert "local seed 0: round 2/2, accuracy" in run(progress=True)
+    assert "LocalTrain seed 0: round 2/2, accuracy" in run(progress=True)
     assert run() == ""  # nobody looks on
     assert not looked_at()
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert looked_at()
-    assert "local seed 0: round 2/2" in run()
+    assert "LocalTrain seed 0: round 2/2" in run()
     assert run(progress=False) == ""
     both = Told()
-    assert "local seed 0" in run(observer=both, progress=True)
+    assert "LocalTrain seed 0" in run(observer=both, progress=True)
     assert both.rounds == [0, 1]

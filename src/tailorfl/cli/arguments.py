@@ -84,7 +84,9 @@ def documented(command: Command) -> Command:
         if details:
             info = copy(details[0])
         elif names or parameters[name].default is not inspect.Parameter.empty:
-            info = typer.Option(*(names or [f"--{name.replace('_', '-')}"]))
+            info = typer.Option(
+                *(names or [f"--{name.replace('_', '-')}", *(["-o"] if name == "out" else [])])
+            )
         else:
             info = typer.Argument()
         info.help, info.metavar = help, metavar or info.metavar
@@ -110,10 +112,12 @@ Imports = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the experiment in the result folder.")]
-ResultFolder = Annotated[Path, typer.Argument(help="Result folder of an experiment.")]
-Label = Annotated[str | None, typer.Option("--method", help="Label of the line; by default the first.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the job; by default the first.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the experiment in RESULTS.")]
+ResultFolder = Annotated[Path, typer.Argument(metavar="RESULTS", help="Result folder of an experiment.")]
+Label = Annotated[
+    str | None, typer.Option("--method", metavar="LABEL", help="Label of the method; by default the first.")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of the run; by default the first.")]
 
 
 def experiment(

@@ -47,7 +47,7 @@ def show(
 
     Args:
         arguments: An experiment as for `tailorfl run`; only its data are used, with its first seed.
-        out (--out, -o, FILE): Also draw clients × classes: .png, .pdf or .svg.
+        out (FILE): Also draw clients × classes: .png, .pdf or .svg.
         clients: Clients that are shown, at most; --json has all.
     """
     from tailorfl.data.overview import overview
@@ -81,8 +81,8 @@ def show_overview(console: Console, view: Overview, most: int) -> None:
         for figure in view.figures
     ]
     title = f"{view.num_clients:,} training clients, by their training samples"
-    caption = "by chance: the same samples dealt at random to clients of these sizes"
-    show_table(console, make_table(title, ("", "value", "by chance"), rows, prose=("",), caption=caption))
+    caption = "at random: the same samples dealt at random to clients of these sizes"
+    show_table(console, make_table(title, ("", "value", "at random"), rows, prose=("",), caption=caption))
     for name, samples in view.further.items():
         say(console, f"{'public set' if name == 'public' else f'shifted set {name}'}: {samples:,} samples")
 

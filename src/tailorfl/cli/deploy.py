@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 Keys = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Keys as `tailorfl deploy keys` writes them, for this side."),
+    typer.Option(metavar="KEYS", help="Folder of keys for this side, as `tailorfl deploy keys` writes it."),
 ]
 Insecure = Annotated[
     bool,
@@ -42,7 +42,7 @@ def _check_keys(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
         problem = "are given together" if insecure else "is missing"
         raise ConfigError(
-            f"one of --keys FOLDER and --insecure {problem}: keys are made by tailorfl deploy keys, and without them "
+            f"one of --keys KEYS and --insecure {problem}: keys are made by tailorfl deploy keys, and without them "
             "nothing is encrypted and anybody may join"
         )
 
@@ -66,7 +66,7 @@ def server(
     Args:
         arguments: An experiment as for `tailorfl run`; its clients are those that connect.
         listen (HOST:PORT): Where clients connect.
-        out: Result folder; an experiment that is there already is continued. By default runs/NAME.
+        out (RESULTS): Result folder; an experiment in it is continued. By default runs/NAME.
         anywhere: With --insecure: listen beyond this machine as well.
     """
     _check_keys(keys, insecure)
@@ -114,9 +114,9 @@ def client(
 
     Args:
         server (HOST:PORT): Where the server listens.
-        state (FOLDER): Where this client's private states and model are kept.
-        data (FILE): Its table, or folder of images; without, its share of the experiment's data.
-        name: The client's name; by default that of its file, without the ending.
+        state (STATE): Folder where this client's private states and model are kept.
+        data (DATA): A table or a folder of images; by default the client's share of the experiment's data.
+        name (NAME): The client's name; by default that of its file, without the ending.
         policy (FILE): What a server may ask, as `tailorfl deploy policy` writes it.
         experiment_file (--experiment, FILE): The only experiment that it takes part in.
         accept (DIGEST): An experiment that it takes part in; may be repeated.
@@ -154,7 +154,7 @@ def leave_command(results: Path, client: str) -> None:
 
     Args:
         results (RESULTS): The server's result folder.
-        client: The client's name.
+        client (NAME): The client's name.
     """
     from tailorfl.deploy.membership import take_off
 
@@ -169,7 +169,7 @@ def join_command(results: Path, client: str) -> None:
 
     Args:
         results (RESULTS): The server's result folder.
-        client: The client's name, as in its certificate.
+        client (NAME): The client's name, as in its certificate.
     """
     from tailorfl.deploy.membership import let_in
 
@@ -190,9 +190,9 @@ def keys_command(
     """Make keys and certificates for a federation, or for further clients of one; renew or revoke one.
 
     Args:
-        folder: Where to.
-        clients: Names of clients, with commas between them.
-        host: Name or address by which clients reach the server; may be repeated.
+        folder (KEYS): The folder to write.
+        clients (NAME,...): Names of clients, with commas between them.
+        host (HOST): Name or address by which clients reach the server; may be repeated.
         days: How long certificates hold.
         renew (NAME): Make another key for one client and revoke its former one, or for the `server`.
         revoke (NAME): Have the server not let a client's certificate in.
@@ -225,8 +225,8 @@ def policy_command(
     """Write a policy: what a client lets a server ask of it.
 
     Args:
-        experiment_file ([EXPERIMENT]): A YAML file; the policy allows what it needs.
-        out (--out, -o): The file.
+        experiment_file ([FILE]): An experiment as a YAML file; the policy allows what it needs.
+        out (FILE): The file to write.
     """
     from tailorfl.deploy.policy import experiment_digest, template
     from tailorfl.runs.files import write_text

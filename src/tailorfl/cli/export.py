@@ -28,8 +28,8 @@ def export_command(
     """Write trained models so that plain PyTorch loads them: weights, code, labels, scaling, metrics, origin.
 
     Args:
-        out (--out, -o): Folder for the models, each in one of its name.
-        client: Whose model: a client's name or number; more than once for several.
+        out (MODELS): Folder for the models, each in a folder of its name.
+        client (NAME): Whose model: a client's name or number; more than once for several.
         everyone (--all): The models of all clients.
         shared (--global): The global model.
         steps: Batches that held-out clients train on before; by default the most that were evaluated.
@@ -84,10 +84,10 @@ def predict_command(
     """Write what a trained model says of new data: classes with probabilities, numbers, or risks.
 
     Args:
-        folder: Folder of one exported model, or a result folder.
-        data (--data): A table, a folder of images or one image, or JSON lines.
-        out (--out, -o): The CSV file to write.
-        client: Of a result folder: whose model, a client's name or number, or global.
+        folder (RESULTS): A result folder, or the folder of one exported model.
+        data (--data, DATA): A table, a folder of images or one image, or JSON lines.
+        out (FILE): The CSV file to write.
+        client (NAME): Of a result folder: whose model, a client's name or number, or global.
         steps: Batches that held-out clients train on before.
         ids (--id, COLUMN): A column of the table to keep; may be given several times.
     """

@@ -46,7 +46,7 @@ def list_command(
 
     Args:
         kind: methods, data, models, partitions, recipes or settings; by default all but settings.
-        name: One of them, as `tailorfl show`; or a group of settings, such as train.
+        name ([NAME]): One of them, as `tailorfl show`; or a group of settings, such as train.
     """
     if kind is not None and kind not in (*LISTS, "settings"):
         raise unknown("list", kind, [*LISTS, "settings"])
@@ -73,7 +73,7 @@ def show_command(name: str, as_json: AsJson = False) -> None:
     """Show one thing: what it is, where it is from, its options, and of a method its algorithm and its reductions.
 
     Args:
-        name: A method, data source, model, partition or recipe, such as ditto.
+        name (NAME): A method, data source, model, partition or recipe, such as ditto.
     """
     _show(name, None, as_json)
 

@@ -39,6 +39,15 @@ INTERRUPTED = 130
 class Commands(TyperGroup):
     """The group of all commands; the only place where errors become messages and exit codes."""
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command with the help of its arguments, which newer versions of click take from typer's."""
+        command = super().get_command(ctx, cmd_name)
+        hints = getattr(getattr(command, "callback", None), "__annotations__", {})
+        for parameter in () if command is None else command.params:
+            if isinstance(parameter, click.Argument):
+                parameter.help = hints[parameter.name].__metadata__[0].help  # type: ignore[attr-defined]
+        return command
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; raises click's UsageError, with the nearest command, if there is none."""
         try:
@@ -86,35 +95,39 @@ app = typer.Typer(
     help="Personalized federated learning: each client ends with a model of its own.",
     epilog="First steps: tailorfl compare | tailorfl run method=ditto train.lr=0.1 | tailorfl list methods",
 )
-app.add_typer(theory.app, name="theory", cls=Commands)
-app.add_typer(data.app, name="data", cls=Commands)
-app.add_typer(deploy.app, name="deploy", cls=Commands)
-app.command("run", help="Run an experiment: one method (Ditto if not told), or all that its file names.")(
-    documented(runs.command)
-)
-app.command("compare", help="Compare several methods fairly: same data, same seeds, one table with plots.")(
-    runs.command
-)
-COMMANDS: dict[str, Callable[..., None]] = {
-    "reproduce": runs.reproduce,
-    "report": reports.report,
-    "check": reports.check,
-    "advise": advise.command,
-    "pretrain": pretrain.command,
-    "bench": bench.command,
-    "tune": tune.command,
-    "export": export.export_command,
-    "predict": export.predict_command,
-    "server": deploy.server,
-    "client": deploy.client,
-    "gains": reports.gains,
-    "list": listing.list_command,
-    "show": listing.show_command,
-    "watch": watching.watch,
-    "board": watching.board,
+COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Start": {"run": runs.command, "list": listing.list_command, "show": listing.show_command},
+    "Compare": {
+        "compare": runs.command,
+        "reproduce": runs.reproduce,
+        "tune": tune.command,
+        "report": reports.report,
+        "gains": reports.gains,
+    },
+    "Own data": {"data": data.app, "export": export.export_command, "predict": export.predict_command},
+    "Real federation": {"deploy": deploy.app, "server": deploy.server, "client": deploy.client},
+    "Look": {"watch": watching.watch, "board": watching.board, "check": reports.check},
+    "Advanced": {
+        "advise": advise.command,
+        "theory": theory.app,
+        "pretrain": pretrain.command,
+        "bench": bench.command,
+    },
 }
-for name, command in COMMANDS.items():
-    app.command(name)(documented(command))
+"""Group of the help -> its commands by name."""
+HELP = {
+    "run": "Run an experiment: one method (Ditto if none is named), or all that its file names.",
+    "compare": "Compare several methods fairly: same data, same seeds, one table with plots.",
+}
+"""Of the two commands that share a function."""
+documented(runs.command)
+for group, commands in COMMANDS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, cls=Commands, rich_help_panel=group)
+        else:
+            described = command if name in HELP else documented(command)
+            app.command(name, help=HELP.get(name), rich_help_panel=group)(described)
 
 
 def _version(is_wanted: bool) -> None:

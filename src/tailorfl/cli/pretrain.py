@@ -35,8 +35,8 @@ def command(
 
     Args:
         arguments: An experiment as for `tailorfl run`; its rounds are epochs, its clients and methods are not used.
-        out: The .safetensors file to write; by default runs/DATA-MODEL.safetensors.
-        resume: Continue the pretraining of this file.
+        out (FILE): The .safetensors file to write; by default runs/DATA-MODEL.safetensors.
+        resume (FILE): Continue the pretraining of this file.
         overwrite: Replace the file.
     """
     if resume is not None and (arguments or typed(ctx, "out", "overwrite")):

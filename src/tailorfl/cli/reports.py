@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tailorfl.cli.arguments import AsJson, ResultFolder, Seed, only_result
-from tailorfl.cli.screen import print_json, say, show_table, stdout
+from tailorfl.cli.screen import fits, print_json, say, show_table, stdout
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 
@@ -17,9 +15,12 @@ if TYPE_CHECKING:
     from tailorfl.report.matrix import Matrix
     from tailorfl.report.result import ExperimentResult
 
+GAINS = 5
+"""Columns of `gains` that are always shown: client, method, test samples, metric and gain."""
+
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
+    folders: list[Path],
     out: Path | None = None,
     target: float | None = None,
     latex: Path | None = None,
@@ -29,10 +30,9 @@ def report(
     """Print the table of an experiment, or of several together, and write its report: a page, plots, report.md.
 
     Args:
-        folders: Result folder of an experiment, or several.
-        out (--out, -o): A file NAME.html for the page alone, or a folder for all; needed where several are put
-            together.
-        target: Also the rounds and bytes until the mean metric is this good: 0.9.
+        folders (RESULTS...): Result folder of an experiment, or several.
+        out (RESULTS|FILE.html): A folder for the report, or a file for the page alone; needed to merge several.
+        target: Also the rounds and the traffic until the mean metric is this good: 0.9.
         latex (FILE): Also the table for LaTeX (booktabs).
         csv (FILE): Also the table's plain numbers, nothing rounded.
     """
@@ -49,7 +49,7 @@ def report(
         if as_json:
             print_json(federations.rows)
             return
-        show_matrix(stdout(), federations)
+        show_matrix(stdout(), federations.displayed)
         say(stdout(), f"report: {', '.join(map(str, written))}")
         return
     results = _results(folders, out, page_file)
@@ -90,7 +90,7 @@ def _results(
 
     if len(folders) > 1 and out is None:
         raise ConfigError(
-            f"a report of {len(folders)} folders needs a place of its own: --out FOLDER, or --out FILE.html"
+            f"a report of {len(folders)} result folders needs its own place; use --out RESULTS or --out FILE.html"
         )
     if out is None or (len(folders) == 1 and page_file is not None):
         return results(folders[0])
@@ -118,14 +118,15 @@ def _write_matrix(
     from tailorfl.report.rank_plot import png
     from tailorfl.runs.files import reporting
 
-    texts = {out if page_file is not None else out / "report.html": page(federations)}
+    displayed = federations.displayed
+    texts = {out if page_file is not None else out / "report.html": page(displayed)}
     if page_file is None:
         with reporting(out, "create the result folder"):
             out.mkdir(parents=True, exist_ok=True)
-        texts |= {out / "matrix.csv": federations.csv, out / "matrix.tex": federations.latex}
-    texts |= {file: federations.latex for file in (latex,) if file is not None}
+        texts |= {out / "matrix.csv": federations.csv, out / "matrix.tex": displayed.latex}
+    texts |= {file: displayed.latex for file in (latex,) if file is not None}
     texts |= {file: federations.csv for file in (csv,) if file is not None}
-    written, diagram = _write(texts), federations.picture("nemenyi")
+    written, diagram = _write(texts), displayed.picture("nemenyi")
     if page_file is None and diagram is not None:
         written.append(out / "ranks.png")
         png(diagram, written[-1])
@@ -139,30 +140,43 @@ def gains(
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Collect what every client has, by its name: alone, with each method, what it gains, and how sure of it.
+    """Show what every client gains from each method over LocalTrain, by its name, with intervals.
 
     Args:
-        client: A client's name; more than once for several. By default all.
-        method: Label of a line, likewise. By default all.
+        client (NAME): A client's name; more than once for several. By default all.
+        method (LABEL): Label of a method, likewise. By default all.
     """
     from tailorfl.report.clients import clients_of
     from tailorfl.report.result import results
 
     result = only_result(folder, results(folder))
-    clients = clients_of(result, seed, methods=method or (), clients=client or ())
+    names = {} if as_json else result.display_names
+    clients = clients_of(
+        result if as_json else result.displayed,
+        seed,
+        methods=[names.get(label, label) for label in method or ()],
+        clients=client or (),
+    )
     if as_json:
         print_json([line.to_dict() for line in clients.lines])
         return
-    show_table(stdout(), clients.table.rich())
+    table, console = clients.table, stdout()
+    least, most = GAINS, len(table.head)
+    count = next(
+        (n for n in range(most, least, -1) if fits(table.pick(range(n)).rich(), console.width)), least
+    )
+    show_table(console, table.pick(range(count)).rich())
+    if count < most:
+        say(console, f"further columns are in --json: {', '.join(table.head[count:])}", style="dim")
     for note in clients.notes:
-        say(stdout(), note, style="dim")
+        say(console, note, style="dim")
     if len(clients.seeds) > 1:
         seeds = ", ".join(map(str, clients.seeds))
-        say(stdout(), f"Numbers are of seed {clients.seed}; --seed takes another of {seeds}.", style="dim")
+        say(console, f"Numbers are of seed {clients.seed}; --seed takes another of {seeds}.", style="dim")
 
 
 def check(folder: ResultFolder, as_json: AsJson = False) -> None:
-    """Look whether every file of a result folder is there and is what was written."""
+    """Check that every file of a result folder is present and unchanged."""
     from tailorfl.runs.folders import experiment_in
     from tailorfl.runs.job import job_problems, jobs_of
     from tailorfl.runs.status import sentence

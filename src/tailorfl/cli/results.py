@@ -27,15 +27,15 @@ def show_result(result: ExperimentResult, target: float | None = None) -> None:
     from tailorfl.report.curves import sections
     from tailorfl.report.published import notes, published_table
 
-    config, console = result.config, stdout()
-    show_comparison(console, result, config.name)
+    config, console, displayed = result.config, stdout(), result.displayed
+    show_comparison(console, displayed, config.name)
     for folder, difference in result.unlike:
         _warn("not the same experiment:", f"{folder}: {difference}")
     for reason in result.missing:
         _warn("not in the table:", reason)
     target = config.eval.target if target is None else target
     if target is not None:
-        section = sections(result, target)[0]
+        section = sections(displayed, target)[0]
         show_table(console, section.rich())
         say(console, section.note, style="dim")
     if config.published:
@@ -51,7 +51,7 @@ def _warn(mark: str, text: str) -> None:
 
 def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
     """Print the comparison table; in a narrow console without details, and in several parts if need be."""
-    from tailorfl.report.tables import as_table
+    from tailorfl.report.tables import LEAST_SEEDS, as_table
 
     frame, columns = result.marked(result.table), list(result.columns)
     for column in columns:
@@ -60,7 +60,9 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
             frame[f"{column.key}_ci"] = math.nan
     counts = set(frame["seeds"])
     seeds = int(max(counts))
-    spread = f"mean over {seeds} seeds ± half width of the 95 % interval" if seeds > 1 else "1 seed"
+    spread = f"mean over {seeds} seeds" if seeds > 1 else "1 seed"
+    if seeds >= LEAST_SEEDS:
+        spread += " ± half width of the 95 % interval"
     left_out = []
     for key in DETAILS:
         if fits(as_table(frame, columns).rich(), console.width):
@@ -99,7 +101,7 @@ def show_matrix(console: Console, matrix: Matrix) -> None:
 
 
 def result_lines(variant: str, result: ExperimentResult) -> list[dict[str, Any]]:
-    """Return the comparison table as plain values: a line a method, with what comparison.csv has of it."""
-    frame = result.marked(result.table).reset_index()
+    """Return the comparison table as plain values: a row a method, with what comparison.csv has of it."""
+    frame = result.table.reset_index()
     rows = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
     return [{"variant": variant, "folder": str(result.path), **row} for row in rows]

@@ -48,13 +48,13 @@ def command(
 
     Args:
         arguments: A YAML file or the name of a recipe; then settings, such as method=ditto train.lr=0.1.
-        out: Result folder; by default runs/NAME, or the next free runs/NAME-2, ...
-        resume (FOLDER): Continue the experiment in this result folder; with CONFIG or KEY=VALUE, begin it there if
+        out (RESULTS): Result folder; by default runs/NAME, or the next free runs/NAME-2, ...
+        resume (RESULTS): Continue the experiment in this result folder; with CONFIG or KEY=VALUE, begin it there if
             need be.
-        extend (FOLDER): Add to the experiment in this result folder: seeds=5, methods=fedrep,apfl or rounds=100.
-        force: Go on though settings, data or versions are others; the report says so.
+        extend (RESULTS): Add to the experiment in this result folder: seeds=5, methods=fedrep,apfl or rounds=100.
+        force: Continue although settings, data or versions differ; the report says so.
         dry_run: Show sizes, costs and an estimate; train nothing.
-        budget (--tune, TRIALS[xROUNDS[xSEEDS]]): Tune every method with this budget first, in the folder OUT-tuning;
+        budget (--tune, TRIALS[xROUNDS[xSEEDS]]): Tune every method with this budget first, in RESULTS-tuning;
             see tailorfl tune.
     """
     from tailorfl.settings.experiment import COMPARED
@@ -87,11 +87,11 @@ def reproduce(
     """Run a recipe and show a paper's numbers beside ours.
 
     Args:
-        recipe: A packaged recipe (see: tailorfl list recipes), or a file like one.
+        recipe (RECIPE): A packaged recipe (see: tailorfl list recipes), or a file like one.
         settings: Changes to it.
         scale (SCALE): smoke, small or paper, of recipes that have them; by default as they stand.
-        out: Result folder; by default runs/NAME, or the next free runs/NAME-2, ...
-        resume (FOLDER): Continue the recipe in this result folder, or begin it there.
+        out (RESULTS): Result folder; by default runs/NAME, or the next free runs/NAME-2, ...
+        resume (RESULTS): Continue the recipe in this result folder, or begin it there.
         dry_run: Show sizes, costs and an estimate; train nothing.
     """
     from tailorfl.settings.loading import read

@@ -50,13 +50,13 @@ def command(
     Args:
         arguments: The experiment to tune: a YAML file or the name of a recipe; then settings.
         budget (TRIALS[xROUNDS[xSEEDS]]): What each method gets: 20, 20x10 or 20x10x2; rounds are the experiment's and
-            seeds 1 if not told.
-        sampler: random, tpe, grid, halving or hyperband.
+            seeds 1 by default.
+        sampler (SAMPLER): random, tpe, grid, halving or hyperband.
         seed: Of what is drawn.
         widen: Extend a grid at the side where the best value lies, within the same budget.
         workers: Processes that train trials.
-        out: Folder of the tuning; by default runs/NAME-tuning, or the next free.
-        resume (FOLDER): Go on with the tuning in this folder.
+        out (RESULTS): Folder of the tuning; by default runs/NAME-tuning, or the next free.
+        resume (RESULTS): Continue the tuning in this folder.
         dry_run: Show search spaces and costs; train nothing.
     """
     if resume is None:

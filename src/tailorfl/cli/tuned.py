@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -66,32 +67,33 @@ def line(label: str, trial: Trial) -> str:
 def show_tuning(console: Console, tuning: Tuning) -> None:
     """Print what was chosen of every method, what lies at an edge, and what to expect of smaller budgets."""
     config = tuning.plan.config
+    names = {method.label: method.display_name for method in config.methods}
     rank_of, higher = tuning.ranks(), tuning.methods[0].higher_is_better
     metric = tuning.metric.replace("_", " ")
     ordered = sorted(tuning.methods, key=lambda method: rank_of[method.label] or len(rank_of) + 1)
     title = f"{config.name}: chosen by validation {metric}, {tuning.samples:,} samples a method"
     heads = ["Method", "Rank", "Validation", "Trials", "Chosen"]
-    rows = [_row(method, rank_of[method.label]) for method in ordered]
+    rows = [(names[method.label], *_row(method, rank_of[method.label])) for method in ordered]
     show_table(console, make_table(title, heads, rows, prose=("Chosen",)))
     shares = [share for share in SHARES if share * tuning.plan.budget.trials >= 1]
     expected = [
-        (method.label, *map(_score, method.expected_of([share * tuning.samples for share in shares])))
+        (names[method.label], *map(_score, method.expected_of([share * tuning.samples for share in shares])))
         for method in tuning.methods
     ]
     title = f"expected best validation {metric} after a share of the budget"
     heads = ["Method", *(f"{share:.3g}".replace("0.", ".") for share in shares)]
     show_table(console, make_table(title, heads, expected))
-    _show_edges(console, tuning)
+    _show_edges(console, tuning, names)
     for method in tuning.methods:
         failed = [trial for trial in method.trials if trial.state == "failed"]
         if method.best is None:
             say(
                 console,
-                f"{method.label}: no trial came to its end, so its settings are those of the experiment",
+                f"{names[method.label]}: no trial came to its end, so its settings are those of the experiment",
             )
         if failed:
             count = f"{len(failed)} of {len(method.trials)} trials failed"
-            say(console, f"{method.label}: {count}, the first: {failed[0].reason}")
+            say(console, f"{names[method.label]}: {count}, the first: {failed[0].reason}")
     if config.train.dp is not None:
         say(console, "The ε of a comparison does not count what tuning reveals of validation data.")
     say(console, f"{'higher' if higher else 'lower'} is better; no test sample was looked at", style="dim")
@@ -105,7 +107,6 @@ def _row(method: Tuned, rank: int | None) -> tuple[str, ...]:
     states = [trial.state for trial in method.trials]
     unfinished = [f"{count} {state}" for state in ("pruned", "failed") if (count := states.count(state))]
     return (
-        method.label,
         "–" if rank is None else str(rank),
         _score(None if method.best is None else method.best.score),
         str(len(states)) + (f" ({', '.join(unfinished)})" if unfinished else ""),
@@ -113,11 +114,11 @@ def _row(method: Tuned, rank: int | None) -> tuple[str, ...]:
     )
 
 
-def _show_edges(console: Console, tuning: Tuning) -> None:
+def _show_edges(console: Console, tuning: Tuning, names: Mapping[str, str]) -> None:
     """Say which chosen values are the smallest or largest that were tried, where the method takes others."""
     ends = {1: "largest", -1: "smallest"}
     edges = [
-        f"{method.label} {written({key: method.chosen[key]})} ({ends[side]})"
+        f"{names[method.label]} {written({key: method.chosen[key]})} ({ends[side]})"
         for method in tuning.methods
         for key, side in tuning.edges(method).items()
     ]
@@ -135,13 +136,13 @@ def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
     with status(quiet, "") as watch:
         costs = foreseen(plan, None if quiet else watch)
     say(console, f"{plan.asked.name}: nothing was trained (--dry-run)")
-    rows = []
+    rows, names = [], {method.label: method.display_name for method in plan.config.methods}
     for label, space in plan.spaces.items():
         points = size(space)
         values = " ".join(f"{key}={_values(domain.plain())}" for key, domain in space.items())
         count = "∞" if points == float("inf") else f"{int(points):,}"
         seconds = costs[label].seconds / workers
-        rows.append((label, values, count, str(costs[label].trials), human_seconds(seconds)))
+        rows.append((names[label], values, count, str(costs[label].trials), human_seconds(seconds)))
     heads = ("Method", "Settings", "Points", "Trials", "Time")
     show_table(console, make_table(None, heads, rows, prose=("Settings",)))
     budget, total = plan.budget, sum(costs[label].seconds / workers for label in plan.spaces)

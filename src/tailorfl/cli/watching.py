@@ -13,13 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailorfl.cli.arguments import AsJson
+from tailorfl.cli.arguments import AsJson, ResultFolder
 from tailorfl.cli.screen import make_table, print_json, remark, say, show_table, stderr, stdout
 
 if TYPE_CHECKING:
     from tailorfl.report.live import Snapshot, Watched
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Result folder of an experiment.")]
 CERTAIN = 1.0
 """Seconds between the two looks that must agree that nothing runs any more: variants follow each other."""
 COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow"}
@@ -28,7 +27,7 @@ BESIDE = 8
 
 
 def watch(
-    folder: Folder,
+    folder: ResultFolder,
     once: bool = False,
     as_json: AsJson = False,
     every: Annotated[float, typer.Option(min=0.1, max=3600.0)] = 1.0,
@@ -36,8 +35,8 @@ def watch(
     """Follow a running experiment in the terminal until it ends: jobs, rounds, metric, time left.
 
     Args:
-        once: Say how it stands now, and end; --json does so, too.
-        every: Seconds between looks.
+        once: Print the present state and end; --json does so, too.
+        every: Seconds between updates.
     """
     from tailorfl.report.live import Watched
 
@@ -54,7 +53,7 @@ def watch(
 
 
 def board(
-    folder: Folder,
+    folder: ResultFolder,
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8730,
     host: str = "127.0.0.1",
     share: bool = False,
@@ -63,7 +62,7 @@ def board(
 
     Args:
         port: Port; 0 takes a free one.
-        host: Address to listen on.
+        host (HOST): Address to listen on.
         share: Let other machines see it, at the address of --host.
     """
     from tailorfl.report.board import Board
@@ -160,7 +159,7 @@ def _table(jobs: Sequence[dict[str, Any]], metric: str) -> Table:
         row += [_number(job["epsilon"], 2)] if is_private else []
         row += [_seconds(job["left"]) if job["left"] else "–"] if runs else []
         rows.append(row)
-    heads = ["Job", "Round", metric, "10–90 %", "Loss", "Sent"]
+    heads = ["Job", "Round", metric, "10–90 %", "Loss", "Traffic"]
     return make_table(None, heads + ["ε"] * is_private + ["Left"] * runs, rows)
 
 

@@ -1,8 +1,8 @@
 """Keys and certificates of a federation: who the server is, and which clients it lets in.
 
-DIR/authority.key            signs certificates; needed again for further clients and for renewals: keep it elsewhere
-DIR/server/                  for the server's machine: its key and certificate, the authority's, and who is not let in
-DIR/clients/NAME/            for the machine of client NAME and nobody else: its key and certificate, the authority's
+KEYS/authority.key           signs certificates; needed again for further clients and for renewals: keep it elsewhere
+KEYS/server/                 for the server's machine: its key and certificate, the authority's, and who is not let in
+KEYS/clients/NAME/           for the machine of client NAME and nobody else: its key and certificate, the authority's
 
 Both sides prove by a certificate of one authority who they are (mutual TLS), and a client is known under the name in
 its certificate. Where there is an authority already, put its files in their place.

@@ -81,10 +81,10 @@ class ClientReport:
     @property
     def table(self) -> Table:
         """A row a line; a gain beyond the noise of the test part is bold, and what is not known is –."""
-        head = ["client", "method", "test", self.look.name, "gain over alone"]
+        head = ["client", "method", "test samples", self.look.name, "gain over LocalTrain"]
         further = {
             "ECE": "ece",
-            "by chance": "ece_by_chance",
+            "ECE if calibrated": "ece_by_chance",
             "T": "temperature",
             "ECE with T": "ece_calibrated",
         }
@@ -96,7 +96,7 @@ class ClientReport:
         rows = []
         for line in self.lines:
             is_sure = line.gain_interval is not None and line.gain_interval.leaves_out_zero
-            gain = "alone" if line.alone else self._spread(line.gain, line.gain_interval, "+")
+            gain = MISSING if line.alone else self._spread(line.gain, line.gain_interval, "+")
             more = [getattr(line, key) for key in shown.values()]
             rows.append(
                 [
@@ -113,15 +113,17 @@ class ClientReport:
         )
 
     def _spread(self, number: float | None, ends: Interval | None, sign: str = "") -> str:
-        """With as many digits as a test part of some hundred samples bears out."""
+        """With as many digits as a test part of some hundred samples bears out; bounds have one less if not near 0."""
         if number is None:
             return MISSING
-        bounds = () if ends is None else (ends.low, ends.high)
-        short = [
-            f"{100 * value:{sign}.1f}" if self.look.is_share else f"{value:{sign}.3f}"
-            for value in (number, *bounds)
-        ]
-        return f"{short[0]} [{', '.join(short[1:])}]" if bounds else short[0]
+        scale, digits = (100, 1) if self.look.is_share else (1, 3)
+        text = f"{scale * number:{sign}.{digits}f}"
+        if ends is None:
+            return text
+        bounds = [round(scale * bound, digits) + 0.0 for bound in (ends.low, ends.high)]  # -0 becomes 0
+        near = 10 ** (1 - digits) / 2
+        short = [f"{b:{sign}.{digits if 0 < abs(b) <= near else digits - 1}f}" for b in bounds]
+        return f"{text} [{', '.join(short)}]"
 
 
 def clients_of(
@@ -168,7 +170,7 @@ def _notes(jobs: list[_Job], base: _Job | None) -> list[str]:
     if base is None:
         notes.append(
             "What a client gains is not known: no LocalTrain was run beside; add it with "
-            "tailorfl run --extend FOLDER methods=local."
+            "tailorfl run --extend RESULTS methods=local."
         )
     without = [job.label for job in jobs if job.predictions is None]
     if without:

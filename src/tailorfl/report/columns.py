@@ -17,6 +17,8 @@ FEW_CLIENTS = 10
 """Of so many or fewer clients a tenth is one client."""
 SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
 """Metrics shown in percent."""
+SETS = {"global": "on all clients' data", "heldout": "on held-out clients"}
+"""Titles of test sets; others are called by their name."""
 MODELS = (("deployed", ""), ("shared", "global"))
 """How the keys of columns of other sets than clients' own begin, and the model that they are of: "" is the deployed."""
 
@@ -25,7 +27,7 @@ def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
     """Return the columns of the comparison of jobs with these summaries."""
     unit: Any = "percent" if metric in SHARES | {"auc", "c_index"} else "number"
     better: Any = "lower" if metric in LOWER_IS_BETTER else "higher"
-    tenth = "client" if are_few(summaries) else "10 %"
+    tenth = "client" if are_few(summaries) else "10 % of clients"
     two_models = any({"personal", "global"} <= set(s["metrics"]) for s in summaries)
 
     def has(name: str) -> bool:
@@ -35,31 +37,31 @@ def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
         return any("sharpness" in _local(s, model) for s in summaries if s["model"] != model)
 
     columns = [
-        (Column("mean", f"{metric.replace('_', ' ')} (mean)", unit, better), True),
+        (Column("mean", metric.replace("_", " "), unit, better), True),
         (
-            Column("accuracy", "accuracy (mean)", "percent", "higher", _accuracy),
+            Column("accuracy", "accuracy", "percent", "higher", _accuracy),
             metric != "accuracy" and any("balanced_accuracy" in _local(s) for s in summaries),
         ),
-        (Column("weighted_mean", "weighted", unit, better), True),
+        (Column("weighted_mean", "weighted by samples", unit, better), True),
         (Column("std", "std", unit), True),
         (Column("worst10", f"worst {tenth}", unit, better), True),
         (Column("best10", f"best {tenth}", unit, better), True),
-        (Column("share_beating_local", "beat Local", "percent", "higher"), True),
-        *((Column(f"deployed.{name}", name, unit, better), True) for name in _sets(summaries)),
+        (Column("share_beating_local", "clients above LocalTrain", "percent", "higher"), True),
+        *((Column(f"deployed.{name}", _set_title(name), unit, better), True) for name in _sets(summaries)),
         *(
-            (Column(f"shared.{name}", f"global model, {name}", unit, better), two_models)
+            (Column(f"shared.{name}", f"server model {_set_title(name)}", unit, better), two_models)
             for name in _sets(summaries, "global")
         ),
         (Column("deployed_sharpness", "sharpness", better="lower"), sharpness("")),
-        (Column("shared_sharpness", "global model, sharpness", better="lower"), sharpness("global")),
+        (Column("shared_sharpness", "sharpness of the server model", better="lower"), sharpness("global")),
         (Column("selected_round", "round chosen by validation", value=_selected), has("selection")),
         (Column("epsilon", "ε (largest, zero-out)", value=_epsilon), has("privacy")),
-        (Column("answered", "answered (of those asked)", "percent"), has("answered")),
+        (Column("answered", "clients that answered", "percent"), has("answered")),
         (Column(SECONDS, "simulated time", "seconds"), has(SECONDS)),
         (Column("rounds", "rounds"), len({s["rounds"] for s in summaries}) > 1),
         # Of single samples; none where the result was made before they were counted.
-        (Column("gradients_each", "gradients per client and round"), has("gradients_each")),
-        (Column("bytes", "sent", "bytes", value=lambda s: s["bytes_up"] + s["bytes_down"]), True),
+        (Column("gradients_each", "gradients / client / round"), has("gradients_each")),
+        (Column("bytes", "traffic", "bytes", value=lambda s: s["bytes_up"] + s["bytes_down"]), True),
         (Column("seconds", "time", "seconds"), True),
     ]
     return tuple(column for column, is_shown in columns if is_shown)
@@ -98,6 +100,12 @@ def _sets(summaries: Sequence[Summary], model: str = "") -> list[str]:
     """Return further test sets that at least one job has, for its deployed (or another) model."""
     names = (name for s in summaries for name in s["metrics"].get(model or s["model"], {}))
     return [name for name in dict.fromkeys(names) if name not in ("val", "local")]
+
+
+def _set_title(name: str) -> str:
+    """Return what the column of a test set is called: `heldout+10` is of clients that adapted for 10 steps."""
+    kind, _, steps = name.partition("+")
+    return SETS.get(kind, name) + (f" after {steps} steps" if steps and kind in SETS else "")
 
 
 def _accuracy(summary: Summary) -> float | None:

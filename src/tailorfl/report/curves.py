@@ -91,7 +91,7 @@ def _target_table(result: ExperimentResult, target: float) -> Table:
     check_target(target, result.metric)
     goal = f"{100 * target:g} %" if result.metric in UNIT_METRICS else f"{target:g}"
     frame = to_target(result, target)
-    columns = [Column("rounds", "Rounds"), Column("bytes", "Sent until then", "bytes")]
+    columns = [Column("rounds", "Rounds"), Column("bytes", "Traffic until then", "bytes")]
     if frame[SECONDS].notna().any():
         columns.append(Column(SECONDS, "Simulated time", "seconds"))
     table = as_table(

@@ -19,9 +19,7 @@ from tailorfl.runs.tuned import best_score, read, written
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
-SPREAD = (
-    "Mean over seeds ± half width of its 95 % interval; bold: better than every other line beyond the noise."
-)
+SPREAD = "Mean over seeds ± half width of its 95 % interval; bold: better than every other method beyond the noise."
 
 
 def write_report(
@@ -49,8 +47,9 @@ def write_report(
 
 def _write(result: ExperimentResult, target: float | None, further: Sequence[Table]) -> list[Path]:
     config = result.config
-    of_curves = sections(result, config.eval.target if target is None else target)
-    tables = [*tuning_section(result.path, config.seeds), *caveats(result), *further, *of_curves]
+    of_curves = sections(result.displayed, config.eval.target if target is None else target)
+    tuning = tuning_section(result.path, config.seeds, result.display_names)
+    tables = [*tuning, *caveats(result.displayed), *further, *of_curves]
     plots = result.write()
     parts = [f"# {config.name}", config.description, result.markdown, sentence(config)]
     if config.published:  # notes alone, where a paper's setting is too different to stand beside ours
@@ -69,10 +68,10 @@ def _write(result: ExperimentResult, target: float | None, further: Sequence[Tab
     return list(files)
 
 
-def tuning_section(folder: Path, seeds: Sequence[int]) -> list[Table]:
+def tuning_section(folder: Path, seeds: Sequence[int], names: Mapping[str, str]) -> list[Table]:
     """Return what a report says of the tuning that an experiment's settings come from; nothing where there is none.
 
-    `seeds` are those of the comparison.
+    `seeds` are those of the comparison, `names` the display names of labels.
     """
     if not (folder / TUNING).is_file():
         return []
@@ -89,15 +88,15 @@ def tuning_section(folder: Path, seeds: Sequence[int]) -> list[Table]:
         f"{tuning['metric'].replace('_', ' ')} with the seeds {', '.join(map(str, budget['seeds']))}, "
         f"{overlap}; no test sample was looked at."
     )
-    rows = [_tuning_row(label, row) for label, row in tuning["methods"].items()]
+    rows = [_tuning_row(names.get(label, label), row) for label, row in tuning["methods"].items()]
     head = ("Method", "Chosen", "Validation", "Trials", "Pruned", "Failed", "At the edge of its grid")
     return [Table.of("Tuning", head, rows, note)]
 
 
-def _tuning_row(label: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+def _tuning_row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     states, score = [trial["state"] for trial in row["trials"]], best_score(row)
     return (
-        label,
+        name,
         written(row["chosen"]) or "as given",
         MISSING if score is None else f"{score:.4f}",
         *(str(count) for count in (len(states), states.count("pruned"), states.count("failed"))),
@@ -106,7 +105,8 @@ def _tuning_row(label: str, row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def latex(result: ExperimentResult) -> str:
-    """Return the table for LaTeX (booktabs): bold is better than every other line beyond the noise, † a reduction."""
+    """Return the table for LaTeX (booktabs): bold is better than every other method beyond the noise, † a reduction."""
+    result = result.displayed
     lines = [as_table(result.marked(result.table), result.columns).latex().rstrip()]
     below = [*result.remarks, *([] if len(result.jobs) == len(result.table) else [SPREAD])]
     lines += [rf"\par\smallskip{{\footnotesize {tex(line)}}}" for line in below]

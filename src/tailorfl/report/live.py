@@ -4,10 +4,10 @@ Read from the files that a run appends to, without disturbing it; nothing here i
 each time only what was appended since, and gives plain values as `tailorfl watch --json` and the board show them:
 
     {"name": "digits", "folder": "runs/digits", "status": "running", "message": "", "done": 1, "total": 6,
-     "left": 12.5, "metric": "accuracy", "jobs": [{"name": "ditto, seed 0", "variant": "", "label": "ditto", "seed": 0,
-     "status": "running", "message": "", "round": 7, "rounds": 30, "seconds": 3.1, "left": 10.2, "loss": 0.41,
-     "score": 0.83, "low": 0.7, "high": 0.95, "bytes_up": 1000, "bytes_down": 1000, "epsilon": null,
-     "curve": [[5, 0.83, 0.7, 0.95]], "losses": [[1, 2.3], [2, 1.9]]}]}
+     "left": 12.5, "metric": "accuracy", "jobs": [{"name": "Ditto, seed 0", "method": "Ditto", "variant": "",
+     "label": "ditto", "seed": 0, "status": "running", "message": "", "round": 7, "rounds": 30, "seconds": 3.1,
+     "left": 10.2, "loss": 0.41, "score": 0.83, "low": 0.7, "high": 0.95, "bytes_up": 1000,
+     "bytes_down": 1000, "epsilon": null, "curve": [[5, 0.83, 0.7, 0.95]], "losses": [[1, 2.3], [2, 1.9]]}]}
 
 Seconds are those of the job so far; `left` is an estimate, null where nothing can be said. `score` is the mean over
 clients of the metric that comes first, of the model that is deployed, on the clients' own test data; `low` and `high`
@@ -81,8 +81,10 @@ class Watched:
         losses = [[r["round"], r["loss/train"]] for r in records if r.get("loss/train") is not None]
         _, score, low, high = scores[-1] if scores else [None] * 4
         epsilons = [r["epsilon"] for r in records if r.get("epsilon") is not None]
+        name = f"{job.method.display_name}, seed {job.seed}"
         return {
-            "name": f"{variant}: {job.name}" if variant else job.name,
+            "name": f"{variant}: {name}" if variant else name,
+            "method": job.method.display_name,
             "variant": variant,
             "label": job.method.label,
             "seed": job.seed,

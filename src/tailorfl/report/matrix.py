@@ -32,6 +32,11 @@ class Matrix:
 
     results: Mapping[str, ExperimentResult]
 
+    @property
+    def displayed(self) -> Matrix:
+        """The matrix with display names as labels."""
+        return Matrix({name: result.displayed for name, result in self.results.items()})
+
     @cached_property
     def labels(self) -> list[str]:
         """All methods."""
@@ -74,7 +79,7 @@ class Matrix:
 
     @property
     def table(self) -> Table:
-        """A line a method, best first, a column a federation, and the average rank; bold is best beyond the noise."""
+        """A row a method, best first, a column a federation, and the average rank; bold is best beyond the noise."""
         looks = {name: Look.of(result) for name, result in self.results.items()}
         rows = []
         for label, rank in self.ordered:
@@ -85,12 +90,12 @@ class Matrix:
             rows.append([*row, Cell(MISSING if rank is None else f"{rank:.2f}", rank)])
         head = [
             "Method",
-            *(f"{name}: {look.name}{look.unit}" for name, look in looks.items()),
+            *(f"{name}: {look.name}" for name, look in looks.items()),
             "Average rank",
         ]
         note = (
             "Mean over clients of each federation's own metric (deployed models, own test parts), mean over seeds ± "
-            "half width of the 95 % interval; bold: better than every other line of the column beyond the noise. "
+            "half width of the 95 % interval; bold: better than every other method of the column beyond the noise. "
             "Average rank over federations: 1 is the best."
         )
         return Table("Methods by federations", head, rows, note)

@@ -136,7 +136,7 @@ def headline(metrics: Mapping[str, float]) -> tuple[str, float] | None:
 
 def title(job: Job) -> str:
     """Return the name of a job for people."""
-    return f"{job.method.label} seed {job.seed}"
+    return f"{job.method.display_name} seed {job.seed}"
 
 
 class ProgressLines(Observer):

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
-from tailorfl.evaluation.seeds import interval
-from tailorfl.report.tables import MISSING, Table
+from tailorfl.report.tables import MISSING, Table, spread
 from tailorfl.settings.experiment import CLIENTS
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
         for name, value in quantities.items() if isinstance(quantities, Mapping) else ():
             if name == CLIENTS:
                 ours = _per_client(result, label)
-                values = [(f"client {k}", v, *interval(ours.get(k, []))) for k, v in enumerate(value)]
+                values = [(f"client {k}", v, *spread(ours.get(k, []))) for k, v in enumerate(value)]
             elif name not in keys:
                 raise unknown(f"number in published.{label}", name, [CLIENTS, *keys])
             else:  # a method may have no finished job yet
@@ -60,12 +59,20 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
 
 def published_table(result: ExperimentResult) -> Table:
     """Return a paper's numbers beside ours, with the half width of our 95 % interval over seeds."""
-    rows = []
+    rows, names = [], result.display_names
     for row in beside(result, result.config.published).to_dict("records"):
-        spread = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
-        ours = MISSING if math.isnan(row["ours"]) else f"{row['ours']:.4f}{spread}"
+        half_width = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
+        ours = MISSING if math.isnan(row["ours"]) else f"{row['ours']:.4f}{half_width}"
         difference = MISSING if math.isnan(row["difference"]) else f"{row['difference']:+.4f}"
-        rows.append((row["label"], row["quantity"], f"{row['published']:.4f}", ours, difference))
+        rows.append(
+            (
+                names.get(row["label"], row["label"]),
+                row["quantity"],
+                f"{row['published']:.4f}",
+                ours,
+                difference,
+            )
+        )
     return Table.of(
         "Published and ours", ("Method", "Number", "Published", "Ours", "Difference"), rows, left=2
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +19,7 @@ from tailorfl.report.tables import MARK, Column, SeedResult, as_table, compariso
 from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.job import trouble
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.catalogue import display_name
 from tailorfl.settings.loading import load
 from tailorfl.settings.names import slug
 
@@ -103,6 +105,20 @@ class ExperimentResult:
         return list(dict.fromkeys(str(summary["label"]) for summary in self.summaries))
 
     @property
+    def display_names(self) -> dict[str, str]:
+        """Label -> what tables and pictures call the method; labels themselves where two would be called the same."""
+        methods = {str(summary["label"]): str(summary["method"]) for summary in self.summaries}
+        names = {label: display_name(label, method) for label, method in methods.items()}
+        return names if len(set(names.values())) == len(names) else {label: label for label in names}
+
+    @property
+    def displayed(self) -> Self:
+        """The result with display names as labels, for tables and pictures; files for programs keep the labels."""
+        result, names = copy(self), self.display_names
+        result.jobs = [({**summary, "label": names[summary["label"]]}, store) for summary, store in self.jobs]
+        return result
+
+    @property
     def metric(self) -> str:
         """The task's primary metric."""
         return str(self.jobs[0][0]["metric"])
@@ -166,7 +182,7 @@ class ExperimentResult:
         return {label: list(lines) for label, lines in sentences.items()}
 
     def marked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table with a mark behind the labels of lines that are other methods with their settings."""
+        """Return the table with a mark behind the labels of methods that are others with their settings."""
         return table.rename(index={label: f"{label} {MARK}" for label in self.reductions})
 
     @property
@@ -187,9 +203,10 @@ class ExperimentResult:
     @property
     def markdown(self) -> str:
         """The comparison as Markdown, above it rounds without effect, below it a note for every marked line."""
-        table = as_table(self.marked(self.table), self.columns).markdown()
-        above = "".join(f"{line}\n\n" for line in self.without_effect)
-        return above + table + "".join(f"\n{line}\n" for line in (*self.remarks, *self.worst_clients))
+        result = self.displayed
+        table = as_table(result.marked(result.table), result.columns).markdown()
+        above = "".join(f"{line}\n\n" for line in result.without_effect)
+        return above + table + "".join(f"\n{line}\n" for line in (*result.remarks, *result.worst_clients))
 
     @property
     def remarks(self) -> list[str]:
@@ -250,8 +267,9 @@ class ExperimentResult:
         """Write the plots into the result folder and return their paths."""
         import pandas as pd
 
-        rounds = self.curves
-        own = pd.concat([self.own(s, store).assign(label=s["label"]) for s, store in self.jobs])
+        result = self.displayed
+        rounds = result.curves
+        own = pd.concat([self.own(s, store).assign(label=s["label"]) for s, store in result.jobs])
         paths = [self.path / f"{name}.png" for name in ("per_round", "per_client", "per_byte")]
         plots.metric_per_round(rounds, paths[0], metric=self.metric)
         plots.client_distribution(own, paths[1], metric=self.metric)
@@ -268,7 +286,7 @@ class ExperimentResult:
     ) -> nn.Module:
         """Return the model that a client deploys (a name or number), or the global one, in evaluation mode.
 
-        `method` is the label of the line, by default the first, as with `seed`; `source` the data of a run on your own.
+        `method` is a label, by default the first, as with `seed`; `source` the data of a run on your own.
         """
         from tailorfl.runs.trained_models import restore
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 MARK = "†"
-"""Stands behind the label of a line that is another method with its settings, and before the note that says so."""
+"""Stands behind the name of a method that is another one with its settings, and before the note that says so."""
+LEAST_SEEDS = 3
+"""Seeds from which on tables show an interval: that of two is too wide to say anything."""
 PROSE = 60
 """Characters from which on a cell is running text, which may be folded."""
 
@@ -44,17 +46,12 @@ class Column:
     better: Literal["higher", "lower"] | None = None
     value: Callable[[Summary], float | None] | None = None
 
-    @property
-    def heading(self) -> str:
-        """The title with the unit."""
-        return f"{self.title} (%)" if self.unit == "percent" else self.title
-
     def text(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
-        """Return a number, or a difference with `sign` "+", with the half width of its interval where it has one."""
+        """Return a number, or a difference with `sign` "+", with the half width of its interval and its unit."""
         if math.isnan(mean):
             return MISSING
         spread = "" if math.isnan(half_width) else f" ± {self._short(half_width)}"
-        return self._short(mean, sign) + spread
+        return f"{self._short(mean, sign)}{spread}{' %' if self.unit == 'percent' else ''}"
 
     def _short(self, value: float, sign: str = "") -> str:
         if self.unit in ("bytes", "seconds"):
@@ -153,13 +150,22 @@ def tex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in text)
 
 
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean over seeds and the half width of its 95 % interval, NaN for fewer than `LEAST_SEEDS` seeds."""
+    mean, half_width = interval(values)
+    return mean, half_width if len(values) >= LEAST_SEEDS else math.nan
+
+
 def over_seeds(rows: Mapping[Any, Mapping[str, Sequence[float]]]) -> pd.DataFrame:
-    """Return means over seeds of {label: {name: values}}, with half widths of their 95 % intervals as "<name>_ci"."""
+    """Return means over seeds of {label: {name: values}}, with half widths of their 95 % intervals as "<name>_ci".
+
+    With fewer than `LEAST_SEEDS` seeds the half width is NaN.
+    """
     import pandas as pd
 
     table = []
     for columns in rows.values():
-        spreads = {name: interval(values) for name, values in columns.items()}
+        spreads = {name: spread(values) for name, values in columns.items()}
         table.append(
             {k: v for name, (mean, ci) in spreads.items() for k, v in ((name, mean), (f"{name}_ci", ci))}
         )
@@ -169,10 +175,10 @@ def over_seeds(rows: Mapping[Any, Mapping[str, Sequence[float]]]) -> pd.DataFram
 def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.DataFrame:
     """Return the numbers of the comparison, indexed by label in order of first appearance.
 
-    Columns: "method", "seeds" (how many), and for every key the mean over seeds and, as "<key>_ci", the half
-    width of its confidence interval (NaN with one seed), and where one end is better, as "<key>_best", whether the row
-    is better than all others beyond the noise (`clearly_best`). A value that a seed does not have is NaN, and so
-    then is its mean.
+    Columns: "method", "seeds" (how many), and for every key the mean over seeds and, as "<key>_ci", the half width of
+    its confidence interval as `spread` has it, and where one end is better, as "<key>_best", whether the row is better
+    than all others beyond the noise (`clearly_best`). A value that a seed does not have is NaN, and so then is its
+    mean.
     """
     labels: dict[str, list[SeedResult]] = {}
     for result in results:
@@ -218,7 +224,7 @@ def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", 
 def as_table(frame: pd.DataFrame, columns: Sequence[Column], title: str = "", note: str = "") -> Table:
     """Return means and half widths of a frame as `comparison` makes it; "seeds" stands first where the frame has it."""
     seeds = ["seeds"] if "seeds" in frame else []
-    head = ["Method", *(name.capitalize() for name in seeds), *(column.heading for column in columns)]
+    head = ["Method", *(name.capitalize() for name in seeds), *(column.title for column in columns)]
     rows = []
     for label, row in frame.iterrows():
         cells = [Cell(str(label)), *(Cell(str(row[name]), float(row[name])) for name in seeds)]
@@ -249,9 +255,11 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """Return a time in seconds as people say it: 75 -> "1 min 15 s"; NaN -> "–"."""
+    """Return a time in seconds as people say it: 75 -> "1 min 15 s", 0.004 -> "4 ms"; NaN -> "–"."""
     if math.isnan(seconds):
         return MISSING
+    if 0 < seconds < 0.05:
+        return f"{1000 * seconds:.2g} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, remainder = divmod(round(seconds), 60)

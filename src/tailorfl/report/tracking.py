@@ -153,6 +153,6 @@ def _telling(tracker: Tracker) -> Iterator[None]:
     except Exception as error:
         raise RunError(
             f"track.{tracker.setting}: cannot write there ({type(error).__name__}: {error}); what was recorded is in "
-            "the result folder; continue with --resume FOLDER, or without: tailorfl run FOLDER/config.yaml "
-            f"track.{tracker.setting}={'null' if tracker.setting == 'wandb' else 'false'} --resume FOLDER"
+            "the result folder; continue with --resume RESULTS, or without: tailorfl run RESULTS/config.yaml "
+            f"track.{tracker.setting}={'null' if tracker.setting == 'wandb' else 'false'} --resume RESULTS"
         ) from error

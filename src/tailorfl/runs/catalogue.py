@@ -27,6 +27,7 @@ def catalogue() -> dict[Kind, dict[str, list[str]]]:
     """Return kind -> name -> options, of the library's own things alone."""
     return {
         "methods": {name: list(m.model_fields) for name, m in methods().items() if _is_ours(m)},
+        "titles": {name: [m.title] for name, m in methods().items() if _is_ours(m)},
         "models": {name: list(options_of(name)) for name in available() if _is_ours(FACTORIES[name])},
         "data": {name: list(source_options(name)) for name in sources() if _is_ours(loader_of(name))},
         "partitions": {

@@ -12,9 +12,9 @@ from typing import Literal, cast
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 """Names and options of the registries, made before the package is built, and in a checkout when its source changed."""
-Kind = Literal["methods", "models", "data", "partitions", "rules"]
+Kind = Literal["methods", "models", "data", "partitions", "rules", "titles"]
 Catalogue = Mapping[Kind, Mapping[str, Sequence[str]]]
-"""Kind -> name -> options."""
+"""Kind -> name -> options; of "titles", name of a method -> its title alone."""
 
 
 def known(kind: Kind) -> Mapping[str, Sequence[str]]:
@@ -24,6 +24,18 @@ def known(kind: Kind) -> Mapping[str, Sequence[str]]:
     there are none of these.
     """
     return _catalogue()[kind]
+
+
+def display_name(label: str, method: str) -> str:
+    """Return what tables, pictures and messages call a method.
+
+    Args:
+        label: The label of the method in its experiment.
+        method: Its name. Where the label begins with it, as labels do that nobody chose, its title takes its place.
+    """
+    rest = label.removeprefix(method)
+    is_name = label.startswith(method) and rest[:1] in ("", " ")
+    return known("titles").get(method, [method])[0] + rest if is_name else label
 
 
 @functools.cache

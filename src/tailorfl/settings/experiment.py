@@ -21,6 +21,7 @@ from pydantic import (
 
 from tailorfl.printable import shown
 from tailorfl.settings.base import Named, Number, Settings, Whole
+from tailorfl.settings.catalogue import display_name
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.deploy import DeployConfig
 from tailorfl.settings.engine import EngineConfig
@@ -58,6 +59,11 @@ class MethodConfig(Named):
     model: dict[str, Any] = Field(
         default={}, description="changes of the experiment's model, such as {trainable: adapter+head}"
     )
+
+    @property
+    def display_name(self) -> str:
+        """What tables and messages call it: the method's title where the label is its name."""
+        return display_name(self.label, self.name)
 
     @field_serializer("train")
     def _only_given(self, train: TrainOverrides) -> dict[str, Any]:

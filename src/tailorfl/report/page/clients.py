@@ -114,7 +114,7 @@ def _table(rows: Rows, look: Look, compared: dict[str, str], reference: str, sig
         counts = [int(count.sum()) for count in (gains > 0, gains == 0, gains < 0)]
         median = look.cell(float(np.median(changes)), sign="+")
         lines.append([label, *(Cell(str(count), count) for count in counts), median, *ends])
-    head = ("Method", "gain", "equal", "lose", f"median change{look.unit}", "best change", "worst change")
+    head = ("Method", "gain", "equal", "lose", "median change", "best change", "worst change")
     return Table.of(f"Clients of all seeds that are better and worse off than with {reference}", head, lines)
 
 

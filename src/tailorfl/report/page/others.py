@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,7 +16,7 @@ from tailorfl.evaluation.summary import mean
 from tailorfl.printable import quoted
 from tailorfl.report.page.look import Look
 from tailorfl.report.page.parts import PagePart
-from tailorfl.report.tables import MISSING, Cell, Table, as_table, over_seeds
+from tailorfl.report.tables import LEAST_SEEDS, MISSING, Cell, Table, as_table, over_seeds
 from tailorfl.runs.fingerprint import samples_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ BESIDE = ("deployed.", "shared.")
 
 def comparison(result: ExperimentResult) -> list[Table]:
     """Return the table of an experiment, and that of further test sets, if there are any."""
-    seeds = "mean over seeds ± half width of the 95 % interval; bold: better than every other line beyond the noise"
+    seeds = "mean over seeds ± half width of the 95 % interval; bold: better than every other method beyond the noise"
     frame, columns = result.marked(result.table), result.columns
     further = [column for column in columns if column.key.startswith(BESIDE)]
     main = [column for column in columns if column not in further]
@@ -72,37 +73,39 @@ def paired_differences(result: ExperimentResult, look: Look) -> PagePart:
     if not pairs:
         part.left_out.append("Differences: no two methods share a seed.")
         return part
-    if all(np.isnan(difference.pair.p_value) for difference in pairs):
+    if all(difference.pair.seeds < LEAST_SEEDS for difference in pairs):
         part.left_out.append(
-            "Differences: of one seed, no noise is known; run more (tailorfl run --extend FOLDER seeds=3)."
+            f"Differences: fewer than {LEAST_SEEDS} seeds say too little about the noise; add seeds (tailorfl run "
+            f"--extend RESULTS seeds={LEAST_SEEDS})."
         )
         return part
     beyond = sum(difference.is_beyond_noise for difference in pairs)
     part.notes.append(
         f"Mean over clients of the {look.name}, line minus column, paired seed by seed, ± half width of its 95 % "
-        f"interval{look.unit}. Bold with *: beyond the noise at 5 % over all {len(pairs)} comparisons together (paired "
+        "interval. Bold with *: beyond the noise at 5 % over all {len(pairs)} comparisons together (paired "
         f"t-tests, Holm's correction): {beyond} of {len(pairs)}."
     )
     square, exact = {}, []
     for difference in pairs:
         pair, is_sure = difference.pair, difference.is_beyond_noise
+        half_width = pair.half_width if pair.seeds >= LEAST_SEEDS else math.nan
         for sign, key in (
             (1, (difference.first, difference.second)),
             (-1, (difference.second, difference.first)),
         ):
-            text = look.spread(sign * pair.mean, pair.half_width, "+") + (" *" if is_sure else "")
+            text = look.spread(sign * pair.mean, half_width, "+") + (" *" if is_sure else "")
             square[key] = Cell(text, sign * pair.mean, is_sure)
         exact.append(
             (
                 f"{difference.first} − {difference.second}",
-                look.cell(pair.mean, pair.half_width, "+"),
+                look.cell(pair.mean, half_width, "+"),
                 Cell(f"{pair.p_value:.3g}", pair.p_value),
                 Cell(f"{difference.adjusted:.3g}", difference.adjusted, is_sure),
                 str(pair.seeds),
             )
         )
     rows = [[line, *(square.get((line, column), MISSING) for column in look.labels)] for line in look.labels]
-    head = ("Pair", f"difference{look.unit}", "p", "p (Holm)", "seeds")
+    head = ("Pair", "difference", "p", "p (Holm)", "seeds")
     part.tables = [
         Table.of("Paired differences between methods", ["Method", *look.labels], rows),
         Table.of("The same with p-values", head, exact),
@@ -140,7 +143,7 @@ def other_sets(result: ExperimentResult, look: Look) -> PagePart:
         [str(label), *(look.cell(row[name], row[f"{name}_ci"]) for name in ("sampled", "never"))]
         for label, row in over_seeds(means).iterrows()
     ]
-    head = ("Method", f"sampled at least once{look.unit}", f"never sampled{look.unit}")
+    head = ("Method", "sampled at least once", "never sampled")
     many = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
     title = f"Clients by whether they were ever sampled; {many} of a seed never were"
     part.tables.append(Table.of(title, head, rows))

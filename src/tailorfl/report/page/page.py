@@ -31,9 +31,9 @@ LIBRARIES = ("vega", "vega-lite", "vega-embed")
 
 def page(result: ExperimentResult, target: float | None = None, further: Sequence[Table] = ()) -> str:
     """Return the page; `target` as `write_report` has it, `further` tables stand before published numbers."""
-    config, look = result.config, Look.of(result)
-    goal = config.eval.target if target is None else target
-    published = published_table(result)
+    config, published, names = result.config, published_table(result), result.display_names
+    result = result.displayed
+    goal, look = config.eval.target if target is None else target, Look.of(result)
     parts = [
         *(PagePart.of(table, f"warning-{k}") for k, table in enumerate(caveats(result))),
         PagePart(
@@ -52,7 +52,7 @@ def page(result: ExperimentResult, target: float | None = None, further: Sequenc
             "published", published.title, notes(config.published), [published] if published.rows else []
         ),
         privacy(result),
-        tuning(result.folders, look),
+        tuning(result.folders, look, names),
         what_was_run(result),
     ]
     seeds = {int(summary["seed"]) for summary in result.summaries}

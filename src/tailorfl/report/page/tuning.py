@@ -19,8 +19,8 @@ from tailorfl.runs.files import decode
 from tailorfl.runs.tuned import NAME
 
 
-def tuning(folders: Sequence[Path], look: Look) -> PagePart:
-    """Return the chosen settings, and the score to expect of the best of n trials.
+def tuning(folders: Sequence[Path], look: Look, names: Mapping[str, str]) -> PagePart:
+    """Return the chosen settings, and the score to expect of the best of n trials; `names` are those of labels.
 
     Raises:
         RunError: a tuning.json cannot be read.
@@ -36,7 +36,8 @@ def tuning(folders: Sequence[Path], look: Look) -> PagePart:
             part.notes.append(
                 f"Sampler: {tuned['sampler']}; budget of each method: {budget}; by validation {metric}."
             )
-            for name, method in tuned["methods"].items():
+            for label, method in tuned["methods"].items():
+                name = names.get(label, label)
                 scores = [score for trial in method["trials"] if (score := _score(trial)) is not None]
                 table.append(_line(name, method, len(scores)))
                 rows += _expected(name, scores, metric)
