@@ -25,7 +25,7 @@ from tailorfl.runs.job import Job
 from tailorfl.settings.loading import load
 
 TINY = [
-    "seeds=2",
+    "seeds=3",
     "rounds=2",
     "data.clients=4",
     "data.samples=240",
@@ -155,14 +155,14 @@ def test_no_line_is_longer_than_80_columns_and_nothing_is_cut(
     assert "…" not in text
     assert widest(text) <= 80
     if name.startswith(("compare", "report")):
-        assert all(label in text for label in ("local", "fedavg_ft", LONG))
+        assert all(name in text for name in ("LocalTrain", "FedAvg+FT", LONG))
     if name.startswith(SAME):
         piped = printed(COMMANDS[name], None, False)
         assert piped == text, "80 columns in a pipe too"
         narrow, wide = printed(COMMANDS[name], 60, False), printed(COMMANDS[name], 400, False)
         assert "…" not in narrow
         assert widest(narrow) <= 60
-        if name != "report":  # which leaves out details
+        if name not in ("report", "gains"):  # which leave out details
             assert numbers(wide) == numbers(text) == numbers(narrow)
 
 
@@ -172,12 +172,12 @@ def test_the_comparison_keeps_what_it_is_for(
 ) -> None:
     """Every number of every column but details is whole; clients held out stay, and the first table has the costs."""
     text = printed(COMMANDS["report"], columns, True)
-    frame = tailorfl.ExperimentResult.load(folder / "done").table
+    frame = tailorfl.ExperimentResult.load(folder / "done").displayed.table
     for label, row in frame.iterrows():
         lines = [line for line in text.splitlines() if str(label) in line]
         for key in ("mean", "worst10", "deployed.heldout", "deployed.global"):
             if row[key] == row[key]:
-                cell = f"{100 * row[key]:.2f} ± {100 * row[f'{key}_ci']:.2f}"
+                cell = f"{100 * row[key]:.2f} ± {100 * row[f'{key}_ci']:.2f} %"
                 assert any(cell in line for line in lines) or cell in text, (label, key)
     assert text.index("accuracy") < text.index("worst client") < text.index("traffic") < text.index("time")
     assert "further columns are in comparison.md: std, best client" in " ".join(text.split())
@@ -269,4 +269,4 @@ def test_cells_of_the_page_are_on_one_line(folder: Path, monkeypatch: pytest.Mon
     assert "white-space:normal" in rules["td.prose"]
     frames = len(re.findall(r'<div class="table"[^>]*><table>', page))
     assert page.count("<table>") == frames == page.count("</table></div>")
-    assert re.search(r'<td data-value="[\d.]+">(<b>)?\d+\.\d\d ± \d+\.\d\d', page)
+    assert re.search(r'<td data-value="[\d.]+">(<b>)?\d+\.\d\d ± \d+\.\d\d %', page)

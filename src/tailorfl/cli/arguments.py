@@ -69,14 +69,17 @@ def documented(command: Command) -> Command:
     """Take the help of a command's parameters from the Args of its docstring, and leave the rest to the command.
 
     An entry is `name: help`, or `name (--option, -o, METAVAR): help` for other names than the parameter's or another
-    word for its value. Parameters without a default are arguments, all others options, unless their type says more.
+    word for its value; `out` is --out and -o. Parameters without a default are arguments, all others options, unless
+    their type says more.
     """
     summary, _, arguments = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
     command.__doc__ = summary
     parameters, hints = inspect.signature(command).parameters, get_type_hints(command, include_extras=True)
     for entry in re.split(r"\n(?=    \w)", arguments.strip()) if arguments else ():
         name, words, help = ENTRY.fullmatch(" ".join(entry.split())).groups(default="")  # type: ignore[union-attr]
-        names = [word for word in words.split(", ") if word.startswith("-")]
+        names = [word for word in words.split(", ") if word.startswith("-")] or (
+            ["--out", "-o"] if name == "out" else []
+        )
         metavar = next((word for word in words.split(", ") if word and word not in names), None)
         kind, *details = (getattr(hints[name], "__metadata__", ()) and get_args(hints[name])) or (
             hints[name],
@@ -84,9 +87,7 @@ def documented(command: Command) -> Command:
         if details:
             info = copy(details[0])
         elif names or parameters[name].default is not inspect.Parameter.empty:
-            info = typer.Option(
-                *(names or [f"--{name.replace('_', '-')}", *(["-o"] if name == "out" else [])])
-            )
+            info = typer.Option(*(names or [f"--{name.replace('_', '-')}"]))
         else:
             info = typer.Argument()
         info.help, info.metavar = help, metavar or info.metavar

@@ -89,7 +89,10 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
     for problem, applies in problems.items():
         if applies:
             raise ConfigError(problem)
-    sets = dict.fromkeys((*config.eval.sets, *config.eval.final))
+    chosen = (
+        config.eval.final if config.eval.final != DEFAULT.eval.final else ()
+    )  # defaults that cannot be say nothing
+    sets = dict.fromkeys((*config.eval.sets, *chosen))
     if dropped := ", ".join(name for name in sets if name not in (*OWN_SETS, "participants")):
         log.warning("no single client can measure models on %s, so these sets of eval are left out", dropped)
     return config.model_copy(update={"checkpoint_every": 1})
