@@ -1,6 +1,6 @@
 """Takes the pictures of a report that docs/report.md shows, in Chromium without a window.
 
-    tailorfl report FOLDER -o report.html
+    tailorfl report RESULTS -o report.html
     python docs/report_pictures.py report.html
 
 writes docs/images/report_1400.png (clients, one of them under the pointer, on a desk) and report_400.png (the begin of

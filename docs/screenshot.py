@@ -22,7 +22,7 @@ from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.folders import experiment_in
 
 IMAGES = Path(__file__).parent / "images"
-WIDTH = 112
+WIDTH = 120
 """Columns of the terminal: as many as a README shows without scaling the text down too far."""
 
 

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
 import tailorfl
 from cli.commands import invoke
 from tailorfl.cli.listing import LISTS
+from tailorfl.cli.main import COMMANDS, app
 
 SMALL = ["data.clients=4", "data.samples=240", "rounds=2", "seeds=1", "model.hidden=[8]", "engine=sequential"]
 
@@ -29,6 +32,36 @@ def test_help_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_help_has_every_command_in_its_group() -> None:
+    text = invoke("--help").output
+    places = [text.index(f"─ {group} ─") for group in COMMANDS]
+    assert places == sorted(places)
+    for group, end in zip(COMMANDS, [*places[1:], len(text)], strict=True):
+        panel = text[text.index(f"─ {group} ─") : end]
+        assert all(f"│ {name} " in panel for name in COMMANDS[group])
+
+
+def test_every_argument_and_option_is_described_and_has_one_word() -> None:
+    """What writes something takes -o; a result folder is RESULTS everywhere, and no value is called by its type."""
+    commands, described = [typer.main.get_command(app)], 0
+    while commands:
+        command = commands.pop()
+        context = click.Context(command)
+        if isinstance(command, click.Group):
+            # as a user's command is found
+            commands += [c for n in command.commands if (c := command.get_command(context, n)) is not None]
+            continue
+        for parameter in command.params:
+            described += 1
+            assert getattr(parameter, "help", None), (command.name, parameter.name)
+            metavar = parameter.make_metavar(context)
+            assert not {"PATH", "FOLDER", "DIR", "DIRECTORY"} & set(metavar.split()), (command.name, metavar)
+            if "Result folder" in parameter.help:  # type: ignore[attr-defined]
+                assert "RESULTS" in metavar
+            assert ("--out" in parameter.opts) == ("-o" in parameter.opts)
+    assert described > 100
 
 
 def test_version() -> None:

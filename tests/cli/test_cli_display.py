@@ -177,6 +177,39 @@ def test_estimate_shows_units_and_tables() -> None:
     assert text.count("Ditto with λ = 0 is LocalTrain") == 1
 
 
+def test_an_estimate_is_one_table_of_methods_without_columns_of_zeros() -> None:
+    @dataclasses.dataclass
+    class Costs:
+        malicious_clients: str = "0"
+        seconds: float = 1.5
+        methods: dict[str, dict[str, Any]] = dataclasses.field(
+            default_factory=lambda: {
+                "ditto": {
+                    "frozen_scalars": 0,
+                    "seconds_per_round": 0.004,
+                    "bytes_per_round": 0,
+                    **{f"further_scalars_of_kind_{kind}": 10**12 + kind for kind in range(6)},
+                },
+                "local": {"frozen_scalars": 0, "seconds_per_round": 0.0, "bytes_per_round": 38480},
+            }
+        )
+        reductions: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    narrow, wide = terminal(80), terminal(300)
+    for console in (narrow, wide):
+        show_estimate(console, CONFIG, cast(Any, Costs()))
+        text = shown(console)
+        assert text.count("┡") == 1, "one table"
+        assert text.count("│ Ditto ") == 2, "display names, among the facts and in the table"
+        assert text.count("38.5 kB") == 1
+        assert not {"malicious", "frozen"} & set(text.split())
+        assert "4 ms" in text
+    assert "further columns are in --json: " in shown(narrow)
+    assert "further columns" not in shown(wide)
+    assert all(f"1,000,000,000,00{kind}" in shown(wide) for kind in range(6))
+    assert max(map(len, shown(narrow).splitlines())) <= 80
+
+
 def test_time_left_stands_with_the_experiment() -> None:
     progress = bars(terminal())
     Live(progress, 2)

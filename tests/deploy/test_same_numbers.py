@@ -141,6 +141,21 @@ def test_with_the_default_settings_a_replay_is_equal_to_the_bit(method: str, tmp
     records_are_equal(result, again)
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "dropped"),
+    [
+        ({}, []),
+        ({"final": ["local", "shifted"]}, ["shifted"]),
+        ({"sets": ["val", "local", "global"]}, ["global"]),
+    ],
+)
+def test_sets_that_no_client_has_are_named_where_somebody_chose_them(
+    evaluation: dict[str, list[str]], dropped: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for_deployment(ExperimentConfig.model_validate({"eval": evaluation}))
+    assert [record.args for record in caplog.records] == [tuple(dropped)] * bool(dropped)
+
+
 @pytest.mark.parametrize("name", ["auto", "tf32"])
 def test_a_precision_in_which_clients_could_not_compute_alike_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.precision={name}"):

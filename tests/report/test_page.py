@@ -18,7 +18,8 @@ from report.tiny import TINY, invoke
 from tailorfl.errors import RunError
 from tailorfl.evaluation.ranks import holm
 from tailorfl.report.document import latex
-from tailorfl.report.page.others import differences
+from tailorfl.report.page.look import Look
+from tailorfl.report.page.others import differences, paired_differences
 from tailorfl.report.page.page import page
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import make_federation
@@ -166,6 +167,15 @@ def test_what_was_not_recorded_is_left_out_with_a_word(tmp_path: Path) -> None:
     content = store(text)
     assert {"round", "bytes", "time"}.isdisjoint(content["charts"])
     assert all(content["data"][chart["spec"]["data"]["name"]] for chart in content["charts"].values())
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_differences_need_three_seeds(seeds: int, stored: Any, tmp_path: Path) -> None:
+    jobs = [stored(label, seed, [0.5 + 0.1 * seed]) for label in ("local", "ditto") for seed in range(seeds)]
+    result = ExperimentResult(tmp_path, jobs).displayed
+    part = paired_differences(result, Look.of(result))
+    assert bool(part.tables) == (seeds == 3)
+    assert bool(part.left_out) == (seeds == 2)
 
 
 def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import tailorfl
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
+from tailorfl.report.columns import columns_of
 from tailorfl.report.document import write_report
 from tailorfl.report.published import beside, notes
 from tailorfl.report.result import ExperimentResult
@@ -127,6 +128,44 @@ def test_the_worst_client_is_named(task: str, tmp_path: Path) -> None:
             f"worst client of {name}: west" in (tmp_path / "run" / file).read_text()
             for name in ("LocalTrain", "FedAvg")
         )
+
+
+def test_tables_have_titles_of_methods_and_programs_their_labels(stored: Stored, tmp_path: Path) -> None:
+    jobs = [stored(label, 0, [0.5]) for label in ("local", "fedavg_ft")]
+    jobs.append(stored("fedavg_ft lam=1", 0, [0.5], method="fedavg_ft"))
+    jobs.append(stored("my own", 0, [0.5], method="fedavg_ft"))
+    result = ExperimentResult(tmp_path, jobs)
+    assert list(result.display_names.values()) == ["LocalTrain", "FedAvg+FT", "FedAvg+FT lam=1", "my own"]
+    assert result.displayed.labels == result.displayed.displayed.labels == list(result.display_names.values())
+    assert result.displayed.table["mean"].tolist() == result.table["mean"].tolist()
+    assert result.labels == ["local", "fedavg_ft", "fedavg_ft lam=1", "my own"], (
+        "the result itself is as before"
+    )
+    assert "| FedAvg+FT lam=1 |" in result.markdown
+    taken = ExperimentResult(tmp_path, [*jobs, stored("FedAvg+FT", 0, [0.5], method="ditto")])
+    assert taken.display_names == {label: label for label in taken.labels}, "no two rows are called the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("global", "on all clients' data"),
+        ("heldout", "on held-out clients"),
+        ("heldout+10", "on held-out clients after 10 steps"),
+        ("official", "on the official test set"),
+        ("participants", "on participants"),
+        ("c+d", "on c+d"),
+    ],
+)
+def test_columns_of_test_sets_say_whose_data_they_are(name: str, title: str) -> None:
+    metrics = {
+        "personal": {"local": {}, name: {"accuracy": {"mean": 0.5}}},
+        "global": {name: {"accuracy": {"mean": 0.25}}},
+    }
+    columns = columns_of([{"metrics": metrics, "model": "personal", "rounds": 1}], "accuracy")
+    titles = {column.key: column.title for column in columns}
+    assert titles[f"deployed.{name}"] == title
+    assert titles[f"shared.{name}"] == f"server model {title}"
 
 
 def test_of_many_clients_it_stays_a_tenth(stored: Stored, tmp_path: Path) -> None:

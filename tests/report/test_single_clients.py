@@ -17,10 +17,11 @@ from report.tiny import invoke
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_tensors
 from tailorfl.errors import ConfigError
-from tailorfl.evaluation.bootstrap import resampled
+from tailorfl.evaluation.bootstrap import Interval, resampled
 from tailorfl.evaluation.calibration import probabilities
 from tailorfl.report.clients import ClientReport, clients_of
 from tailorfl.report.experiment import run_experiment
+from tailorfl.report.page.look import Look
 from tailorfl.runs.prediction_log import load_predictions
 from tailorfl.settings.loading import load
 
@@ -96,6 +97,42 @@ def test_the_command_prints_names_or_json(run: tailorfl.ExperimentResult) -> Non
     (wanted,) = clients_of(run, 1, clients=["client-2"], methods=["ditto"]).lines
     assert line == json.loads(json.dumps(wanted.to_dict()))
     assert line["gain_interval"][0] <= line["gain"] <= line["gain_interval"][1]
+
+
+def test_gains_are_one_table_at_80_columns(run: tailorfl.ExperimentResult) -> None:
+    """A method is found by its label and by the name that the table has for it."""
+    narrow, wide = (
+        CliRunner().invoke(app, ["gains", str(run.path)], env={"COLUMNS": columns}).stdout
+        for columns in ("80", "200")
+    )
+    for text in (narrow, wide):
+        assert text.count("┡") == 1
+        assert text.count("│ Ditto ") == 3
+    assert "further columns are in --json: ECE if calibrated, T, ECE with T" in " ".join(narrow.split())
+    assert "further columns" not in wide
+    assert all(title in wide for title in ("ECE if calibrated", "ECE with T"))
+    for name in ("fedavg", "FedAvg"):
+        text = invoke("gains", run.path, "--method", name)
+        assert text.count("│ FedAvg ") == 3
+        assert "LocalTrain │" not in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "number", "bounds", "sign", "text"),
+    [
+        ("accuracy", 0.857, (0.643, 1.0), "", "85.7 [64, 100]"),
+        ("accuracy", 0.05, (0.004, 0.0951), "+", "+5.0 [+0.4, +10]"),
+        ("accuracy", 0.05, (-0.0001, 0.006), "+", "+5.0 [+0, +1]"),
+        ("mse", 0.1, (-0.0042, 0.234), "+", "+0.100 [-0.004, +0.23]"),
+        ("mse", 0.1, None, "", "0.100"),
+        ("mse", None, None, "", "–"),
+    ],
+)
+def test_bounds_have_a_digit_less_unless_they_would_be_0(
+    metric: str, number: float | None, bounds: tuple[float, float] | None, sign: str, text: str
+) -> None:
+    report = ClientReport(Look(metric, ()), 0, [0], [], [])
+    assert report._spread(number, None if bounds is None else Interval(*bounds), sign) == text
 
 
 def test_what_is_not_there_is_said(run: tailorfl.ExperimentResult, tmp_path: Path) -> None:

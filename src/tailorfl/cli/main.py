@@ -45,7 +45,7 @@ class Commands(TyperGroup):
         hints = getattr(getattr(command, "callback", None), "__annotations__", {})
         for parameter in () if command is None else command.params:
             if isinstance(parameter, click.Argument):
-                parameter.help = hints[parameter.name].__metadata__[0].help  # type: ignore[attr-defined]
+                parameter.help = hints[parameter.name].__metadata__[0].help
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

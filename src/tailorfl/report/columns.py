@@ -17,8 +17,13 @@ FEW_CLIENTS = 10
 """Of so many or fewer clients a tenth is one client."""
 SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
 """Metrics shown in percent."""
-SETS = {"global": "on all clients' data", "heldout": "on held-out clients"}
-"""Titles of test sets; others are called by their name."""
+SETS = {
+    "global": "all clients' data",
+    "heldout": "held-out clients",
+    "malicious": "malicious clients",
+    "official": "the official test set",
+}
+"""What test sets are called; others by their own name."""
 MODELS = (("deployed", ""), ("shared", "global"))
 """How the keys of columns of other sets than clients' own begin, and the model that they are of: "" is the deployed."""
 
@@ -105,7 +110,7 @@ def _sets(summaries: Sequence[Summary], model: str = "") -> list[str]:
 def _set_title(name: str) -> str:
     """Return what the column of a test set is called: `heldout+10` is of clients that adapted for 10 steps."""
     kind, _, steps = name.partition("+")
-    return SETS.get(kind, name) + (f" after {steps} steps" if steps and kind in SETS else "")
+    return f"on {SETS[kind]}{f' after {steps} steps' if steps else ''}" if kind in SETS else f"on {name}"
 
 
 def _accuracy(summary: Summary) -> float | None:
