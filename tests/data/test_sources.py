@@ -101,9 +101,10 @@ def test_a_set_data_folder_is_searched_alone(tmp_path: Path, monkeypatch: pytest
     assert data_folders() == (tmp_path,)
     assert data_file("here.npz") == tmp_path / "here.npz"
     with pytest.raises(
-        DataError, match=rf"'mnist.npz' was not found in {re.escape(str(tmp_path))}.*export TAILORFL_DATA="
+        DataError,
+        match=rf"'omniglot28.npz' was not found in {re.escape(str(tmp_path))}.*export TAILORFL_DATA=",
     ):
-        load_source("mnist")
+        load_source("omniglot")
 
 
 def test_without_a_setting_the_folder_beside_is_searched(

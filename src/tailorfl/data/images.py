@@ -1,14 +1,15 @@
 """Image sets: MNIST, CIFAR-10, PACS, Tiny-ImageNet, chest X-rays, Omniglot by writer, scikit-learn's digits.
 
-All but the digits are files of the data folder (see `tailorfl.data.locations`). None of them is part of this
-package, and several may be used for research only: read the licence named in each function before sharing
-anything made from them. Images are uint8 `[samples, channels, height, width]` with the channel statistics of
-the training part.
+All but the digits are files of the data folder (see `tailorfl.data.locations`); without them MNIST and CIFAR-10 come
+from the Hugging Face hub (`tailorfl.data.hub_sets`). None of them is part of this package, and several may be used for
+research only: read the licence named in each function before sharing anything made from them. Images are uint8
+`[samples, channels, height, width]` with the channel statistics of the training part.
 """
 
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from tailorfl.archives import load_arrays
-from tailorfl.data.locations import data_file
+from tailorfl.data.hub_sets import hub_images
+from tailorfl.data.locations import data_file, has_data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source, labelled
 from tailorfl.errors import ConfigError, DataError, unknown
@@ -42,21 +44,28 @@ def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source:
     if scaling not in scalings:
         raise unknown("scaling of mnist", str(scaling), scalings)
     mean, std = scalings[scaling]
+    if not has_data_file("mnist.npz"):
+        return hub_images("mnist", mean, std)
     return _two_parts("mnist", _open("mnist.npz"), classes=range(10), mean=mean, std=std)
 
 
 @data_source(
-    "CIFAR-10 from lossy JPEG, 45,000 + 10,000 images of 32x32 pixels", files="cifar10_jpeg.npz", capped=True
+    "CIFAR-10, images of 32x32 pixels: 45,000 + 10,000 from lossy JPEG, or all of the Hugging Face hub",
+    files="cifar10_jpeg.npz",
+    capped=True,
 )
 def cifar10(samples: int | None = None) -> Source:
-    """CIFAR-10 from lossy JPEG: 45,000 + 10,000 images, `[3, 32, 32]`; no licence stated.
+    """CIFAR-10, `[3, 32, 32]`: 45,000 + 10,000 images from lossy JPEG, or the 50,000 + 10,000 of the hub.
 
-    The JPEG step costs about ten points of accuracy, so results compare with each other and not with
-    published ones.
+    The JPEG step costs about ten points of accuracy, so its results compare with each other and not with published
+    ones. Those of the hub are the original images. No licence stated.
 
     Args:
-        samples: decode only so many images, the first of each part in the parts' own proportion.
+        samples: use only so many images, the first of each part in the parts' own proportion.
     """
+    if not has_data_file("cifar10_jpeg.npz"):
+        mean, std = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
+        return _first(hub_images("cifar10", mean, std, "img"), samples)
     mean, std = (0.491, 0.482, 0.446), (0.245, 0.243, 0.261)
     return _jpeg_parts("cifar10", "cifar10_jpeg.npz", samples, mean, std)
 
@@ -197,14 +206,29 @@ def _jpeg_parts(
 ) -> Source:
     """Return a source from JPEG parts `train` and `test`, of which at most `samples` images are decoded."""
     arrays = _open(file)
-    total = len(arrays["y_train"]) + len(arrays["y_test"])
-    used = _capped(samples, total)
-    tested = round(used * len(arrays["y_test"]) / total)
-    count = {"train": used - tested, "test": tested}
+    count = _counts(samples, len(arrays["y_train"]), len(arrays["y_test"]))
     parts = [_decode(arrays[f"jpeg_{part}"], arrays[f"offsets_{part}"], n) for part, n in count.items() if n]
     y = np.concatenate([arrays[f"y_{part}"][:n] for part, n in count.items()])
-    test = torch.arange(used) >= count["train"]
+    test = torch.arange(len(y)) >= count["train"]
     return labelled(name, torch.cat(parts), y, arrays["classes"], test=test, mean=mean, std=std)
+
+
+def _counts(samples: int | None, train: int, test: int) -> dict[str, int]:
+    """Return how many images of each part are used, of `train` and `test` that there are."""
+    used = _capped(samples, train + test)
+    tested = round(used * test / (train + test))
+    return {"train": used - tested, "test": tested}
+
+
+def _first(source: Source, samples: int | None) -> Source:
+    """Return a source of images with the first of each part, at most `samples`; training ones come first."""
+    assert source.test is not None
+    trained = int((~source.test).sum())
+    count = _counts(samples, trained, len(source) - trained)
+    if samples is None or samples >= len(source):
+        return source
+    rows = torch.cat([torch.arange(count["train"]), trained + torch.arange(count["test"])])
+    return replace(source, x=source.x[rows], y=source.y[rows], test=source.test[rows])
 
 
 def _decode(jpeg: Bytes, offsets: NDArray[np.int64], count: int) -> Tensor:

@@ -24,6 +24,11 @@ def data_folders() -> tuple[Path, ...]:
     return tuple(dict.fromkeys([(Path.cwd() / relative).resolve(), (_REPOSITORY / relative).resolve()]))
 
 
+def has_data_file(name: str) -> bool:
+    """Return whether one of the searched folders holds data file `name`."""
+    return any((folder / name).is_file() for folder in data_folders())
+
+
 def data_file(name: str) -> Path:
     """Return the path of data file `name`, such as `"mnist.npz"`.
 

@@ -76,7 +76,7 @@ def text(
         pair(words, a, b, length) if b else single(words, a, length)
         for a, b in zip(frame["text_a"], frame["text_b"], strict=True)
     ]
-    return _source("text", frame, rows, words, length, padding)
+    return text_classes("text", frame, rows, words, length, padding)
 
 
 @data_source(
@@ -108,7 +108,7 @@ def airline(min_tweets: int = 5, tokenizer: str = "byte", length: int = 64, padd
     groups = {
         kind: numbered(frame[column].tolist()) for kind, column in (("client", "user"), ("domain", "domain"))
     }
-    return _source("airline", frame, rows, words, length, padding, groups)
+    return text_classes("airline", frame, rows, words, length, padding, groups)
 
 
 def numbered(values: Sequence[Any], order: Sequence[Any] = ()) -> tuple[Tensor, tuple[str, ...]]:
@@ -157,7 +157,7 @@ def _read(file: str) -> pd.DataFrame:
         raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error
 
 
-def _source(
+def text_classes(
     name: str,
     frame: pd.DataFrame,
     rows: Sequence[Sequence[int]],
@@ -166,6 +166,20 @@ def _source(
     padding: str,
     groups: Mapping[str, tuple[Tensor, tuple[str, ...]]] = {},
 ) -> Source:
+    """Return a source of texts with a class.
+
+    Args:
+        name: of the source.
+        frame: its columns `label` (a number), `label_text` and `split`, and `text_b` where texts are pairs.
+        rows: ids of the tokens of each text.
+        words: the tokenizer that they are of.
+        length: tokens of a sample.
+        padding: right or left.
+        groups: by kind of group the number of each sample's, and the names.
+
+    Raises:
+        ConfigError: for an unknown side.
+    """
     second = "second" if "text_b" in frame and bool(frame["text_b"].astype(bool).any()) else None
     reading = reading_of("text", second, length, padding)
     classes = frame.drop_duplicates("label").set_index("label")["label_text"].sort_index()
