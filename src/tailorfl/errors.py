@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 
@@ -105,6 +105,12 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
     if "\n" in name:  # rows of a table, say, which are nobody's to read in a message
         return ConfigError(f"{kind} is a text of {len(name):,} characters. Valid: {', '.join(valid)}.")
     return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, valid)} Valid: {', '.join(valid)}.")
+
+
+def check_known(kind: str, name: str, options: Collection[str]) -> None:
+    """Check that a name is one of the valid ones. Raises ConfigError with the nearest of them, and all."""
+    if name not in options:
+        raise unknown(kind, name, options)
 
 
 def first_few(words: Sequence[str], most: int, between: str = ", ") -> str:

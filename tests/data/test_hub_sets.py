@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from docs.blocks import blocks, commands
 from tailorfl.cli.main import app
-from tailorfl.data import cache
+from tailorfl.data import cache, hub_sets
 from tailorfl.data.build import build
 from tailorfl.data.hub_sets import HUB_SETS, WINDOW
 from tailorfl.data.registry import load_source
@@ -228,8 +228,11 @@ def test_news_with_their_subjects(at_hand: Callable[[str], Any]) -> None:
     assert [words.decode(source.x[row].tolist()) for row in (3, 62)] == ["news train 3", "news test 2"]
 
 
-def test_no_training_row_of_a_role_shares_a_character_with_a_test_row(at_hand: Callable[[str], Any]) -> None:
+def test_no_training_row_of_a_role_shares_a_character_with_a_test_row(
+    at_hand: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_hand("shakespeare")
+    monkeypatch.setattr(hub_sets, "_BLOCK", 100)
     source, words = load_source("shakespeare"), load_tokenizer("byte")
     assert source.group_names["client"] == ("HAMLET_KING", "MACBETH_WITCH")  # the other one says too little
     assert source.test is not None

@@ -14,7 +14,7 @@ from data import twins
 from tailorfl.data.hospitals import HEART_CENTRES
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source, check_finite
-from tailorfl.errors import DataError
+from tailorfl.errors import ConfigError, DataError
 
 HEART = [(199, 104), (172, 89), (30, 16), (85, 45)]
 ILL = [139, 98, 45, 101]
@@ -34,6 +34,11 @@ def sizes(source: Source) -> list[tuple[int, int]]:
 @pytest.fixture(params=["real", "twin"])
 def heart_files(request: pytest.FixtureRequest) -> Path:
     return twins.files_of(request, twins.heart, "flamby/processed.va.data")
+
+
+def test_another_scaling_of_heart_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'public'"):
+        load_source("heart", scaling="publik")
 
 
 @pytest.fixture(params=["real", "twin"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tailorfl.errors import unknown
+from tailorfl.errors import check_known
 from tailorfl.hashing import below, fold_key
 from tailorfl.settings.data import Augmentation
 
@@ -36,8 +36,7 @@ def augment(x: Tensor, keys: Tensor, kind: Augmentation) -> Tensor:
     Raises:
         ConfigError: unknown kind.
     """
-    if kind not in get_args(Augmentation):
-        raise unknown("augmentation", kind, get_args(Augmentation))
+    check_known("augmentation", kind, get_args(Augmentation))
     if kind == "none":
         return x
     height, width = x.shape[-2:]

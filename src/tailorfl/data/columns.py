@@ -291,7 +291,7 @@ def owned_table(
         need_columns(name, frame, [client])
         owners = filled(name, frame, client)
         if not pd.api.types.is_numeric_dtype(owners):
-            owners = owners.map(lambda owner: owner.strip() if isinstance(owner, str) else owner)
+            owners = owners.map(_stripped)
     return name, frame, owners
 
 
@@ -353,14 +353,19 @@ def class_names(
     return tuple(in_order(words_in(filled(name, frame, labels[0], na_values))))
 
 
+def unknown_class(name: str, classes: Sequence[str]) -> DataError:
+    """Return the error for a class that the training data do not have; of theirs it names a few."""
+    return DataError(
+        f"class '{name[:SHOWN]}' does not occur in the training data, which have {first_few(classes, FEW)}"
+    )
+
+
 def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[str]) -> Tensor:
     """int64 `[rows]` place of each row's class among `classes`. Raises DataError for a class that is none of them."""
     number_of = {name_of_class: number for number, name_of_class in enumerate(classes)}
     words = words_in(filled(name, frame, label))
     if unknown := [word for word in words if word not in number_of]:
-        raise DataError(
-            f"class '{unknown[0][:SHOWN]}' does not occur in the training data, which have {first_few(classes, FEW)}"
-        )
+        raise unknown_class(unknown[0], classes)
     return torch.tensor([number_of[word] for word in words], dtype=torch.int64)
 
 

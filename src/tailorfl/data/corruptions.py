@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tailorfl.data.public import subset
 from tailorfl.data.source import Source
-from tailorfl.errors import DataError, MissingExtraError, unknown
+from tailorfl.errors import DataError, MissingExtraError, check_known
 from tailorfl.settings.data import CorruptionConfig
 
 KINDS = (
@@ -68,15 +69,14 @@ def corrupted_sets(
     """
     kinds = KINDS if config.kinds == "all" else config.kinds
     for kind in kinds:
-        if kind not in KINDS:
-            raise unknown("corruption", kind, KINDS)
+        check_known("corruption", kind, KINDS)
     _check_images(source)
     corrupt = _library()
     if len(rows) > config.samples:
         rng = np.random.default_rng(_entropy(seed, "rows"))
         rows = np.sort(rng.choice(rows, size=config.samples, replace=False))
-    taken = torch.from_numpy(rows)
-    images = _to_uint8(source.x[taken])
+    clean = subset(source, rows, source.name)
+    images = _to_uint8(clean.x)
     sets: dict[str, Source] = {}
     for kind in kinds:
         for severity in config.severities:
@@ -84,14 +84,9 @@ def corrupted_sets(
             pictures = [_corrupted(corrupt, i, kind, severity, s) for i, s in zip(images, seeds, strict=True)]
             x = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
             sets[f"{kind}-{severity}"] = replace(
-                source,
+                clean,
                 name=f"{source.name} {kind}-{severity}",
                 x=x if source.x.dtype == torch.uint8 else x.to(torch.float32) / 255.0,
-                y=source.y[taken],
-                test=None,
-                groups={},
-                group_names={},
-                credit=None if source.credit is None else source.credit[taken],
             )
     return sets
 

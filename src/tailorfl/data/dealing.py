@@ -21,7 +21,7 @@ from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.scaling import PRIVATE_SCALING
 from tailorfl.data.source import Source
 from tailorfl.data.splits import SplitRule, evenly_spaced, own_rows, random_starts
-from tailorfl.errors import ConfigError, DataError, unknown
+from tailorfl.errors import ConfigError, DataError, check_known, unknown
 from tailorfl.printable import shown
 
 
@@ -87,8 +87,7 @@ def set_aside(
         away = [int(i) for i in chosen]
     else:
         for name in heldout:
-            if name not in dealt.names:
-                raise unknown("held-out client", name, dealt.names)
+            check_known("held-out client", name, dealt.names)
         away = [dealt.names.index(name) for name in dict.fromkeys(heldout)]
     if not away and keep is None:
         return dealt

@@ -13,6 +13,7 @@ from tailorfl.data.source import Source, clean_names
 from tailorfl.errors import DataError
 
 Part = Literal["train", "val", "test"]
+PARTS: tuple[Part, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", clean_names(self.names))
-        for part in ("train", "val", "test"):
+        for part in PARTS:
             object.__setattr__(self, part, Rows.of(getattr(self, part)))
         counts = {len(self.train), len(self.val), len(self.test), len(self.names)}
         if len(counts) > 1 or not 1 <= self.num_clients <= len(self.train):
@@ -62,6 +63,12 @@ class Federation:
     def part(self, part: Part) -> Rows:
         """Per client the rows of one part: "train", "val" or "test"."""
         return Rows.of({"train": self.train, "val": self.val, "test": self.test}[part])
+
+    def places(self, client: int) -> tuple[Ints, dict[Part, Ints]]:
+        """Return all rows of a client, int64, ascending, and the places of each part's among them."""
+        parts = {part: self.part(part)[client] for part in PARTS}
+        rows = np.unique(np.concatenate(list(parts.values())))
+        return rows, {part: np.searchsorted(rows, part_rows) for part, part_rows in parts.items()}
 
     def of_clients(self, order: Ints) -> Federation:
         """Return the federation of these clients alone, int64, in this order; all of them train."""

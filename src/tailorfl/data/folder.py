@@ -19,7 +19,7 @@ from torch import Tensor
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import FITTED_IMAGES, PRIVATE_SCALING, PUBLIC_CHANNEL, Channels
 from tailorfl.data.source import Source, labelled
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError, check_known
 from tailorfl.printable import shown
 
 if TYPE_CHECKING:
@@ -241,8 +241,7 @@ def channel_scaling(
     Raises:
         ConfigError: for an unknown scaling.
     """
-    if scaling not in get_args(Channels):
-        raise unknown("scaling", scaling, get_args(Channels))
+    check_known("scaling", scaling, get_args(Channels))
     if scaling == "public":
         mean, deviation = ((number,) * x.shape[1] for number in PUBLIC_CHANNEL)
         return mean, deviation, {}

@@ -15,7 +15,7 @@ from tailorfl.data.locations import data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import PRIVATE_SCALING, SCALING, PrivateScaling, Scaling
 from tailorfl.data.source import Source
-from tailorfl.errors import DataError
+from tailorfl.errors import DataError, check_known
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only where tables are read: it takes 60 MB
@@ -60,9 +60,13 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
     hospital's cholesterol is constantly 0. With `scaling` "public" they are shifted and scaled by `PUBLIC_SCALES`
     in place of that, patient by patient, as differential privacy of a patient needs it.
     Task `binary`: logistic regression with one output.
+
+    Raises:
+        ConfigError: another `scaling`.
     """
     import pandas as pd
 
+    check_known("scaling of heart", scaling, ("client", "public"))
     tables = [_heart_table(centre) for centre in HEART_CENTRES]
     label = np.concatenate([(table.iloc[:, -1] != 0).to_numpy() for table in tables]).astype(np.int64)
     client = np.repeat(np.arange(len(tables)), [len(table) for table in tables])

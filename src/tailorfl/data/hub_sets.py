@@ -22,14 +22,16 @@ from tailorfl.data.registry import data_source
 from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source, labelled
 from tailorfl.data.text import TEXTS, reading_of, text_classes, token_info, tokenized
-from tailorfl.data.tokenizers import load_tokenizer, single
-from tailorfl.errors import ConfigError, DataError, MissingExtraError
+from tailorfl.data.tokenizers import load_tokenizer
+from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
 from tailorfl.hub import unreachable
 
 SUBJECTS = ("World", "Sports", "Business", "Sci/Tech")
 """The classes of AG News."""
 WINDOW = 80
 """Characters of a sample of Shakespeare, and rows between a role's training and test rows: none shares a character."""
+_BLOCK = 100_000
+"""Rows whose tokens are held as lists at a time."""
 _SHARDS = "train-00000-of-00001.parquet", "test-00000-of-00001.parquet"
 
 
@@ -189,8 +191,7 @@ def cifar100(label: Literal["fine", "coarse"] = "fine") -> Source:
     Raises:
         ConfigError: another label.
     """
-    if label not in ("fine", "coarse"):
-        raise ConfigError(f"cifar100: label should be fine or coarse, but is {label}")
+    check_known("label of cifar100", label, ("fine", "coarse"))
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     return hub_images("cifar100", mean, std, "img", f"{label}_label")
 
@@ -222,9 +223,7 @@ def ag_news(tokenizer: str = "byte", length: int = 64, padding: str = "right") -
     parts = [pd.read_parquet(file).assign(split=part) for part, file in hub_files("ag_news").items()]
     frame = pd.concat(parts, ignore_index=True)
     frame = frame.assign(label_text=frame["label"].map(dict(enumerate(SUBJECTS))))
-    words = load_tokenizer(tokenizer)
-    rows = [single(words, news, length) for news in frame["text"]]
-    return text_classes("ag_news", frame, rows, words, length, padding)
+    return text_classes("ag_news", frame.rename(columns={"text": "text_a"}), tokenizer, length, padding)
 
 
 @data_source(
@@ -245,7 +244,7 @@ def shakespeare(
     test, and between them are as many rows unused as let no training row share a character with a test row.
 
     Args:
-        samples: at most so many rows, at even distances; all of them need 6 GB of memory.
+        samples: at most so many rows, at even distances; all of them need 7 GB of memory.
         min_samples: roles with fewer rows are left out.
         tokenizer, length, padding: as for `tailorfl.data.text.text`.
 
@@ -270,9 +269,10 @@ def shakespeare(
         raise ConfigError(f"shakespeare: no role has min_samples={min_samples} rows; use fewer")
     frame = frame.iloc[spread_indices(len(frame), samples)].reset_index(drop=True)
     reading = reading_of("x", None, length, padding)
+    blocks = (frame.iloc[start : start + _BLOCK] for start in range(0, len(frame), _BLOCK))
     return labelled(
         "shakespeare",
-        tokenized("shakespeare", frame, reading, tokenizer),
+        torch.cat([tokenized("shakespeare", block, reading, tokenizer) for block in blocks]),
         np.searchsorted(characters, frame["y"].to_numpy(dtype=str)),
         [character if character.strip() else repr(character) for character in characters],
         test=torch.from_numpy(frame["test"].to_numpy(dtype=bool, copy=True)),

@@ -27,7 +27,7 @@ from tailorfl.data.folder import stack_images
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
-from tailorfl.errors import DataError, MissingExtraError, unknown
+from tailorfl.errors import DataError, MissingExtraError, check_known
 from tailorfl.hub import unreachable
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def from_datasets(
         raise DataError(
             "give either image= (one column) or features= (numeric columns), not both and not neither"
         )
-    if task not in get_args(Task):
-        raise unknown("task", str(task), get_args(Task))
+    check_known("task", task, get_args(Task))
     labels = (label,) if isinstance(label, str) else tuple(label)
     columns = ColumnSelection(
         labels, image, tuple(features or ()), client, task, None if size is None else (size[0], size[1])
@@ -201,8 +200,7 @@ def _chosen(path: str, dataset: Any, train: str, test: str | None) -> Any:
     if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         return dataset
     for part in (train, *([] if test is None else [test])):
-        if part not in dataset:
-            raise unknown(f"split of data set '{path}'", part, dataset)
+        check_known(f"split of data set '{path}'", part, dataset)
     if test is None and "test" in dataset and train != "test":
         test = "test"
     return type(dataset)({"train": dataset[train], **({} if test is None else {"test": dataset[test]})})

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from tailorfl.archives import load_arrays
 from tailorfl.data.hub_sets import hub_images
-from tailorfl.data.locations import data_file, has_data_file
+from tailorfl.data.locations import has_data_file, read_data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source, labelled
-from tailorfl.errors import ConfigError, DataError, unknown
+from tailorfl.errors import ConfigError, DataError, check_known
 
 Bytes = NDArray[np.uint8]
 
@@ -41,12 +41,13 @@ def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source:
         ConfigError: an unknown scaling.
     """
     scalings = {"standard": ((0.1307,), (0.3081,)), "unit": ((0.0,), (1.0,))}
-    if scaling not in scalings:
-        raise unknown("scaling of mnist", str(scaling), scalings)
+    check_known("scaling of mnist", scaling, scalings)
     mean, std = scalings[scaling]
     if not has_data_file("mnist.npz"):
         return hub_images("mnist", mean, std)
-    return _two_parts("mnist", _open("mnist.npz"), classes=range(10), mean=mean, std=std)
+    return _two_parts(
+        "mnist", read_data_file("mnist.npz", load_arrays), classes=range(10), mean=mean, std=std
+    )
 
 
 @data_source(
@@ -103,7 +104,7 @@ def pacs(samples: int | None = None, side: int = 64) -> Source:
     """
     if side < 1 or 64 % side:
         raise ConfigError(f"pacs: side must divide 64, such as 64 or 32, but is {side}")
-    arrays = _open("pacs64_jpeg.npz")
+    arrays = read_data_file("pacs64_jpeg.npz", load_arrays)
     count = _capped(samples, len(arrays["y"]))
     return labelled(
         "pacs",
@@ -125,7 +126,7 @@ def chestxray() -> Source:
     One class comes from another origin than the rest and patients may repeat: for tests, not for medical
     claims.
     """
-    arrays = _open("chestxray64.npz")
+    arrays = read_data_file("chestxray64.npz", load_arrays)
     return _two_parts("chestxray", arrays, classes=arrays["classes"], mean=(0.5542,), std=(0.2388,))
 
 
@@ -139,7 +140,7 @@ def omniglot() -> Source:
     of 8. No official split: a writer draws a character once, so test on other writers or take alphabets as
     clients.
     """
-    arrays = _open("omniglot28.npz")
+    arrays = read_data_file("omniglot28.npz", load_arrays)
     alphabets = arrays["alphabets"]
     writers = [f"{alphabets[writer // 20]}/{writer % 20:02d}" for writer in range(20 * len(alphabets))]
     return labelled(
@@ -176,14 +177,6 @@ def digits() -> Source:
     return labelled("digits", x, table[:, -1], range(10))
 
 
-def _open(file: str) -> dict[str, NDArray[Any]]:
-    path = data_file(file)
-    try:
-        return load_arrays(path)
-    except ValueError as error:
-        raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error
-
-
 def _capped(samples: int | None, available: int) -> int:
     if samples is None:
         return available
@@ -205,7 +198,7 @@ def _jpeg_parts(
     name: str, file: str, samples: int | None, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Source:
     """Return a source from JPEG parts `train` and `test`, of which at most `samples` images are decoded."""
-    arrays = _open(file)
+    arrays = read_data_file(file, load_arrays)
     count = _counts(samples, len(arrays["y_train"]), len(arrays["y_test"]))
     parts = [_decode(arrays[f"jpeg_{part}"], arrays[f"offsets_{part}"], n) for part, n in count.items() if n]
     y = np.concatenate([arrays[f"y_{part}"][:n] for part, n in count.items()])

@@ -17,7 +17,7 @@ from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.text import left_of, numbered, token_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, room_for, shortened, single, stacked
-from tailorfl.errors import ConfigError, DataError, unknown
+from tailorfl.errors import ConfigError, DataError, check_known
 
 OPTIONS = "OPTIONS:"
 SUFFIXES = (".jsonl", ".json")
@@ -129,8 +129,7 @@ class _Layout:
     def __init__(
         self, form: str, words: Tokenizer, length: int, options: int, option_length: int, padding: str
     ) -> None:
-        if form not in FORMS:
-            raise unknown("form", form, FORMS)
+        check_known("form", form, FORMS)
         if options < 2:
             raise ConfigError(f"a choice needs at least 2 options, but there are to be {options}")
         self.form, self.words, self.length = form, words, length

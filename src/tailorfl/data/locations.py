@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tailorfl.errors import DataError
 
 VARIABLE = "TAILORFL_DATA"
 _REPOSITORY = Path(__file__).resolve().parents[3]
+
+Content = TypeVar("Content")
 
 
 def data_folders() -> tuple[Path, ...]:
@@ -45,3 +49,16 @@ def data_file(name: str) -> Path:
         f"data file '{name}' was not found in {' or '.join(map(str, folders))} ({VARIABLE} {state}). "
         f"Point {VARIABLE} at the folder that holds it: export {VARIABLE}=/path/to/data"
     )
+
+
+def read_data_file(name: str, read: Callable[[Path], Content]) -> Content:
+    """Return what `read` makes of data file `name`.
+
+    Raises:
+        DataError: it is nowhere, see `data_file`, or cannot be read.
+    """
+    path = data_file(name)
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error

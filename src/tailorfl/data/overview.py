@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import PARTS, Federation
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
 
@@ -139,7 +139,7 @@ def overview(federation: Federation) -> Overview:
         task=source.task,
         clients=federation.names,
         num_clients=federation.num_clients,
-        sizes={part: federation.sizes(part) for part in ("train", "val", "test")},
+        sizes={part: federation.sizes(part) for part in PARTS},
         what=counted,
         cells=cells,
         counts=counts,

@@ -34,7 +34,7 @@ from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import joined, plain_frame, reading_info
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError, check_known
 from tailorfl.settings.base import listed
 from tailorfl.settings.data import DataConfig
 
@@ -147,8 +147,7 @@ def from_table(
     check_kind("path", path, str, Path, pd.DataFrame)
     check_kind("task", task, str)
     check_kind("constants", constants, str, Path, Constants, None)
-    if task not in get_args(Task):
-        raise unknown("task", str(task), get_args(Task))
+    check_known("task", task, get_args(Task))
     options = {"features": features, "task": task, "words": words, "impute": impute, "indicator": indicator}
     roles = made_roles(label, client, split, exclude, na_values=na_values, min_count=min_count, **options)
     excluded = [column for column in roles.others if column not in (client, split)]

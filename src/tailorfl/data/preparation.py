@@ -21,7 +21,7 @@ from tailorfl.data.columns import class_names, kind_of, numbers_of, numeric, tid
 from tailorfl.data.constants import Constants, combine, read_constants
 from tailorfl.data.federation import Federation
 from tailorfl.data.rows import Ints
-from tailorfl.data.scaling import FITTED_TABLE, PRIVATE_SCALING, standardised
+from tailorfl.data.scaling import FITTED_TABLE, PRIVATE_SCALING, check_unshared, standardised
 from tailorfl.data.source import Source, strata_of
 from tailorfl.data.summaries import CLASSES, Roles, Summary, summarise
 from tailorfl.errors import ConfigError, DataError
@@ -221,13 +221,13 @@ def prepared(federation: Federation, by: Normalisation, founders: int | None = N
             )
         return standardised(federation, by)
     check_medians(table.roles, by)
-    clients = [_client_rows(federation, client) for client in range(len(federation))]
+    places = map(federation.places, range(len(federation)))
+    clients = [
+        ClientRows(name, rows, parts["train"])
+        for name, (rows, parts) in zip(federation.names, places, strict=True)
+    ]
     if by == "client":
-        counts = np.bincount(np.concatenate([client.rows for client in clients]))
-        if counts.max(initial=0) > 1:
-            raise DataError(
-                "normalise='client' needs test rows of one client each, but clients share a test set"
-            )
+        check_unshared(np.concatenate([client.rows for client in clients]))
     summaries = [client.summarise(table) for client in clients]
     # Classes are those of every row of the source, discarded ones too: a client's summary of its file has them as well.
     classes = {"classes": tuple(federation.source.info.get("classes", ()))}
@@ -277,12 +277,6 @@ def check_medians(roles: Roles, by: Normalisation) -> None:
             "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
             "take its own (data.normalise=client)"
         )
-
-
-def _client_rows(federation: Federation, client: int) -> ClientRows:
-    parts = [federation.part(part)[client] for part in ("train", "val", "test")]
-    rows = np.unique(np.concatenate(parts))
-    return ClientRows(federation.names[client], rows, np.searchsorted(rows, parts[0]))
 
 
 def _without_table(source: Source) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from tailorfl import modules
 from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError, DataError, unknown
+from tailorfl.errors import ConfigError, DataError, check_known
 
 GIVEN = "given"
 """The name in settings of a source that was handed over."""
@@ -91,9 +91,9 @@ def load_source(name: str, **options: Any) -> Source:
     """
     loader = loader_of(name)
     parameters = inspect.signature(loader).parameters
-    for option in options:
-        if option not in parameters and not _takes_any(parameters):
-            raise unknown(f"option of data source '{name}'", option, parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for option in () if takes_any else options:
+        check_known(f"option of data source '{name}'", option, parameters)
     for option, parameter in parameters.items():
         needed = parameter.default is parameter.empty and parameter.kind not in _ANY
         if needed and option not in options:
@@ -129,8 +129,7 @@ def loader_of(name: str) -> Callable[..., Source]:
                 f"{type(loader).__name__}"
             )
         return cast(Callable[..., Source], loader)
-    if name not in data_sources():
-        raise unknown("data source", name, data_sources())
+    check_known("data source", name, data_sources())
     return data_sources()[name].load
 
 
@@ -142,7 +141,3 @@ def options_of(name: str) -> dict[str, Any]:
     """
     parameters = inspect.signature(loader_of(name)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind not in _ANY}
-
-
-def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tailorfl.data.federation import Federation, Part
+from tailorfl.data.federation import PARTS, Federation
 from tailorfl.data.public import subset
 from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import FITTED_IMAGES, FITTED_TABLE, PRIVATE_SCALING
@@ -26,7 +26,6 @@ NAMES = ("classes", "features", "tokenizer", "pad", "vocabulary")
 """Keys of a source's `info` that the server is told: names of numbers, and no number."""
 FITTED = "fitted"
 """Of what is known of a source: whether its samples are prepared by statistics of private ones."""
-PARTS: tuple[Part, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,8 @@ class ClientSamples:
 
 def client_samples(federation: Federation, client: int) -> ClientSamples:
     """Return one client's samples of a whole federation, in the order that they have there."""
-    parts = {part: federation.part(part)[client] for part in PARTS}
-    rows = np.unique(np.concatenate(list(parts.values())))
-    source = subset(federation.source, rows, federation.source.name)
-    positions = {part: np.searchsorted(rows, part_rows) for part, part_rows in parts.items()}
-    return ClientSamples(source, positions["train"], positions["val"], positions["test"])
+    rows, places = federation.places(client)
+    return ClientSamples(subset(federation.source, rows, federation.source.name), **places)
 
 
 def source_facts(source: Source) -> dict[str, Any]:

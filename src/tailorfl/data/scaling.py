@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import PARTS, Federation
+from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError
 from tailorfl.settings.data import Normalisation
 
@@ -131,13 +132,11 @@ def standardised(federation: Federation, by: Normalisation) -> Federation:
     clients = len(federation)
     owner = torch.full((len(source),), clients)
     fits = torch.zeros(len(source), dtype=torch.bool)
-    for part in ("train", "val", "test"):
+    for part in PARTS:
         held_rows = federation.part(part)
         rows, part_owner = held_rows.flat(), torch.from_numpy(held_rows.owners())
-        if by == "client" and len(np.unique(rows)) < len(rows):
-            raise DataError(
-                "normalise='client' needs test rows of one client each, but clients share a test set"
-            )
+        if by == "client":
+            check_unshared(rows)
         owner[torch.from_numpy(rows)] = part_owner
         if part == "train":
             fits[torch.from_numpy(rows)] = True
@@ -157,6 +156,12 @@ def standardised(federation: Federation, by: Normalisation) -> Federation:
         ),
     }
     return replace(federation, source=replace(source, x=scaled, info=info))
+
+
+def check_unshared(rows: Ints) -> None:
+    """Check that no row is of two clients. Raises DataError, since each would have it scaled in its own way."""
+    if len(np.unique(rows)) < len(rows):
+        raise DataError("normalise='client' needs test rows of one client each, but clients share a test set")
 
 
 def _statistics(x: Tensor, owner: Tensor, clients: int, training: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from tailorfl.data.locations import data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError, check_known
 
 FILE = "school/school.npz"
 LOWEST, WIDTH = 1.0, 69.0
@@ -37,8 +37,7 @@ def school(scaling: Literal["none", "public"] = "none") -> Source:
         ConfigError: another `scaling`.
         DataError: school.npz is missing, damaged, or not `x` `[pupils, 28]`, `y` `[pupils]`, `sizes` `[schools]`.
     """
-    if scaling not in ("none", "public"):
-        raise unknown("scaling", str(scaling), ("none", "public"))
+    check_known("scaling", scaling, ("none", "public"))
     file = data_file(FILE)
     try:
         arrays = load_arrays(file)

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.data.columns import FEW, class_numbers, need_columns, numeric, target_columns
+from tailorfl.data.columns import class_numbers, need_columns, numeric, target_columns, unknown_class
 from tailorfl.data.folder import from_folder
 from tailorfl.data.preparation import PREPARATION, Preparation
 from tailorfl.data.registry import load_source
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source, check_finite
-from tailorfl.data.table_files import READING, SHOWN, read_table
-from tailorfl.errors import ConfigError, DataError, first_few
+from tailorfl.data.table_files import READING, read_table
+from tailorfl.errors import ConfigError, DataError
 
 TAKEN = ("val", "local", "participants", "global", "heldout", "official", "personal")
 """Names of sets and models of an evaluation, which a file cannot have."""
@@ -149,17 +149,10 @@ def _renumbered(source: Source, shifted: Source) -> Tensor:
             raise DataError(f"it has {shifted.outputs} classes, but the training data have {source.outputs}")
         return shifted.y
     present = torch.unique(shifted.y).tolist()
-    for number in present:
-        if theirs[number] not in ours:
-            raise _unknown_class(theirs[number], ours)
+    if missing := [theirs[number] for number in present if theirs[number] not in ours]:
+        raise unknown_class(missing[0], ours)
     table = torch.tensor([ours.index(class_name) if class_name in ours else 0 for class_name in theirs])
     return table[shifted.y]
-
-
-def _unknown_class(name: str, class_names: Any) -> DataError:
-    return DataError(
-        f"class '{name[:SHOWN]}' does not occur in the training data, which have {first_few(class_names, FEW)}"
-    )
 
 
 def _scaled(source: Source, shifted: Source, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tailorfl.data.augment import augment
 from tailorfl.data.cache import is_known_finite
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError, check_known
 from tailorfl.printable import harmful, visible
 from tailorfl.settings.data import Augmentation
 
@@ -207,8 +207,7 @@ class Source:
                 "channels], but the order here is [samples, channels, height, width]; pass x.permute(0, 3, 1, 2), of "
                 "an array x.transpose(0, 3, 1, 2). Samples that are no images can be given as vectors: x.flatten(1)"
             )
-        if self.augment not in get_args(Augmentation):
-            raise unknown("augmentation", self.augment, get_args(Augmentation))
+        check_known("augmentation", self.augment, get_args(Augmentation))
         if self.augment != "none" and self.x.dtype != torch.uint8:
             raise DataError(
                 f"source '{self.name}' cannot be augmented (augment={self.augment}): that is for uint8 images, but x "

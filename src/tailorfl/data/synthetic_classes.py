@@ -16,7 +16,7 @@ from tailorfl.data.cache import cache_folder, cached, key_of, mapped, mark_finit
 from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import client_layout, require_positive
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, check_known
 
 Floats = NDArray[np.float32]
 
@@ -53,8 +53,7 @@ def synthetic_logistic(
         features.
     """
     require_positive(clients=clients, samples=samples, test_samples=test_samples, dim=dim)
-    if label_noise not in ("none", "sample"):
-        raise ConfigError(f"label_noise must be 'none' or 'sample', but is '{label_noise}'")
+    check_known("label_noise", label_noise, ("none", "sample"))
     rng = np.random.default_rng(seed)
     rows = samples + test_samples
     deviation = np.arange(1, dim + 1) ** -0.6

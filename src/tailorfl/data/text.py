@@ -21,14 +21,14 @@ from tailorfl.data.columns import (
     target_columns,
     test_column,
 )
-from tailorfl.data.locations import data_file
+from tailorfl.data.locations import read_data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source, Task, labelled
 from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import reading_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, pair, single, stacked
-from tailorfl.errors import ConfigError, DataError, unknown
+from tailorfl.errors import ConfigError, DataError, check_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,17 +66,13 @@ def text(
         ConfigError: for an unknown set or side.
         DataError, MissingExtraError: if the file or the tokenizer is missing.
     """
-    if set not in CORPORA:
-        raise unknown("set of data source 'text'", set, CORPORA)
-    frame = _read(f"text/{set}.parquet")
+    import pandas as pd
+
+    check_known("set of data source 'text'", set, CORPORA)
+    frame = read_data_file(f"text/{set}.parquet", pd.read_parquet)
     indices = [frame.index[frame["split"] == part] for part in ("train", "test")]
     frame = frame.loc[[i for part in indices for i in part[spread_indices(len(part), samples)]]]
-    words = load_tokenizer(tokenizer)
-    rows = [
-        pair(words, a, b, length) if b else single(words, a, length)
-        for a, b in zip(frame["text_a"], frame["text_b"], strict=True)
-    ]
-    return text_classes("text", frame, rows, words, length, padding)
+    return text_classes("text", frame, tokenizer, length, padding)
 
 
 @data_source(
@@ -99,16 +95,16 @@ def airline(min_tweets: int = 5, tokenizer: str = "byte", length: int = 64, padd
         ConfigError: if no user has `min_tweets`, or for an unknown side.
         DataError, MissingExtraError: if the file or the tokenizer is missing.
     """
-    frame = _read("text/airline_tweets.parquet")
+    import pandas as pd
+
+    frame = read_data_file("text/airline_tweets.parquet", pd.read_parquet)
     frame = frame[frame.groupby("user")["user"].transform("size") >= min_tweets]
     if frame.empty:
         raise ConfigError(f"no user of data source 'airline' has min_tweets={min_tweets} tweets; use fewer")
-    words = load_tokenizer(tokenizer)
-    rows = [single(words, tweet, length) for tweet in frame["text_a"]]
     groups = {
         kind: numbered(frame[column].tolist()) for kind, column in (("client", "user"), ("domain", "domain"))
     }
-    return text_classes("airline", frame, rows, words, length, padding, groups)
+    return text_classes("airline", frame, tokenizer, length, padding, groups)
 
 
 def numbered(values: Sequence[Any], order: Sequence[Any] = ()) -> tuple[Tensor, tuple[str, ...]]:
@@ -142,26 +138,14 @@ def left_of(padding: str) -> bool:
     Raises:
         ConfigError: for an unknown side.
     """
-    if padding not in SIDES:
-        raise unknown("padding", padding, SIDES)
+    check_known("padding", padding, SIDES)
     return padding == "left"
-
-
-def _read(file: str) -> pd.DataFrame:
-    import pandas as pd
-
-    path = data_file(file)
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error
 
 
 def text_classes(
     name: str,
     frame: pd.DataFrame,
-    rows: Sequence[Sequence[int]],
-    words: Tokenizer,
+    tokenizer: str,
     length: int,
     padding: str,
     groups: Mapping[str, tuple[Tensor, tuple[str, ...]]] = {},
@@ -170,26 +154,25 @@ def text_classes(
 
     Args:
         name: of the source.
-        frame: its columns `label` (a number), `label_text` and `split`, and `text_b` where texts are pairs.
-        rows: ids of the tokens of each text.
-        words: the tokenizer that they are of.
-        length: tokens of a sample.
-        padding: right or left.
+        frame: its columns `label` (a number), `label_text`, `split` and `text_a`, and `text_b` where texts are pairs.
+        tokenizer, length, padding: as for `text`.
         groups: by kind of group the number of each sample's, and the names.
 
     Raises:
         ConfigError: for an unknown side.
+        DataError, MissingExtraError: a text is missing, or the tokenizer.
     """
-    second = "second" if "text_b" in frame and bool(frame["text_b"].astype(bool).any()) else None
+    frame = frame.rename(columns={"text_a": "text", "text_b": "second"})
+    second = "second" if "second" in frame and bool(frame["second"].astype(bool).any()) else None
     reading = reading_of("text", second, length, padding)
     classes = frame.drop_duplicates("label").set_index("label")["label_text"].sort_index()
     return labelled(
         name,
-        stacked(rows, length, words.pad, left=left_of(padding)),
+        tokenized(name, frame, reading, tokenizer),
         frame["label"].tolist(),
         classes,
         test=torch.tensor((frame["split"] == "test").tolist()),
-        info={**token_info(words), TEXTS: reading},
+        info={**token_info(load_tokenizer(tokenizer)), TEXTS: reading},
         groups=groups,
     )
 
@@ -228,12 +211,7 @@ def from_texts(
         ConfigError: for an unknown side, or a length that marks fill.
         DataError, MissingExtraError: for an unreadable file, missing columns, empty cells, or a missing tokenizer.
     """
-    if task not in get_args(Task) or task == "generation":
-        raise unknown(
-            "task of texts",
-            str(task),
-            [known_task for known_task in get_args(Task) if known_task != "generation"],
-        )
+    check_known("task of texts", task, [kind for kind in get_args(Task) if kind != "generation"])
     labels = made_roles(label, client, split, features=text).label
     columns = [*labels, text, *(column for column in (second, split) if column is not None)]
     texts = [column for column in (text, second) if column is not None]

@@ -6,12 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tailorfl.data.federation import Federation, Part
+from tailorfl.data.federation import PARTS, Federation, Part
 from tailorfl.data.rows import Ints
 from tailorfl.data.source import all_finite
 from tailorfl.errors import DataError, first_few
 
-_PARTS: tuple[Part, ...] = ("train", "val", "test")
 _SHOWN = 5
 
 
@@ -30,7 +29,7 @@ def validate(federation: Federation) -> None:
 
 def _check_rows(federation: Federation) -> None:
     samples = len(federation.source)
-    rows_of_part: dict[str, Ints] = {part: _rows_of(federation, part) for part in _PARTS}
+    rows_of_part: dict[str, Ints] = {part: _rows_of(federation, part) for part in PARTS}
     for part, flat in {**rows_of_part, "server": federation.server}.items():
         wrong = flat[(flat < 0) | (flat >= samples)]
         if len(wrong):
@@ -45,8 +44,8 @@ def _check_overlap(federation: Federation) -> None:
     official = federation.source.test
     shareable = np.zeros(len(federation.source), dtype=bool) if official is None else official.numpy()
     used_as = np.zeros(len(federation.source), dtype=np.uint8)  # 0: in none so far, else 1 + the kind
-    kinds = [f"{part} part" for part in _PARTS] + ["server's validation set"]
-    pools = [*(_rows_of(federation, part) for part in _PARTS), federation.server]
+    kinds = [f"{part} part" for part in PARTS] + ["server's validation set"]
+    pools = [*(_rows_of(federation, part) for part in PARTS), federation.server]
     for kind, rows in enumerate(pools):
         if kinds[kind] == "test part":
             rows = _shared_once(federation, rows, shareable)
@@ -76,7 +75,7 @@ def _check_train(federation: Federation) -> None:
 
 def _check_finite(federation: Federation) -> None:
     source = federation.source
-    pools = np.concatenate([*(_rows_of(federation, part) for part in _PARTS), federation.server])
+    pools = np.concatenate([*(_rows_of(federation, part) for part in PARTS), federation.server])
     for field_name, values in (("features", source.x), ("target", source.y)):
         if not values.is_floating_point() or all_finite(values):
             continue
@@ -134,7 +133,7 @@ def _holders(federation: Federation, row: int) -> str:
     holders = [
         client
         for client in range(len(federation))
-        if any(bool((federation.part(part)[client] == row).any()) for part in _PARTS)
+        if any(bool((federation.part(part)[client] == row).any()) for part in PARTS)
     ]
     return _named(federation, np.array(holders, dtype=np.int64)) if holders else "the server"
 

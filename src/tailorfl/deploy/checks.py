@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.data.federation import Federation
-from tailorfl.data.remote_federation import PARTS, source_facts
+from tailorfl.data.federation import PARTS, Federation
+from tailorfl.data.remote_federation import source_facts
 from tailorfl.data.table_files import shared_columns
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.connected_clients import QuestionOutcome

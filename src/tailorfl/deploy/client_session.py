@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import torch
 from tensordict import TensorDict
 
-from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source
+from tailorfl.data.federation import PARTS
+from tailorfl.data.remote_federation import remote_federation, remote_source
 from tailorfl.deploy.client_state import NEVER, ClientState, StateFolder
 from tailorfl.deploy.codec import (
     LEFT,

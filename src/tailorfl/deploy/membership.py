@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from tailorfl.core.method import make_method
-from tailorfl.data.remote_federation import PARTS
+from tailorfl.data.federation import PARTS
 from tailorfl.deploy.codec import structure
 from tailorfl.errors import ConfigError, MessageError, RunError, unknown
 from tailorfl.rounds.groups import why_fixed

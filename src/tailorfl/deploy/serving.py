@@ -11,9 +11,9 @@ from typing import Any
 
 from tailorfl.core.method import make_method
 from tailorfl.data.dealing import client_number
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import PARTS, Federation
 from tailorfl.data.public import public_set, subset
-from tailorfl.data.remote_federation import PARTS, remote_federation, remote_source
+from tailorfl.data.remote_federation import remote_federation, remote_source
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import JsonRecord
 from tailorfl.data.table_files import name_lacking, shared_columns

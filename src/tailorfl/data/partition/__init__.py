@@ -27,7 +27,7 @@ from tailorfl.data.partition.flower import flwr
 from tailorfl.data.partition.groups import domain, natural
 from tailorfl.data.partition.skew import dirichlet, dirichlet_perada, iid, quantity
 from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError, check_known
 
 __all__ = ["RECIPES", "Deal", "Recipe", "available", "partition", "recipe_named"]
 
@@ -80,8 +80,7 @@ def recipe_named(name: str) -> Recipe:
     Raises:
         ConfigError: if there is none; the message has the nearest name.
     """
-    if name not in RECIPES:
-        raise unknown("partition", name, RECIPES)
+    check_known("partition", name, RECIPES)
     return RECIPES[name]
 
 
@@ -111,8 +110,7 @@ def partition(
     recipe = recipe_named(name)
     chosen = dict(options or {})
     for option in chosen:
-        if option not in recipe.options():
-            raise unknown(f"option of partition '{name}'", option, recipe.options())
+        check_known(f"option of partition '{name}'", option, recipe.options())
     if len(strata) == 0:
         raise DataError(f"partition '{name}' got no samples to deal")
     if clients is None and recipe.group is None:

@@ -16,7 +16,7 @@ from tailorfl.data.partition.deal import (
     share_out,
 )
 from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError, check_known
 
 CUTS = ("none", "drawn", "sorted")
 
@@ -170,8 +170,7 @@ def fedclup_classes(
         ConfigError: for an unknown cut.
     """
     require_whole("virtual", virtual, 1)
-    if cut not in CUTS:
-        raise unknown("cut of partition 'fedclup_classes'", cut, CUTS)
+    check_known("cut of partition 'fedclup_classes'", cut, CUTS)
     pool = _Pool("fedclup_classes", strata, test, classes)
     per_virtual = len(strata) // (virtual * classes)
     if per_virtual == 0:

@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from tailorfl.data.partition.deal import NOBODY, Deal, positions_of
 from tailorfl.data.rows import Ints
-from tailorfl.errors import ConfigError, DataError, MissingExtraError, unknown
+from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
 
 COLUMN = "label"
 """The name of the column of classes for partitioners."""
@@ -87,8 +87,7 @@ def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, A
         for option_name in theirs.__all__
         if option_name not in _NOT_OURS and not option_name.startswith("Vertical")
     ]
-    if name not in known_names:
-        raise unknown("partitioner of Flower Datasets", str(name), known_names)
+    check_known("partitioner of Flower Datasets", name, known_names)
     function = getattr(theirs, name)
     takes = [
         option_name
@@ -96,8 +95,7 @@ def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, A
         if option_name != "self"
     ]
     for option in options:
-        if option not in takes:
-            raise unknown(f"option of partitioner '{name}'", str(option), takes)
+        check_known(f"option of partitioner '{name}'", option, takes)
     if options.get("partition_by", COLUMN) != COLUMN:
         raise ConfigError(
             f"partitioner '{name}' is given classes as the column '{COLUMN}', so partition_by cannot be "
