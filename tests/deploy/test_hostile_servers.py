@@ -221,6 +221,10 @@ ATTACKS = {
         ],
         OPENS, "it tried to download it",
     ),
+    "a public set of a hub": Attack(
+        lambda heard, table: [describe(experiment("fedavg", data={"name": "femnist"}))],
+        OPENS, "it tried to download it",
+    ),
     "another broadcast in the same round": Attack(
         lambda heard, table: [heard.setup, heard.train[0], *(moved(heard.train[0], k / 10) for k in range(1, 5))],
         ONCE, "a new reply to each, with noise anew", answers=2,

@@ -21,6 +21,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from tailorfl.core.method import find_method
+from tailorfl.data.hub_sets import HUB_SETS
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import CLASSES
 from tailorfl.errors import ConfigError, MessageError, PolicyError
@@ -159,7 +160,12 @@ class Policy(Settings):
         return config.model_copy(update={"engine": simple, "system": DEFAULT.system, "track": DEFAULT.track})
 
     def _is_allowed(self, key: str, text: str) -> bool:
-        if not _PLACE.search(text) and (_REGISTERED.fullmatch(key) or not os.path.exists(text)):
+        is_fetched = key in ("data.name", "data.public") and text in HUB_SETS
+        if (
+            not is_fetched
+            and not _PLACE.search(text)
+            and (_REGISTERED.fullmatch(key) or not os.path.exists(text))
+        ):
             return True
         if text in self.files or text in (self.columns or ()):
             return True
