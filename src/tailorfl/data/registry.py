@@ -94,9 +94,8 @@ def load_source(name: str, **options: Any) -> Source:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for option in () if takes_any else options:
         check_known(f"option of data source '{name}'", option, parameters)
-    for option, parameter in parameters.items():
-        needed = parameter.default is parameter.empty and parameter.kind not in _ANY
-        if needed and option not in options:
+    for option, default in options_of(name).items():
+        if default is inspect.Parameter.empty and option not in options:
             raise ConfigError(f"data source '{name}' needs the option '{option}'")
     try:
         source = loader(**options)
