@@ -28,7 +28,7 @@ def test_what_was_chosen_its_edges_and_what_to_expect_are_printed_and_then_compa
         best = max(trial["score"] for trial in row["trials"])
         assert f"{best:.4f}" in said
     assert "expected best validation accuracy after a share of the budget" in said
-    assert "fedavg train.lr=0.5 (largest)" in said
+    assert "FedAvg train.lr=0.5 (largest)" in said
     assert "tailorfl compare t/tuned.yaml" in said
     done("compare", "t/tuned.yaml", "--out", "c", "--quiet")
     assert untimed(Path("c/tuning.json")) == found

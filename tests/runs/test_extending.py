@@ -95,10 +95,10 @@ def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_p
     more = {**TINY, "methods": ["ditto", {"name": "ditto", "label": "Ditto 0.1", "lam": 0.1}]}
     file.write_text(tailorfl.load_config(more).to_yaml())
     shown = invoke("run", str(file), "--extend", str(out), "--quiet")
-    assert all(label in shown for label in ("local", "ditto", "Ditto 0.1"))
+    assert all(label in shown for label in ("LocalTrain", "Ditto ", "Ditto 0.1"))
     shown = invoke("compare", "seeds=[7]", "--extend", str(out), "--quiet")
     assert "mean over 2 seeds" in shown
-    assert "fedavg" not in shown, "nothing is compared that nobody named"
+    assert "FedAvg" not in shown, "nothing is compared that nobody named"
     assert tailorfl.load_config(tmp_path / "out" / "config.yaml").seeds == (0, 7)
 
 

@@ -56,7 +56,7 @@ def test_a_run_says_it_once_a_line_and_its_table_and_report_keep_it(
     for page in pages:
         assert all(f"† {label}: {sentence}." in page for label, sentence in SAID.items())
     assert "| frozen † |" in table
-    assert "| ditto |" in table
+    assert "| Ditto |" in table
     assert "†" not in (tmp_path / "out/comparison.csv").read_text()
 
 

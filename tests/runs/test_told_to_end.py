@@ -200,17 +200,17 @@ def test_a_report_during_a_run_agrees_with_its_pictures(tmp_path: Path) -> None:
     tailorfl.run(TINY, out=out, observer=At(1, report))
     ((early, page),) = made
     assert "ditto, seed 0: not finished" in early
-    assert "| ditto |" not in early
+    assert "| Ditto |" not in early
     assert "ditto, seed 0: not finished" in page
-    assert "<td>ditto</td>" not in page
+    assert "<td>Ditto</td>" not in page
     late = (out / "report.md").read_text()
-    assert "| ditto |" in late
+    assert "| Ditto |" in late
     assert "not finished" not in late
     pictures = {
         name: (out / name).read_bytes() for name in ("per_round.png", "per_client.png", "per_byte.png")
     }
     later = (out / "report.html").read_text()
-    assert "<td>ditto</td>" in later
+    assert "<td>Ditto</td>" in later
     assert "not finished" not in later
 
     whole = ExperimentResult.load(out)

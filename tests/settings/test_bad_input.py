@@ -239,13 +239,13 @@ def test_if_all_diverge_the_job_stops_and_the_others_stand() -> None:
     assert "warning: fedavg, seed 0, is left out of the results" in result.stderr
     assert "all 20 clients diverged" in result.stderr
     assert "lower train.lr, set train.clip" in result.stderr
-    assert "local" in result.stdout
-    assert "fedavg" not in result.stdout
+    assert "LocalTrain" in result.stdout
+    assert "FedAvg" not in result.stdout
     assert RunStore.open("out/local/seed-0", readonly=True).status == "finished"
     assert RunStore.open("out/fedavg/seed-0", readonly=True).status == "failed"
     report = CliRunner().invoke(app, ["report", "out"])
     assert report.exit_code == 0
-    assert "local" in report.stdout
+    assert "LocalTrain" in report.stdout
 
 
 def test_if_nothing_but_that_job_is_there_it_is_an_error() -> None:

@@ -154,7 +154,10 @@ def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_s
     assert "## Tuning" in text
     assert f"{finished.samples:,} samples seen" in text
     assert "seeds 1000, none of the comparison's;" in text
-    assert "of which the comparison uses 1000, too" in tuning_section(tmp_path / "c", [0, 1000])[0].note
+    assert "of which the comparison uses 1000, too" in tuning_section(tmp_path / "c", [0, 1000], {})[0].note
+    names = {line.label: f"the {line.label}" for line in config.methods}
+    (section,) = tuning_section(tmp_path / "c", [], names)
+    assert [row[0].text for row in section.rows] == list(names.values())
     tailorfl.compare(finished.experiment, out=tmp_path / "d", methods=["fedavg"], **brief)
     assert not (tmp_path / "d" / "tuning.json").exists(), "of another experiment"
 
