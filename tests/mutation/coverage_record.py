@@ -70,7 +70,7 @@ def thinned(items: list[pytest.Item]) -> list[pytest.Item]:
 
     Thousands of tests are the same function for method after method and model after model. Which lines a function
     reaches hardly depends on more of them, and recording all takes hours. References have a case for every option
-    of a method, so all of those on one engine are kept.
+    of a method, so all of them are kept.
     """
     from tailorfl.core.method import methods
 
@@ -82,8 +82,7 @@ def thinned(items: list[pytest.Item]) -> list[pytest.Item]:
         words = re.split(r"[^a-z0-9_]+", parameters)
         key = function, next((word for word in words if word in names), "")
         seen[key] = seen.get(key, 0) + 1
-        wanted = function.startswith("tests/references/") and item.nodeid.endswith("-sequential]")
-        if wanted or seen[key] <= (1 if key[1] else PARAMETERS):
+        if function.startswith("tests/references/") or seen[key] <= (1 if key[1] else PARAMETERS):
             kept.append(item)
     return kept
 

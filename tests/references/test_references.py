@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,17 +20,16 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
 
 PLAIN = TrainConfig(epochs=1, batch_size=3, lr=0.1)
+ALL = replace(PLAIN, epochs=2, clip=0.4, momentum=0.5, weight_decay=0.1, schedule="linear")
 TRAIN = {
     "plain": PLAIN,
-    "clip": replace(PLAIN, clip=0.4),
     "momentum": replace(PLAIN, momentum=0.9),
-    "decay": replace(PLAIN, epochs=2, momentum=0.5, weight_decay=0.1, schedule="linear"),
+    "decay": ALL,
     "steps": replace(PLAIN, epochs=None, steps=4),
-    "client": replace(PLAIN, class_weights="client"),
-    "federated": replace(PLAIN, class_weights="federated"),
+    "client": replace(ALL, class_weights="client"),
+    "federated": replace(ALL, class_weights="federated"),
     "adamw": replace(PLAIN, lr=0.01, optimizer="adamw", weight_decay=0.1, schedule="linear"),
 }
-ENGINES = ("sequential", "vectorized")
 OWN_LOSS = ("fedrod", "fedas", "fedem")
 """A loss of theirs takes the place of the run's."""
 SOME = 0.6
@@ -43,15 +42,11 @@ AFTER_ADAM = 1e-9
 def cases() -> list[Any]:
     """(method, number of the case, training settings, fraction, engine)."""
     out = []
-    for name, (_, found) in REFERENCES.items():
-        for train in ("plain", "clip", "momentum", "decay"):
-            for engine in ENGINES if train == "decay" else ENGINES[1:]:  # engines agree in their own tests
-                out.append(pytest.param(name, 0, train, SOME, engine, id=f"{name}-{train}-3 of 5-{engine}"))
-        out.append(pytest.param(name, 0, "plain", 1.0, ENGINES[0], id=f"{name}-all-{ENGINES[0]}"))
-        if name not in OWN_LOSS:
-            by = zip(("client", "federated"), ENGINES, strict=True)
-            out += [pytest.param(name, 0, w, SOME, e, id=f"{name}-class weights of {w}-{e}") for w, e in by]
-        for k, case in enumerate(found[1:], start=1):
+    for name, (_, options) in REFERENCES.items():
+        for engine, weights, fraction in (("sequential", "client", 1.0), ("vectorized", "federated", SOME)):
+            train = "decay" if name in OWN_LOSS else weights  # engines agree in their own tests
+            out.append(pytest.param(name, 0, train, fraction, engine, id=f"{name}-{train}-{engine}"))
+        for k, case in enumerate(options):
             out.append(pytest.param(name, k, case.train, SOME, "vectorized", id=f"{name}-{case.why}"))
     return out
 
@@ -65,35 +60,23 @@ def test_every_registered_method_has_a_reference(name: str) -> None:
 def test_the_library_computes_what_the_reference_does(
     name: str, number: int, train: str, fraction: float, engine: str
 ) -> None:
-    case = REFERENCES[name][1][number]
-    wanted = expected(name, number, train, fraction)
-    sim = started(name, case, train, fraction, engine)
-    for _ in range(case.rounds):
-        sim.step()
-    compare(sim, wanted, AFTER_ADAM if name == "perada" else CLOSE)
-
-
-def started(name: str, case: Case, train: str, fraction: float, engine: str) -> Simulation:
-    return world.simulation(name, case.of_method(), case.model, engine, fraction, TRAIN[train])
-
-
-@cache
-def expected(name: str, number: int, train: str, fraction: float) -> Outcome:
-    """What the reference says; the same for all engines."""
-    reference, found = REFERENCES[name]
-    case = found[number]
-    problem = world.problem(started(name, case, train, fraction, "sequential"), case.rounds)
+    reference, cases_of_method = REFERENCES[name]
+    case = cases_of_method[number]
+    start = partial(world.simulation, name, case.of_method(), case.model, engine, fraction, TRAIN[train])
+    sim = start()
+    problem = world.problem(sim, case.rounds)
     if name == "l2gd":
         problem.draws["coins"] = world.coins(case.options["coin_seed"], _coin(case), case.rounds)
     if name == "fedcp":
-        problem.draws["noise"] = partial(world.gumbel, started(name, case, train, fraction, "sequential"))
+        problem.draws["noise"] = partial(world.gumbel, sim)
     if name == "flora":
-        problem.draws["factors"] = partial(world.factors, started(name, case, train, fraction, "sequential"))
+        problem.draws["factors"] = partial(world.factors, sim)
     if name == "fedfomo":
-        problem.draws["downloads"] = downloads(
-            started(name, case, train, fraction, "sequential"), case.rounds
-        )
-    return reference(problem, **case.options)
+        problem.draws["downloads"] = downloads(start(), case.rounds)
+    wanted = reference(problem, **case.options)
+    for _ in range(case.rounds):
+        sim.step()
+    compare(sim, wanted, AFTER_ADAM if name == "perada" else CLOSE)
 
 
 def _coin(case: Case) -> float:
