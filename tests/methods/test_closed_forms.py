@@ -25,9 +25,8 @@ from methods.quadratics import (
     personal_weights,
     quadratic_simulation,
     shares,
-    states,
 )
-from methods.settings import LAM, NAMES, Kind, in_turn, make, row, with_limit
+from methods.settings import LAM, Kind, in_turn, make, row, with_limit
 from tailorfl.core.method import make_method
 from tailorfl.data.synthetic import closed_form, pooled_optimum
 
@@ -68,26 +67,21 @@ def test_the_weightings_have_different_optima() -> None:
         assert np.abs(a - b).max() > 0.1
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n in {"pfedme", "fedclup", "ditto", "fedprox"}])
-def test_stationarity(name: str) -> None:
-    """∇F_i(v_i) = λ(w − v_i), and for the coupled problem w = Σ p_i v_i."""
-    sim, limit = limit_simulation(name)
-    run(sim)
-    w, local = global_weight(sim), Reference()
-    v = (
-        personal_weights(sim)
-        if limit.kind in {"coupled", "ditto"}
-        else np.array([local.solve(i, LAM, w) for i in range(CLIENTS)])
-    )
+@pytest.mark.parametrize("kind", ["coupled", "ditto"])
+def test_the_optima_are_stationary(kind: Kind) -> None:
+    """∇F_i(v_i) = λ(w − v_i), and for the coupled problem w = Σ p_i v_i; Ditto's w ignores the personal models."""
+    p, local = shares("samples"), Reference()
+    w, v = optimum(kind, p)
+    assert w is not None
+    assert v is not None
     for i in range(CLIENTS):
-        np.testing.assert_allclose(local.grad(i, v[i]), LAM * (w - v[i]), atol=1e-4)
-    gap = float(np.abs(w - shares(sim.weights).numpy() @ v).max())
-    assert gap > 0.05 if limit.kind == "ditto" else gap < ATOL
+        np.testing.assert_allclose(local.grad(i, v[i]), LAM * (w - v[i]), atol=1e-12)
+    gap = float(np.abs(w - p.numpy() @ v).max())
+    assert gap > 0.05 if kind == "ditto" else gap < 1e-12
 
 
 class TestFedCLUP:
-    @pytest.mark.parametrize("gamma", ["mean", "theory", "edge"])
-    @pytest.mark.parametrize("lam", [0.3, 2.0])
+    @pytest.mark.parametrize(("gamma", "lam"), [("mean", 0.3), ("theory", 2.0), ("edge", 0.3)])
     def test_every_server_step_has_the_same_fixed_point(self, gamma: str, lam: float) -> None:
         method = make(
             "fedclup", weights="uniform", lam=lam, gamma=gamma, smoothness=L, lr_rule="deterministic"
@@ -138,7 +132,7 @@ class TestFedCLUP:
         assert gap["edge"] < 2e-3
         assert gap["mean"] > 20 * gap["edge"]
 
-    @pytest.mark.parametrize("lam", [0.3, 1.0, 4.0])
+    @pytest.mark.parametrize("lam", [0.3, 4.0])
     def test_contracts_at_least_at_the_rate_of_theorem_2(self, lam: float) -> None:
         """With γ = 1/(2 L_g) and K of Corollary 2, ‖w − w*‖² shrinks every round by r = 1 −
         (λ+L)/(4κ(λ+μ)) or more, also by the sharper 1 − γμ_g/2 − (γμ_g)²/2.
@@ -166,16 +160,6 @@ class TestFedCLUP:
         assert (ratios <= sharper + 1e-6).all(), ratios
 
 
-def test_ditto_is_not_fedclup() -> None:
-    """The same λ: Ditto's global model ignores the personal ones."""
-    (w_d, v_d), (w_c, v_c) = (optimum(kind, shares("samples")) for kind in ("ditto", "coupled"))
-    assert np.abs(w_d - w_c).max() > 0.05  # type: ignore[operator]
-    assert np.abs(v_d - v_c).max() > 0.05  # type: ignore[operator]
-    ditto = run(limit_simulation("ditto")[0])
-    clup = run(limit_simulation("fedclup")[0])
-    np.testing.assert_allclose(personal_weights(ditto) - personal_weights(clup), v_d - v_c, atol=2 * ATOL)  # type: ignore[operator]
-
-
 def test_pfedme_local_step_does_not_move_the_fixed_point_at_one_local_round() -> None:
     limit = row("pfedme").limit
     assert limit is not None
@@ -201,8 +185,3 @@ def test_fedavg_with_several_local_steps_is_biased(name: str) -> None:
     pooled = pooled_optimum(H, c, p).numpy()
     np.testing.assert_allclose(global_weight(sim), biased, atol=ATOL)
     assert np.abs(biased - pooled).max() > 0.05
-
-
-def test_local_training_reaches_the_own_optima() -> None:
-    sim = run(quadratic_simulation("local", 3))
-    np.testing.assert_allclose(states(sim), curvature()[1].numpy(), atol=ATOL)

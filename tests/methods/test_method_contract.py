@@ -19,10 +19,18 @@ SHARES = {
     "relabelling_clients_permutes_the_results": 2,
     "loading_forgets_what_was_before_and_copies": 2,
     "participation_all_trains_everyone_and_aggregates_the_sampled": 3,
-    "the_runs_weights_are_those_of_a_method_that_has_none_of_its_own": 2,
+    "the_runs_weights_are_those_of_a_method_that_has_none_of_its_own": 3,
     "evaluation_leaves_states_buffers_and_random_streams_unchanged": 2,
     "the_federation_and_the_initial_model_are_not_written_to": 3,
     "client_privacy_without_clip_and_noise_changes_nothing_or_is_refused": 3,
+    "sample_privacy_without_clip_and_noise_changes_nothing": 2,
+    "private_training_is_the_same_in_every_engine_and_again": 3,
+    "clipped_training_moves_by_no_more_than_the_clip": 2,
+    "batch_norm_is_refused_where_its_batches_would_leak": 3,
+    "clients_that_are_not_sampled_stay_bit_identical": 3,
+    "one_sampled_client_is_the_whole_average": 2,
+    "reruns_are_bit_identical_and_seeds_matter": 2,
+    "exported_networks_answer_as_personal_models_do": 3,
 }
 """Check -> one of how many methods it runs on in the quick suite, the others being slow tests: for what holds of all
 methods by one piece of code, a mistake in it shows in the few that stay.
@@ -31,6 +39,7 @@ IN_TURN = {"engines_agree", "order_and_company_of_clients_do_not_matter"} | {
     "the_data_of_others_does_not_matter_within_a_round",
     "resumed_equals_uninterrupted",
     "one_client_and_one_sample_run",
+    "models_that_come_out_are_complete_and_own_their_memory",
 }
 """Checks with several variants of which a method runs one in the quick suite, in turn."""
 

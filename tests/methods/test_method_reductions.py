@@ -53,12 +53,21 @@ def test_every_method_is_compared_with_another_or_with_its_optimum() -> None:
 
 
 ON_ENGINES = [
-    pytest.param(*case.values, engine, id=f"{case.id}-{engine}")
-    for case in CASES
+    pytest.param(
+        name,
+        same,
+        (same.models * 2)[turn],
+        engine,
+        id=f"{same.line} {name} {same.options} is {same.other} on {engine}",
+        marks=[] if k % 2 == -turn - 1 else [pytest.mark.slow],
+    )
+    for k, (name, same) in enumerate((name, same) for name, rows in REDUCTIONS.items() for same in rows)
     for engine, turn in (("sequential", -2), ("vectorized", -1))
-    if case.values[2] == (case.values[1].models * 2)[turn]
 ]
-"""Cohorts at once on the model that draws, the loop on the one before it: engines agree in their own tests."""
+"""Cohorts at once on the model that draws, the loop on the one before it: engines agree in their own tests.
+
+The quick suite has one of them of each row, in turn.
+"""
 
 
 @pytest.mark.parametrize(("name", "same", "model_name", "engine"), ON_ENGINES)
