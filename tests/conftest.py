@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from tailorfl.data.locations import data_file
 from tailorfl.engines import auto
 from tailorfl.errors import DataError
 from tailorfl.report import plots
+from tailorfl.report.result import ExperimentResult
 from tailorfl.runs import cost_estimate
 
 if TYPE_CHECKING:
@@ -74,8 +75,25 @@ def outlined(figure: Figure, axes: Axes, path: str | Path) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Experiments compute what they plot and paint nothing: only the tests of plots look at pictures."""
+    """What is plotted is computed and not painted: only the tests of plots look at pictures."""
     monkeypatch.setattr(plots, "_save", outlined)
+
+
+PLOT = ExperimentResult.plot
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_plots() -> Iterator[None]:
+    """Experiments plot nothing when they end, which is a fifth of the work, but where a test asks for `plotting`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExperimentResult, "plot", lambda result: [])
+        yield
+
+
+@pytest.fixture
+def plotting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experiments plot what they found, as they do for users."""
+    monkeypatch.setattr(ExperimentResult, "plot", PLOT)
 
 
 @pytest.fixture(autouse=True)

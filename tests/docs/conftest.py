@@ -18,7 +18,7 @@ def script() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_registry(monkeypatch: pytest.MonkeyPatch, plotting: None) -> None:
     """Methods that an example registers are gone after it."""
     import tailorfl.core.method as registry
 

@@ -40,11 +40,6 @@ MANY: list[Any] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tailorfl.ExperimentResult, "plot", lambda result: [])
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny experiment, which tests copy."""

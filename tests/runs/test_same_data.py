@@ -30,11 +30,6 @@ ROWS = 48
 BERT = {"name": "bert", "head": "classification", "vocabulary": 259, "hidden": 8, "layers": 1, "heads": 1}
 
 
-@pytest.fixture(autouse=True)
-def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ExperimentResult, "plot", lambda result: [])
-
-
 def frame(change: int = 0) -> pd.DataFrame:
     """A table with a number, a word and a label; `change` moves one cell of the number (1) or of the word (2)."""
     rng = np.random.default_rng(0)
