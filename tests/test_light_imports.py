@@ -1,4 +1,4 @@
-"""Libraries that a client's process imports without what they bring along work as they do elsewhere."""
+"""Libraries that a process imports late, or without what they bring along, work as they do elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,24 @@ assert "torch._dynamo" not in sys.modules
 assert marks == (torch.compiler.allow_in_graph, torch.compiler.assume_constant_result)
 twice = TensorDict({"a": torch.ones(2)}, [2]) + TensorDict({"a": torch.ones(2)}, [2])
 assert twice["a"].tolist() == [2.0, 2.0]
+
+from tailorfl.core import method
+assert "tailorfl.methods" not in sys.modules, "importing the core imports the methods"
+names = set(method.methods())
+from pathlib import Path
+import tailorfl.methods
+for file in Path(tailorfl.methods.__file__).parent.glob("*.py"):
+    assert f"tailorfl.methods.{file.stem}" in sys.modules or file.stem == "__init__", file
+assert {"local", "fedavg", "ditto"} <= names
+
+import logging
+from importlib.util import find_spec
+from tailorfl.privacy.accounting import epsilon
+if find_spec("opacus"):
+    epsilon([(1.0, 1.0, 1)], 1e-5)
+assert not logging.getLogger().handlers, "opacus sets up logging"
 """
+"""The methods are imported when they are first asked for, and accountants leave logging alone."""
 
 
 @pytest.mark.parametrize("program", [PANDAS, TENSORDICT], ids=["pandas", "tensordict"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -102,19 +100,3 @@ def test_hyper_parameters_cannot_be_changed_or_invented():
         Sample().lam = 3.0  # type: ignore[misc]
     with pytest.raises(ValidationError):
         Sample(mu=1.0)  # type: ignore[call-arg]
-
-
-def test_the_librarys_methods_are_those_of_its_folder_and_imported_when_first_asked_for() -> None:
-    """In a process of its own, since this one has imported them long ago."""
-    program = """
-import sys
-from tailorfl.core import method
-assert "tailorfl.methods" not in sys.modules, "importing the core imports the methods"
-names = set(method.methods())
-from pathlib import Path
-import tailorfl.methods
-for file in Path(tailorfl.methods.__file__).parent.glob("*.py"):
-    assert f"tailorfl.methods.{file.stem}" in sys.modules or file.stem == "__init__", file
-assert {"local", "fedavg", "ditto"} <= names
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -39,11 +39,6 @@ LIAR = 101
 """The node of client 1."""
 
 
-def replying(value: float, round: int = 0) -> Meddle:
-    """Replies of client 1 whose first tensor is one number."""
-    return lying(lambda question, answer: with_tensor(answer, lambda t: t * 0 + value), round=round)
-
-
 # -- in a round ---------------------------------------------------------------------------------------------
 
 
@@ -53,21 +48,25 @@ def replying(value: float, round: int = 0) -> Meddle:
     now="left out of the round by name",
     before="taken into the mean: there was no bound by default",
 )
-@pytest.mark.parametrize("round", [1, 2])
-def test_a_poisoned_reply_is_refused_by_default(
-    round: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    result = tampered(small(rounds=3), tmp_path, replying(1e30, round))
-    assert became(result, round, 1).fate == "refused"
-    assert "deploy.max_norm" in became(result, round, 1).reason
+def test_a_poisoned_reply_is_refused_by_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the first round, which has no earlier one to compare with, and in the second."""
+
+    def poison(question: Packet, answer: bytes) -> bytes:
+        return with_tensor(answer, lambda t: t * 0 + 1e30) if question.facts["round"] < 3 else answer
+
+    result = tampered(small(rounds=3), tmp_path, lying(poison))
+    for number in (1, 2):
+        assert became(result, number, 1).fate == "refused"
+        assert "deploy.max_norm" in became(result, number, 1).reason
     assert "'1' takes no part" in caplog.text
-    answers = [a for one in trace_of(result) for a in one.answers if (one.round, a.client) != (round, 1)]
-    assert {answer.fate for answer in answers} == {"accepted"}
+    assert became(result, 3, 1).fate == "accepted"
+    assert {became(result, number, client).fate for number in (1, 2, 3) for client in (0, 2)} == {"accepted"}
     is_replayed(result, tmp_path)
 
 
 def test_a_poisoned_reply_is_taken_where_there_is_no_bound(tmp_path: Path) -> None:
-    result = tampered(small(rounds=1, deploy={"max_norm": None}), tmp_path, replying(1e4))
+    lie = lying(lambda question, answer: with_tensor(answer, lambda t: t * 0 + 1e4))
+    result = tampered(small(rounds=1, deploy={"max_norm": None}), tmp_path, lie)
     assert became(result, 1, 1).fate == "accepted"
 
 
@@ -118,31 +117,37 @@ def test_a_slow_rise_is_refused_once_it_is_ten_times_the_others(tmp_path: Path) 
     now="left out by name; the others go on",
     before="the run ended with an error",
 )
-@pytest.mark.parametrize("number", [10**6, -(10**6)])
-def test_a_reply_that_names_what_is_not_there(number: int, tmp_path: Path) -> None:
-    """It does not end the others by an error of the aggregation."""
+def test_a_reply_that_names_what_is_not_there(tmp_path: Path) -> None:
+    """It does not end the others by an error of the aggregation; numbers below zero neither."""
+    numbers = {2: 10**6, 3: -(10**6)}
 
     def lie(question: Packet, answer: bytes) -> bytes:
+        if (number := numbers.get(question.facts["round"])) is None:
+            return answer
         packet = Packet.decoded(answer)
         tensors = {n: t if t.is_floating_point() else t * 0 + number for n, t in packet.tensors.items()}
         return packed(replace(packet, tensors=tensors))
 
-    result = tampered(small("fedfomo", rounds=2), tmp_path, lying(lie, round=2))
-    assert became(result, 2, 1).fate == "refused"
-    assert "cannot be aggregated" in became(result, 2, 1).reason
-    assert {became(result, 2, client).fate for client in (0, 2)} == {"accepted"}
+    result = tampered(small("fedfomo", rounds=3), tmp_path, lying(lie))
+    for round in numbers:
+        assert became(result, round, 1).fate == "refused"
+        assert "cannot be aggregated" in became(result, round, 1).reason
+        assert {became(result, round, client).fate for client in (0, 2)} == {"accepted"}
     is_replayed(result, tmp_path)
 
 
 @pytest.mark.threat("a client", "reports an impossible loss", now="left out of the round by name")
-@pytest.mark.parametrize("loss", [1e308, None, math.inf, -1e15])
-def test_a_loss_that_no_training_has(loss: Any, tmp_path: Path) -> None:
+def test_a_loss_that_no_training_has(tmp_path: Path) -> None:
+    impossible = [1e308, None, math.inf, -1e15]
+
     def boast(question: Packet, answer: bytes) -> bytes:
+        loss = impossible[question.facts["round"] - 1]
         return with_facts(answer, metrics=dict.fromkeys(Packet.decoded(answer).facts["metrics"], loss))
 
-    result = tampered(small("fedavg", rounds=1), tmp_path, lying(boast))
-    assert became(result, 1, 1).fate == "refused"
-    assert "no number from" in became(result, 1, 1).reason
+    result = tampered(small("fedavg", rounds=len(impossible)), tmp_path, lying(boast))
+    for round in range(1, len(impossible) + 1):
+        assert became(result, round, 1).fate == "refused"
+        assert "no number from" in became(result, round, 1).reason
     losses = store_of(result).rounds().filter(like="loss/").to_numpy()
     assert losses.size
     assert (abs(losses) < 100).all()
@@ -150,75 +155,79 @@ def test_a_loss_that_no_training_has(loss: Any, tmp_path: Path) -> None:
 
 # -- in an evaluation ---------------------------------------------------------------------------------------
 
-RECORDS: dict[str, dict[str, Any]] = {
-    "accuracy 1e6": {"accuracy": 1e6},
-    "loss 1e308": {"loss": 1e308},
-    "more samples": {"samples": 10**12},
-    "a metric that nobody else has": {"zeal": 1.0},
-    "a metric less": {"accuracy": "left out"},
-    "no loss": {"loss": "left out"},
-    "twice": {},
-}
+RECORDS: list[dict[str, Any]] = [
+    {"accuracy": 1e6},
+    {"loss": 1e308},
+    {"samples": 10**12},
+    {"zeal": 1.0},
+    {"accuracy": "left out"},
+    {"loss": "left out"},
+    {},
+]
+"""What is said of an evaluation that nobody can have, one lie a round; in the last each record comes twice."""
 
 
 @pytest.mark.threat("a client", "reports impossible metrics", now="its evaluation is refused by name")
-@pytest.mark.parametrize("case", RECORDS)
-def test_an_evaluation_that_nobody_can_have(
-    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_evaluation_that_nobody_can_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def boast(question: Packet, answer: bytes) -> bytes:
-        rows = [row | RECORDS[case] for row in Packet.decoded(answer).facts["records"]]
+        lie = RECORDS[question.facts["round"] - 1]
+        rows = [row | lie for row in Packet.decoded(answer).facts["records"]]
         rows = [{k: v for k, v in row.items() if v != "left out"} for row in rows]
-        return with_facts(answer, records=rows * 2 if case == "twice" else rows)
+        return with_facts(answer, records=rows if lie else rows * 2)
 
-    result = tampered(small("fedavg", rounds=1), tmp_path, lying(boast, "evaluate"))
-    frame = store_of(result).clients()
-    assert set(frame["client"]) == {0, 2}
+    config = small("fedavg", rounds=len(RECORDS), eval={"every": 1})
+    frame = store_of(tampered(config, tmp_path, lying(boast, "evaluate"))).clients()
+    for round in range(1, len(RECORDS) + 1):
+        assert set(frame["client"][frame["round"] == round]) == {0, 2}, RECORDS[round - 1]
     assert frame["accuracy"].between(0, 1).all()
     assert "zeal" not in frame
-    assert "'1' was not evaluated" in caplog.text
+    assert caplog.text.count("'1' was not evaluated") == len(RECORDS)
 
 
 # -- before the first round ---------------------------------------------------------------------------------
 
-DESCRIPTIONS: dict[str, dict[str, Any]] = {
-    "a billion samples": {"sizes": {"train": 10**9, "val": 1, "test": 1}},
-    "other samples": {"sizes": {"train": 7, "val": 1, "test": 1}},
-    "a total of 1e300": {"total": 1e300},
-    "another total": {"total": 4},
-    "no number": {"index": 1.5},
-    "the number of another": {"index": 0},
-    "a number beyond": {"index": 10**9},
-    "other data": {"source": {"name": "digits", "x": [[10**9, 10**9], "float32"]}},
-    "no source": {"source": None},
-}
+DESCRIPTIONS: list[dict[str, Any]] = [
+    {"sizes": {"train": 10**9, "val": 1, "test": 1}},
+    {"sizes": {"train": 7, "val": 1, "test": 1}},
+    {"total": 1e300},
+    {"total": 4},
+    {"index": 1.5},
+    {"index": 0},  # that of another client
+    {"index": 10**9},
+    {"source": {"name": "digits", "x": [[10**9, 10**9], "float32"]}},
+    {"source": None},
+    {},
+]
+"""What one client says of its data, one lie after the other; at last it refuses to say anything."""
 
 
 @pytest.mark.threat(
     "a client", "describes what it cannot have", now="turned away; the server waits for an honest one"
 )
-@pytest.mark.parametrize("case", [*DESCRIPTIONS, "a refusal"])
 def test_who_describes_what_it_cannot_have_is_turned_away_and_another_comes(
-    case: str, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that lies before the first round: the server waits on, until an honest one of that name is there."""
     monkeypatch.setattr("tailorfl.deploy.serving.LOOK", 0.05)
     reasons: list[str] = []
+    nodes = [LIAR, *range(500, 500 + len(DESCRIPTIONS))]
 
     def lie(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
-        answer = ask(body)
-        if node == LIAR and question.kind == "goodbye" and question.facts["turned_away"]:
-            reasons.append(question.facts["turned_away"])
-            del federation.members[LIAR]
-            federation.join(federation.people[LIAR], 555)
-        if node != LIAR or question.kind != "describe":
+        answer, number = ask(body), len(reasons)
+        if node != nodes[number] or number == len(DESCRIPTIONS):
             return answer
-        return with_facts(answer, **DESCRIPTIONS[case]) if case in DESCRIPTIONS else refusal()
+        if question.kind == "goodbye" and question.facts["turned_away"]:
+            reasons.append(question.facts["turned_away"])
+            del federation.members[node]
+            federation.join(federation.people[LIAR], nodes[number + 1])
+        if question.kind != "describe":
+            return answer
+        return with_facts(answer, **DESCRIPTIONS[number]) if DESCRIPTIONS[number] else refusal()
 
     federation.meddle = lie
     result = federation.host(small("fedavg", rounds=1))
-    assert len(reasons) == 1
-    assert "'1'" in reasons[0]
+    assert len(reasons) == len(DESCRIPTIONS)
+    assert all("'1'" in reason for reason in reasons)
     assert fates(result) == {"accepted"}
     is_replayed(result, tmp_path)
 

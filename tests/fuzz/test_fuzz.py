@@ -13,7 +13,7 @@ import pytest
 from fuzz import folders
 from fuzz.running import kind_of, run_case
 
-CASES = int(os.environ.get("TAILORFL_FUZZ_CASES", "180"))
+CASES = int(os.environ.get("TAILORFL_FUZZ_CASES", "100"))
 PARTS = 10
 
 
