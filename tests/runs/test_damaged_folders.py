@@ -63,10 +63,22 @@ def checked(folder: Path) -> tuple[int, str]:
     return found.exit_code, " ".join(found.output.split())
 
 
-@pytest.mark.parametrize("harm", [change_digit, cut, Path.unlink], ids=["changed", "cut", "deleted"])
-@pytest.mark.parametrize(
-    "name", ["summary.json", "rounds.jsonl", "clients.jsonl", "config.json", "privacy.csv"]
-)
+HARMS = (change_digit, cut, Path.unlink)
+
+
+def harmed(*names: str) -> pytest.MarkDecorator:
+    """Each file with each harm; one harm of a file is in the quick suite, in turn, the others are slow tests."""
+    return pytest.mark.parametrize(
+        ("name", "harm"),
+        [
+            pytest.param(name, harm, marks=[] if k % len(HARMS) == j else [pytest.mark.slow])
+            for k, name in enumerate(names)
+            for j, harm in enumerate(HARMS)
+        ],
+    )
+
+
+@harmed("summary.json", "rounds.jsonl", "clients.jsonl", "config.json", "privacy.csv")
 def test_a_damaged_job_is_named_and_in_no_table(
     folder: Path, harm: Callable[[Path], None], name: str
 ) -> None:
@@ -191,8 +203,7 @@ def exported(folder: Path, into: Path) -> tuple[int, str]:
     return found.exit_code, " ".join(found.output.split())
 
 
-@pytest.mark.parametrize("harm", [change_digit, cut, Path.unlink], ids=["changed", "cut", "deleted"])
-@pytest.mark.parametrize("name", ["checkpoint-000004.json", "checkpoint-000004.safetensors"])
+@harmed("checkpoint-000004.json", "checkpoint-000004.safetensors")
 def test_a_finished_job_without_its_last_checkpoint_gives_no_older_model(
     models: Path, tmp_path: Path, name: str, harm: Callable[[Path], None]
 ) -> None:
@@ -286,28 +297,36 @@ def test_models_leave_a_folder_of_other_versions_and_one_that_was_resumed_by_for
     assert exported(folder, tmp_path / "out")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["trace.jsonl", "rounds.jsonl", "clients.jsonl"])
-def test_a_doubled_line_is_gone_after_resuming(tmp_path: Path, name: str) -> None:
-    settings = {**PLAIN, "system": {"dropout": 0.3}}
-    whole = tailorfl.run(settings, out=tmp_path / "whole")
-    out = tmp_path / "run"
+DROPPING = {**PLAIN, "system": {"dropout": 0.3}}
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a trace, stopped in its third round."""
+    out = tmp_path_factory.mktemp("dropping") / "run"
     with pytest.raises(KeyboardInterrupt):
-        tailorfl.run(settings, out=out, observer=StopAt(3))
-    file = out / "ditto" / "seed-0" / name
-    first, *others = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join([first, first, *others]))
+        tailorfl.run(DROPPING, out=out, observer=StopAt(3))
+    return out
+
+
+def test_doubled_lines_are_gone_after_resuming(dropping: Path, tmp_path: Path) -> None:
+    whole = tailorfl.run(DROPPING, out=tmp_path / "whole")
+    out = Path(shutil.copytree(dropping, tmp_path / "run"))
+    files = [out / "ditto" / "seed-0" / name for name in ("trace.jsonl", "rounds.jsonl", "clients.jsonl")]
+    for file in files:
+        first, *others = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join([first, first, *others]))
     again = tailorfl.run(None, out=out, resume=True)
-    wanted = (tmp_path / "whole" / "ditto" / "seed-0" / name).read_bytes()
-    assert file.read_bytes().count(b"\n") == wanted.count(b"\n")
+    for file in files:
+        wanted = (tmp_path / "whole" / "ditto" / "seed-0" / file.name).read_bytes()
+        assert file.read_bytes().count(b"\n") == wanted.count(b"\n"), file.name
     timed = ["seconds", "seconds_ci"]
     assert again.table.drop(columns=timed).equals(whole.table.drop(columns=timed))
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "rounds.jsonl"])
-def test_two_records_of_a_round_are_refused(tmp_path: Path, name: str) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        tailorfl.run({**PLAIN, "system": {"dropout": 0.3}}, out=out, observer=StopAt(3))
+def test_two_records_of_a_round_are_refused(dropping: Path, tmp_path: Path, name: str) -> None:
+    out = Path(shutil.copytree(dropping, tmp_path / "run"))
     file = out / "ditto" / "seed-0" / name
     first, *others = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([first, first.replace(b"}", b', "more": 1}'), *others]))
