@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -110,21 +111,20 @@ def test_everything_that_calculates_does_so_on_the_device() -> None:
 
 @pytest.mark.cuda
 @needs_gpu
-@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
-@pytest.mark.parametrize("model_name", ["cnn2", "batch_norm", "dropout"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_gpu_gives_the_numbers_of_the_cpu(
-    name: str, model_name: str, engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_gives_the_numbers_of_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # TF32 keeps 10 bits of a number; convolutions use it unless told otherwise.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    host, gpu = (
-        simulation(name, model_name, make_engine(engine, device=device)) for device in ("cpu", "cuda")
-    )
-    for sim in (host, gpu):
-        sim.step()
-    assert_close(everything(gpu), everything(host), atol=1e-4, rtol=1e-3)
-    assert_close(personal(gpu), personal(host), atol=1e-4, rtol=1e-3)
+    for engine, model_name in product(
+        ("sequential", "vectorized", "auto"), ("cnn2", "batch_norm", "dropout")
+    ):
+        host, gpu = (
+            simulation(name, model_name, make_engine(engine, device=device)) for device in ("cpu", "cuda")
+        )
+        for sim in (host, gpu):
+            sim.step()
+        assert_close(everything(gpu), everything(host), atol=1e-4, rtol=1e-3)
+        assert_close(personal(gpu), personal(host), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.cuda

@@ -143,10 +143,13 @@ NAMES = tuple(methods())
 """Every registered method, in order of names."""
 
 
-def in_turn(*ways: tuple[str, ...], names: Sequence[str] = NAMES) -> list[Any]:
-    """(name, *way) of every method: one way each, in turn, in the quick suite, and the others among the slow tests."""
+def in_turn(*ways: tuple[str, ...], names: Sequence[str] = NAMES, share: int = 1) -> list[Any]:
+    """(name, *way) of every method: one way each, in turn, in the quick suite, and the others among the slow tests.
+
+    One of `share` methods has a way in the quick suite.
+    """
     return [
-        pytest.param(name, *way, marks=[] if k % len(ways) == j else [pytest.mark.slow])
+        pytest.param(name, *way, marks=[] if k % (len(ways) * share) == j * share else [pytest.mark.slow])
         for k, name in enumerate(names)
         for j, way in enumerate(ways)
     ]

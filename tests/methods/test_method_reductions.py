@@ -33,13 +33,9 @@ from tailorfl.runs.reductions import named, setup_of
 from tailorfl.training.cohort import TrainConfig
 
 RUN: dict[str, Any] = {"rounds": 3, "fraction": 0.6}
+EACH = [(name, same) for name, rows in REDUCTIONS.items() for same in rows]
 CASES = [
-    pytest.param(
-        name, same, model_name, id=f"{same.line} {name} {same.options} is {same.other} on {model_name}"
-    )
-    for name, found in REDUCTIONS.items()
-    for same in found
-    for model_name in same.models
+    pytest.param(name, same, id=f"{same.line} {name} {same.options} is {same.other}") for name, same in EACH
 ]
 
 
@@ -61,7 +57,7 @@ ON_ENGINES = [
         id=f"{same.line} {name} {same.options} is {same.other} on {engine}",
         marks=[] if k % 2 == -turn - 1 else [pytest.mark.slow],
     )
-    for k, (name, same) in enumerate((name, same) for name, rows in REDUCTIONS.items() for same in rows)
+    for k, (name, same) in enumerate(EACH)
     for engine, turn in (("sequential", -2), ("vectorized", -1))
 ]
 """Cohorts at once on the model that draws, the loop on the one before it: engines agree in their own tests.
@@ -85,7 +81,6 @@ def test_with_these_settings_it_is_the_other_method(
         assert (mine.traffic.up, mine.traffic.down_unicast, mine.traffic.bytes_up) == (0, 0, 0)
 
 
-EACH = [(name, same) for name, found in REDUCTIONS.items() for same in found]
 UNDER = [
     pytest.param(
         name,
@@ -138,33 +133,31 @@ def test_every_training_is_another_one(change: Mapping[str, Any]) -> None:
     assert any(not torch.allclose(t, b[n], atol=1e-3) for n, t in a.items())
 
 
-@pytest.mark.parametrize(("name", "same", "model_name"), CASES)
-def test_a_method_names_the_other_one_where_the_table_proves_it(
-    name: str, same: Same, model_name: str
-) -> None:
-    """Under the settings of a row it names that row, and nothing that has no row."""
-    sim = run_of(make(name, **same.options), same, model_name, rounds=0)
-    rounds = {**RUN, **same.run}["rounds"]
-    found = {key_of(r) for r in sim.method.reductions(setup_of(sim, rounds)) if not r.remark}
+@pytest.mark.parametrize(("name", "same"), CASES)
+def test_a_method_names_the_other_one_where_the_table_proves_it(name: str, same: Same) -> None:
+    """Under the settings of a row it names that row, and nothing that has no row, on each model."""
     settings = (dict(same.options), dict(same.train), dict(same.run), dict(same.data))
-    rows = [
+    alike = [
         row
         for row in REDUCTIONS[name]
         if (dict(row.options), dict(row.train), dict(row.run), dict(row.data)) == settings
-        and model_name in row.models
     ]
-    assert found == {key_of_row(row) for row in rows if row.said}
-    for sentence in named(sim, rounds):
-        assert sentence.startswith(f"{sim.method.title} ")
+    rounds = {**RUN, **same.run}["rounds"]
+    for model_name in same.models:
+        sim = run_of(make(name, **same.options), same, model_name, rounds=0)
+        reductions = {key_of(r) for r in sim.method.reductions(setup_of(sim, rounds)) if not r.remark}
+        expected = {key_of_row(row) for row in alike if row.said and model_name in row.models}
+        assert reductions == expected, model_name
+        assert all(sentence.startswith(f"{sim.method.title} ") for sentence in named(sim, rounds))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_with_settings_of_its_own_names_no_other(name: str) -> None:
-    if name in LORA:
-        sim = simulation_with_lora(name, fraction=0.6)
-    else:
-        sim = simulation(make(name), "batch_norm" if name == "fedbn" else "mlp", fraction=0.6)
-    assert named(sim, 4) == []
+def test_a_method_with_settings_of_its_own_names_no_other() -> None:
+    for name in NAMES:
+        if name in LORA:
+            sim = simulation_with_lora(name, fraction=0.6)
+        else:
+            sim = simulation(make(name), "batch_norm" if name == "fedbn" else "mlp", fraction=0.6)
+        assert named(sim, 4) == [], name
 
 
 @pytest.mark.parametrize(

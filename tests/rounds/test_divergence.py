@@ -36,7 +36,7 @@ def exploding(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("name", "model_name", "engine"),
-    in_turn(("mlp", "sequential"), ("mlp", "vectorized"), ("batch_norm", "vectorized")),
+    in_turn(("mlp", "sequential"), ("mlp", "vectorized"), ("batch_norm", "vectorized"), share=2),
 )
 def test_a_diverging_client_is_rejected_and_the_others_proceed(
     name: str, engine: str, model_name: str, caplog: pytest.LogCaptureFixture
@@ -85,7 +85,7 @@ def test_one_bad_number_anywhere_marks_its_client_alone(bad: float, place: tuple
     assert alone == [True, False, True]
 
 
-@pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",)))
+@pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",), share=3))
 def test_when_all_diverge_the_round_fails_and_changes_nothing(name: str, engine: str) -> None:
     data = federation()
     for i in range(len(SIZES)):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.settings import NAMES, make
+from methods.settings import NAMES, make, one_of
 from methods.small import (
     SIZES,
     TRAIN,
@@ -146,7 +146,7 @@ def test_noise_is_another_one_in_each_round() -> None:
     assert abs(float(torch.corrcoef(moves)[0, 1])) < 0.1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of(3, NAMES))
 def test_what_is_no_number_ends_as_a_rejected_client(name: str, caplog: pytest.LogCaptureFixture) -> None:
     if make(name).pooled:
         pytest.skip("has no malicious clients")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -314,15 +312,6 @@ class TestFiles:
         file = tmp_path / "e.yaml"
         file.write_text("# nothing\n")
         assert load(file) == ExperimentConfig()
-
-
-def test_settings_do_not_import_torch() -> None:
-    code = (
-        "import sys, tailorfl, tailorfl.settings.loading as c; c.load(None, ['train.lr=0.1']);"
-        "print(sorted({'torch', 'pandas', 'matplotlib', 'sklearn'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_recipe_of_all_methods_has_all_methods() -> None:
