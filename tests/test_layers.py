@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ OPTIONAL = {
 }  # fmt: skip
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def modules() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
@@ -58,7 +64,7 @@ def layer_of(path: Path) -> str:
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """(absolute dotted name, line) of every import anywhere in the file, those for type checking included."""
     package = ("tailorfl", *path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             for name in node.names:
                 yield name.name, node.lineno
@@ -74,7 +80,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
 def imported_modules(path: Path) -> set[str]:
     """The modules of the package that a file imports anywhere, for type checking too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -166,9 +172,7 @@ ADAPTERS = {ROOT / "deploy" / f"{name}.py" for name in ("flower", "flower_client
 def test_optional_packages_are_imported_where_they_are_needed():
     early = []
     statements = [
-        (path, node)
-        for path in sorted({*modules()} - ADAPTERS)
-        for node in top_level(ast.parse(path.read_text(), str(path)))
+        (path, node) for path in sorted({*modules()} - ADAPTERS) for node in top_level(parsed(path))
     ]
     for path, node in statements:
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -208,7 +212,7 @@ def test_a_circle_is_found_wherever_it_hides(late, tmp_path, monkeypatch):
 def bound(path: Path) -> set[str]:
     """The names that a module of the package has once it is imported, as far as its text says."""
     found = set()
-    for node in top_level(ast.parse(path.read_text())):
+    for node in top_level(parsed(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= {(name.asname or name.name).split(".")[0] for name in node.names}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -225,7 +229,7 @@ def test_scripts_import_what_there_is(folder):
     """Also those that no test runs: a name that has moved is found here."""
     absent, names = [], {}
     for path in sorted((ROOT.parents[1] / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tailorfl."):
                 continue
             place = ROOT.joinpath(*node.module.split(".")[1:])
