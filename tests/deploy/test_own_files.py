@@ -33,6 +33,7 @@ from tailorfl.training import tree
 
 OPEN_NOISE = FEW.model_copy(update={"secret_noise": False})
 """Noise as the simulation draws it."""
+SLOW: dict[str, Any] = {"marks": pytest.mark.slow}
 FORMS = ((",", ".", "utf-8"), ("|", ".", "utf-16"), (";", ",", "latin-1"), ("\t", ",", "utf-8-sig"))
 
 
@@ -65,10 +66,14 @@ def files(tmp_path: Path) -> Path:
     ("gaps", "data"),
     [
         (True, {"normalise": "federated"}),
-        (True, {"normalise": "federated", "options": {"label": "outcome", "indicator": True}}),
         (True, {"normalise": "client", "options": {"label": "outcome", "impute": "median"}}),
-        (True, {"normalise": "federated", "options": {"label": "outcome", "min_count": 8}}),
-        (False, {}),
+        pytest.param(
+            True, {"normalise": "federated", "options": {"label": "outcome", "indicator": True}}, **SLOW
+        ),
+        pytest.param(
+            True, {"normalise": "federated", "options": {"label": "outcome", "min_count": 8}}, **SLOW
+        ),
+        pytest.param(False, {}, **SLOW),
         (False, {"normalise": "client", "split": {"train": 0.5, "test": 0.5}}),
     ],
 )
@@ -79,7 +84,7 @@ def test_own_tables_give_the_numbers_of_the_simulation(
     is_owners_simulation(of_files(tmp_path / "files", data=data), tmp_path, tmp_path / "files")
 
 
-@pytest.mark.parametrize("by", ["federated", "client"])
+@pytest.mark.parametrize("by", ["federated", pytest.param("client", **SLOW)])
 def test_files_that_differ_in_form_and_columns_give_the_numbers_of_the_simulation(
     by: str, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +157,7 @@ def test_private_training_draws_from_a_secret_of_the_client(tmp_path: Path) -> N
 # -- images and texts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"scaling": "public"}, {"size": [6, 6]}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"scaling": "public"}, **SLOW), {"size": [6, 6]}])
 def test_images_give_the_numbers_of_the_simulation(options: dict[str, Any], tmp_path: Path) -> None:
     files = tmp_path / "files"
     write_images(files)
@@ -163,7 +168,7 @@ def test_images_give_the_numbers_of_the_simulation(options: dict[str, Any], tmp_
     assert {"p(bird)", "p(cat)", "p(dog)"} <= set(table.columns)
 
 
-@pytest.mark.parametrize("task", ["classification", "binary"])
+@pytest.mark.parametrize("task", ["classification", pytest.param("binary", **SLOW)])
 def test_texts_give_the_numbers_of_the_simulation(task: str, tmp_path: Path) -> None:
     write_texts(tmp_path / "files", task == "binary")
     options = {"label": "state", "text": "note", "length": 24, "task": task}

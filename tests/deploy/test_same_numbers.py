@@ -131,7 +131,7 @@ def test_a_client_may_be_a_new_process_for_every_message(tmp_path: Path) -> None
     assert len(list((tmp_path / "state-0" / "agreements").glob("*.json"))) == 1
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+@pytest.mark.parametrize("method", ["ditto", pytest.param("fedavg", marks=pytest.mark.slow)])
 def test_with_the_default_settings_a_replay_is_equal_to_the_bit(method: str, tmp_path: Path) -> None:
     """As a user does it: deploy an experiment as it is by default, and play its trace again by `tailorfl run`."""
     config = experiment(method, engine={})
