@@ -222,6 +222,7 @@ def test_a_request_that_is_too_large_is_not_read(door: Door) -> None:
     now="no code runs",
     before="the processes of Flower took and ran apps",
 )
+@pytest.mark.slow  # the calls that it makes are refused in `CLOSED`
 def test_flwr_run_is_refused(door: Door) -> None:
     app, home, proof = door.folder / "app", door.folder / "attacker", door.folder / "proof"
     (app / "evil").mkdir(parents=True)
