@@ -101,7 +101,7 @@ class TestFedCLUP:
 
     def test_small_lambda_goes_to_the_local_optima_and_their_mean(self) -> None:
         lam = 1e-4
-        sim = run(quadratic_simulation(make("fedclup", weights="uniform", lam=lam), 30, lr=0.5), 30)
+        sim = run(quadratic_simulation(make("fedclup", weights="uniform", lam=lam), 30, lr=0.5), 10)
         _, c = curvature()
         np.testing.assert_allclose(personal_weights(sim), c.numpy(), atol=1e-3)
         np.testing.assert_allclose(global_weight(sim), c.mean(0).numpy(), atol=1e-3)
@@ -163,7 +163,7 @@ class TestFedCLUP:
 def test_pfedme_local_step_does_not_move_the_fixed_point_at_one_local_round() -> None:
     limit = row("pfedme").limit
     assert limit is not None
-    for lr, rounds in ((0.1, 120), (0.5, ROUNDS)):
+    for lr, rounds in ((0.2, 60), (0.5, 30)):
         options = {**dict(limit.options), "lr": lr, "weights": "uniform"}
         sim = run(quadratic_simulation(make_method("pfedme", options)), rounds)
         w, v = optimum("coupled", shares("uniform"))

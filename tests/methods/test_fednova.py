@@ -9,12 +9,11 @@ import torch
 
 from methods.reductions import SGD, fedavg, in_run
 from methods.settings import Card, Limit, Row, and_one
-from methods.small import TRAIN, assert_close, federation, shared, simulation
+from methods.small import TRAIN, simulation
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fednova import accumulated
 from tailorfl.testing.contract import whole
-from tailorfl.training.cohort import TrainConfig
 
 CONTRACTS = {
     "fednova": Row(
@@ -41,16 +40,6 @@ def test_effective_steps_in_numbers() -> None:
     assert float(accumulated(three, 0.0, 0.5)) == pytest.approx(1 + 0.5 + 0.25)
     assert float(accumulated(three, 0.0, 1e-6)) == pytest.approx(3.0, abs=1e-5)
     assert float(accumulated(torch.tensor(0.0), 0.9, 0.0)) == 0.0
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_of_a_single_client_it_is_its_own_training(momentum: float) -> None:
-    train = TrainConfig(epochs=2, batch_size=4, lr=0.05, momentum=momentum)
-    mine, alone = (
-        simulation(make_method(name, {}), train=train, data=federation((11,)), rounds=3)
-        for name in ("fednova", "centralized")
-    )
-    assert_close(shared(mine), shared(alone), atol=1e-6)
 
 
 def test_momentum_and_a_proximal_term_together_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""pFedHN and PLGU-GHN: the server's gradient is autograd's, the sign is a descent, and others are left alone."""
+"""pFedHN and PLGU-GHN: what a hypernetwork writes for clients that begin, and for those that come later."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from methods.settings import Card, Row
 from methods.small import SIZES, replies_of, simulation
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
-from tailorfl.methods.hypernetwork import Hypernetwork
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.settings.experiment import Weights
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree
 
@@ -24,7 +22,7 @@ CONTRACTS = {
         {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
         chooses=True,
         by_id=True,
-        proved="the vjp: test_hypernetwork.py (T08)",
+        proved="the gradient of its server: ../references/test_references.py (T08)",
         never="the hypernetwork cannot be turned off",
     ),
     "plgu_ghn": Row(
@@ -60,32 +58,6 @@ def written(sim: Simulation, clients: tuple[int, ...]) -> dict[str, torch.Tensor
 
 def phi(sim: Simulation) -> dict[str, torch.Tensor]:
     return dict(tree.leaves(sim.server["phi"]))
-
-
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_the_servers_step_follows_autograd_of_the_inner_product(weights: Weights) -> None:
-    """The gradient is that of Σ a_i ⟨stopgrad(Δ_i), h(e_i; φ)⟩ in φ, and of each term alone in e_i."""
-    made = make_method("pfedhn", {**SMALL, **PLAIN, "server_lr": 0.1})
-    sim = simulation(made, fraction=0.6, weights=weights)
-    method, clients = sim.method, sim.sample(0)
-    assert isinstance(method, Hypernetwork)
-    delta = tree.tensors(replies_of(sim, clients))
-    leaves = {n: t.clone().requires_grad_() for n, t in phi(sim).items()}
-    e = sim.server["embeddings"].clone().requires_grad_()
-    template = tree.tensors(sim.server["template"])
-    terms = [
-        sum((delta[n][k] * method.write(template, leaves, e[i])[n]).sum() for n in delta)
-        for k, i in enumerate(clients)
-    ]
-    counts = [SIZES[i] if weights == "samples" else 1 for i in clients]
-    mean = sum(a / sum(counts) * term for a, term in zip(counts, terms, strict=True))
-    g_phi = torch.autograd.grad(mean, list(leaves.values()), retain_graph=True)  # type: ignore[arg-type]
-    (g_e,) = torch.autograd.grad(sum(terms), [e])  # type: ignore[arg-type]
-    before = sim.server["embeddings"].clone()
-    sim.step()
-    for (name, old), g in zip(leaves.items(), g_phi, strict=True):
-        torch.testing.assert_close(phi(sim)[name], old.detach() - 0.1 * g, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(sim.server["embeddings"], before - 0.1 * g_e, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["pfedhn", "plgu_ghn"])

@@ -93,7 +93,7 @@ def test_weighting_sampled_clients_by_size_is_not_the_weighted_optimum() -> None
     between the two optima; full participation (closed forms) has no such bias.
     """
     sim = quadratic_simulation(make("fedavg"), 1, fraction=0.34)
-    found, error = tail(sim, 240, personal=False)
+    found, error = tail(sim, 160, personal=False)
     for weights in ("samples", "uniform"):
         target = pooled_optimum(*curvature(), shares(weights)).numpy()
         assert distance(found[0], error[0], target) > TOLERANCE, weights

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,12 +14,11 @@ from methods.quadratics import (
     DIM,
     WEIGHT,
     curvature,
-    global_weight,
     quadratic_simulation,
 )
 from methods.reductions import Same
 from methods.settings import Card, Row
-from methods.small import SIZES, TRAIN, after, assert_close, replies_of, shared, simulation
+from methods.small import SIZES, TRAIN, assert_close, replies_of, shared, simulation
 from tailorfl.core.method import Method
 from tailorfl.methods.per_fedavg import PerFedAvg
 from tailorfl.testing.contract import whole
@@ -71,16 +69,6 @@ def test_the_direction_on_quadratics(variant: str, delta: float, steps: int) -> 
         w = w - BETA * torch.einsum("kij,kj->ki", M, w - c)
     replies = tree.tensors(replies_of(sim, range(CLIENTS)))[WEIGHT][:, 0].double()
     torch.testing.assert_close(replies, w, atol=2e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("variant", ["FO", "HF"])
-def test_it_goes_to_its_own_optimum(variant: str) -> None:
-    """(Σ M_i)⁻¹ Σ M_i c_i, every client counting once whatever its samples."""
-    sim = quadratic_simulation(per_fedavg(variant, delta=1.0), lr=0.25)
-    after(sim, 100)
-    M, c = matrices(variant)
-    expected = torch.linalg.solve(M.sum(0), torch.einsum("kij,kj->i", M, c))
-    np.testing.assert_allclose(global_weight(sim), expected.numpy(), atol=5e-5)
 
 
 def test_without_adaptation_fo_is_sgd_on_every_second_batch() -> None:
