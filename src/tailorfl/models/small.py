@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -64,8 +64,12 @@ def mlp(
     activation: str = "relu",
     norm: str = "none",
     dropout: float = 0.0,
+    softmax: bool = False,
 ) -> nn.Sequential:
-    """Multilayer perceptron on the flattened sample; layers fc1, fc2, ... and head."""
+    """Multilayer perceptron on the flattened sample; layers fc1, fc2, ... and head.
+
+    With `softmax` it ends in a softmax, whose outputs the loss takes for logits, as in LG-FedAvg's released code.
+    """
     check_choice("activation", activation, tuple(ACTIVATIONS))
     width = vector_length("mlp", input_shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
@@ -76,6 +80,8 @@ def mlp(
         layers[f"dropout{number}"] = Dropout(dropout)
         width = size
     layers["head"] = nn.Linear(width, outputs)
+    if softmax:
+        layers["softmax"] = nn.Softmax(dim=-1)
     return _chain(layers)
 
 
@@ -87,7 +93,7 @@ def _sizes(model: str, hidden: int | Sequence[int]) -> tuple[int, ...]:
         or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
     ):
         raise ModelError(
-            f"model '{model}' takes hidden as a list of widths such as [200], got {shown(hidden)}."
+            f"model '{model}' takes channels and hidden as lists of widths such as [200], got {shown(hidden)}."
         )
     return tuple(sizes)
 
@@ -136,10 +142,9 @@ PLANS: dict[str, _Plan] = {
 
 
 def _plain_cnn(
-    model: str, input_shape: Sequence[int], outputs: int, norm: str, dropout: float
+    model: str, plan: _Plan, input_shape: Sequence[int], outputs: int, norm: str, dropout: float
 ) -> nn.Sequential:
-    """Return the network of PLANS[model]: conv1, norm1, ..., fc1, ..., head; dropout after each hidden layer."""
-    plan = PLANS[model]
+    """Return the network of a plan: conv1, norm1, ..., fc1, ..., head; dropout after each hidden layer."""
     width, height, breadth = image_shape(model, input_shape, plan.least_side())
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, size in enumerate(plan.channels, start=1):
@@ -165,9 +170,18 @@ def _cnn(name: str, description: str) -> Callable[..., nn.Sequential]:
     """Return the factory of the network that is called `name`."""
 
     def factory(
-        input_shape: Sequence[int], outputs: int, *, norm: str = "none", dropout: float = 0.0
+        input_shape: Sequence[int],
+        outputs: int,
+        *,
+        channels: Sequence[int] = PLANS[name].channels,
+        hidden: Sequence[int] = PLANS[name].hidden,
+        norm: str = "none",
+        dropout: float = 0.0,
     ) -> nn.Sequential:
-        return _plain_cnn(name, input_shape, outputs, norm, dropout)
+        plan = replace(PLANS[name], channels=_sizes(name, channels), hidden=_sizes(name, hidden))
+        if len(plan.channels) != len(PLANS[name].channels):
+            raise ModelError(f"model '{name}' has {len(PLANS[name].channels)} convolutions; give channels of each.")
+        return _plain_cnn(name, plan, input_shape, outputs, norm, dropout)
 
     return named_factory(factory, name, description)
 

@@ -1,9 +1,9 @@
-"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in four files.
+"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in five files.
 
 `skew`: iid, quantity, dirichlet, dirichlet_perada. `classes`: labels_per_client, class_groups, shards, classes_prob,
-fedclup_classes. `groups`: natural, domain. `flower`: those of Flower Datasets. A recipe is a function
-`(strata, clients, rng, *, test, **options) -> Deal` that looks at labels (or group ids) only; everything random comes
-from `rng`.
+fedclup_classes. `groups`: natural, domain. `published`: niid_bench, sorted_shards. `flower`: those of
+Flower Datasets. A recipe is a function `(strata, clients, rng, *, test, **options) -> Deal` that looks at labels (or
+group ids) only; everything random comes from `rng`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tailorfl.data.partition.classes import (
 from tailorfl.data.partition.deal import Deal
 from tailorfl.data.partition.flower import flwr
 from tailorfl.data.partition.groups import domain, natural
+from tailorfl.data.partition.published import niid_bench, sorted_shards
 from tailorfl.data.partition.skew import dirichlet, dirichlet_perada, iid, quantity
 from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError, check_known
@@ -64,8 +65,10 @@ RECIPES: Mapping[str, Recipe] = {
     "iid": Recipe(iid),
     "labels_per_client": Recipe(labels_per_client, classes=True),
     "natural": Recipe(natural, group="client"),
+    "niid_bench": Recipe(niid_bench, classes=True),
     "quantity": Recipe(quantity),
     "shards": Recipe(shards, classes=True),
+    "sorted_shards": Recipe(sorted_shards, classes=True),
 }
 
 

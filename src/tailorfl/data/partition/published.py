@@ -1,0 +1,169 @@
+"""Partitions of published benchmarks, drawn step by step as their released code draws them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from tailorfl.data.partition.deal import (
+    NOBODY,
+    Deal,
+    assign,
+    compress,
+    count_table,
+    cut,
+    require_alpha,
+    require_enough,
+    require_whole,
+)
+from tailorfl.data.rows import Ints
+from tailorfl.errors import DataError, unknown
+
+KINDS = ("iid", "dirichlet", "labels")
+_MIN_SIZE = 10
+_DRAWS = 1000
+
+
+def sorted_shards(
+    strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None, shards: int = 2
+) -> Deal:
+    """Sort the samples by class, cut them into equal shards and give every client `shards` of them.
+
+    The rule of McMahan et al. (2017). A shard may hold two classes, so a client may hold more classes than shards.
+    The test part is sorted and cut alike, and a client gets the shards of the same numbers.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients.
+        rng: source of randomness.
+        test: `[test samples]` int64 class of each sample of the official test part.
+        shards: shards per client.
+
+    Raises:
+        DataError: if there are fewer samples than shards.
+    """
+    require_whole("shards", shards, 1)
+    require_enough(len(strata), clients, shards)
+    client_of_shard = np.empty(clients * shards, dtype=np.int64)
+    client_of_shard[rng.permutation(clients * shards)] = np.repeat(np.arange(clients), shards)
+    train, test_owner = (
+        None if labels is None else _by_shard(labels, client_of_shard) for labels in (strata, test)
+    )
+    assert train is not None
+    return Deal.of(train, test_owner, clients)
+
+
+def niid_bench(
+    strata: Ints,
+    clients: int,
+    rng: Generator,
+    *,
+    test: Ints | None = None,
+    kind: str = "labels",
+    classes: int = 2,
+    alpha: float = 0.5,
+    seed: int | None = None,
+) -> Deal:
+    """Deal samples as Flower's baseline niid_bench does (Li et al., ICDE 2022), in its order of random draws.
+
+    - "iid": all samples in random order, cut into nearly equal parts.
+    - "dirichlet": class by class in Dirichlet(`alpha`) shares among the clients that hold fewer than samples / clients;
+      drawn anew until every client has 10 samples.
+    - "labels": client i holds class i and `classes` - 1 others drawn at random; the clients that hold a class share it
+      in nearly equal parts.
+
+    The test part is dealt in the proportions of the training part.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients.
+        rng: source of randomness where there is no `seed`, and of the deal of a test part.
+        test: `[test samples]` int64 class of each sample of the official test part.
+        kind: "iid", "dirichlet" or "labels".
+        classes: of "labels": distinct classes per client. Classes that nobody holds are left out.
+        alpha: of "dirichlet": concentration.
+        seed: seed of NumPy's default generator for the training part, 42 in the baseline.
+
+    Raises:
+        ConfigError: for an unknown kind.
+        DataError: if there are fewer classes than that, too few samples, or no draw gives everybody enough.
+    """
+    if kind not in KINDS:
+        raise unknown("kind of partition 'niid_bench'", str(kind), KINDS)
+    if seed is not None:
+        require_whole("seed", seed, 0)
+    draws = rng if seed is None else np.random.default_rng(seed)
+    ids, test_ids, count = compress(strata, test)
+    if kind == "iid":
+        owner = np.empty(len(ids), dtype=np.int64)
+        order = draws.choice(len(ids), len(ids), replace=False)
+        owner[order] = _parts(len(ids), np.arange(clients))
+    elif kind == "dirichlet":
+        owner = _dirichlet(ids, clients, alpha, draws)
+    else:
+        owner = _labels(ids, clients, classes, draws)
+    test_owner = None
+    if test_ids is not None:
+        dealt = owner != NOBODY
+        realised = count_table(owner[dealt], ids[dealt], count, clients).astype(np.float64)
+        test_owner = assign(test_ids, cut(np.bincount(test_ids, minlength=count), realised), rng)
+    return Deal.of(owner, test_owner, clients)
+
+
+def _by_shard(labels: Ints, client_of_shard: Ints) -> Ints:
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[np.argsort(labels, kind="stable")] = _parts(len(labels), client_of_shard)
+    return owner
+
+
+def _parts(samples: int, owners: Ints) -> Ints:
+    """Return `[samples]` owners of consecutive nearly equal parts, the first of which are the larger ones."""
+    smaller, larger = divmod(samples, len(owners))
+    return np.repeat(owners, np.where(np.arange(len(owners)) < larger, smaller + 1, smaller))
+
+
+def _dirichlet(ids: Ints, clients: int, alpha: float, draws: Generator) -> Ints:
+    require_alpha(alpha)
+    require_enough(len(ids), clients, _MIN_SIZE)
+    owner = np.empty(len(ids), dtype=np.int64)
+    for _ in range(_DRAWS):
+        sizes = np.zeros(clients, dtype=np.int64)
+        for label in range(int(ids.max()) + 1):
+            positions = np.flatnonzero(ids == label)
+            draws.shuffle(positions)
+            shares = draws.dirichlet(np.full(clients, alpha)) * (sizes < len(ids) / clients)
+            if not shares.sum() > 0:  # all of the class would go to clients that have enough
+                break
+            cuts = (np.cumsum(shares / shares.sum()) * len(positions)).astype(np.int64)[:-1]
+            counts = np.diff(cuts, prepend=0, append=len(positions))
+            owner[positions] = np.repeat(np.arange(clients), counts)
+            sizes += counts
+        else:
+            if sizes.min() >= _MIN_SIZE:
+                return owner
+    raise DataError(
+        f"partition 'niid_bench' found in {_DRAWS} draws none with {_MIN_SIZE} samples for each of {clients} clients; "
+        "use fewer clients or a larger alpha"
+    )
+
+
+def _labels(ids: Ints, clients: int, classes: int, draws: Generator) -> Ints:
+    require_whole("classes", classes, 1)
+    count = int(ids.max()) + 1
+    if classes > count:
+        raise DataError(
+            f"partition 'niid_bench' cannot give every client {classes} classes: the data have {count}; use a smaller "
+            "'classes'"
+        )
+    holders = np.zeros((count, clients), dtype=bool)
+    for client in range(clients):
+        holders[client % count, client] = True
+        while holders[:, client].sum() < classes:
+            holders[draws.choice(count, 1)[0], client] = True
+    owner = np.full(len(ids), NOBODY, dtype=np.int64)
+    for label in range(count):
+        positions = np.flatnonzero(ids == label)
+        draws.shuffle(positions)
+        if holders[label].any():
+            owner[positions] = _parts(len(positions), np.flatnonzero(holders[label]))
+    return owner
