@@ -240,7 +240,7 @@ def _own_copy(model: Model, channels_last: bool) -> nn.Module:
     for parent in list(module.modules()):
         for name, part in list(parent.named_children()):
             if isinstance(part, Dropout):
-                setattr(parent, name, nn.Dropout(part.p))
+                setattr(parent, name, part.plain(part.p))
     if channels_last:
         for parameter in module.parameters():
             parameter.data = laid_out(parameter.data, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,35 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     if np.isnan(error):
         return mean, NAN
     return mean, float(stdtrit(len(values) - 1, 0.5 + level / 2) * error)
+
+
+def noise(values: Sequence[float], std: float | None, runs: int, level: float = 0.95) -> float:
+    """Return how far the mean over our seeds may lie from a published mean of the same experiment.
+
+    That is the half width of the two-sided Student-t interval of the difference of both means.
+
+    Args:
+        values: our results, one a seed.
+        std: standard deviation over published runs; None where it is not printed, and ours stands for it.
+        runs: how many runs the published mean is of.
+        level: of the interval.
+
+    Returns:
+        NaN where neither side has a deviation, or a value is missing.
+    """
+    from scipy.special import stdtrit
+
+    seeds = len(values)
+    ours = (float(np.var(values, ddof=1)), seeds - 1) if seeds > 1 else None
+    theirs = (std**2, runs - 1) if std is not None and runs > 1 else None
+    known = ours or theirs
+    if known is None or seeds == 0:
+        return NAN
+    parts = (ours or known)[0] / seeds, (theirs or known)[0] / runs
+    degrees: float = known[1]
+    if ours and theirs and sum(parts) > 0:  # Welch and Satterthwaite
+        degrees = sum(parts) ** 2 / (parts[0] ** 2 / ours[1] + parts[1] ** 2 / theirs[1])
+    return float(stdtrit(degrees, 0.5 + level / 2)) * math.sqrt(sum(parts))
 
 
 def paired(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Paired:

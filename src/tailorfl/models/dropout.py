@@ -92,8 +92,22 @@ class Dropout(Keyed, nn.Dropout):
         key, call = next_draw("dropout")
         if self.p == 1:
             return torch.zeros_like(input)
-        keep = keep_mask(key, call, input.shape, self.p, input.device)
+        keep = keep_mask(key, call, self.mask_shape(input), self.p, input.device)
         return torch.where(keep, input * (1.0 / (1.0 - self.p)), 0.0)
+
+    def mask_shape(self, input: Tensor) -> torch.Size:
+        """Return the shape of an input's mask, which is broadcast to it."""
+        return input.shape
+
+
+class ChannelDropout(Dropout):
+    """Zeroes whole channels of `[samples, channels, ...]` with probability p, as `nn.Dropout2d` does of images."""
+
+    plain: ClassVar[type[nn.Module]] = nn.Dropout2d
+
+    def mask_shape(self, input: Tensor) -> torch.Size:
+        """Return one element a sample and channel."""
+        return torch.Size((*input.shape[:2], *(1 for _ in input.shape[2:])))
 
 
 _UNKEYED = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from tailorfl.errors import ModelError
-from tailorfl.models.dropout import Dropout
+from tailorfl.models.dropout import ChannelDropout, Dropout
 from tailorfl.models.norm import make_norm
 from tailorfl.models.shapes import after_window, check_choice, image_shape, named_factory, vector_length
 from tailorfl.printable import shown
@@ -142,14 +142,25 @@ PLANS: dict[str, _Plan] = {
 
 
 def _plain_cnn(
-    model: str, plan: _Plan, input_shape: Sequence[int], outputs: int, norm: str, dropout: float
+    model: str,
+    plan: _Plan,
+    input_shape: Sequence[int],
+    outputs: int,
+    norm: str,
+    dropouts: tuple[float, float],
 ) -> nn.Sequential:
-    """Return the network of a plan: conv1, norm1, ..., fc1, ..., head; dropout after each hidden layer."""
+    """Return the network of a plan: conv1, norm1, ..., fc1, ..., head.
+
+    `dropouts` are of whole channels behind the last convolution, and behind each hidden layer.
+    """
+    channel_dropout, dropout = dropouts
     width, height, breadth = image_shape(model, input_shape, plan.least_side())
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, size in enumerate(plan.channels, start=1):
         layers[f"conv{number}"] = nn.Conv2d(width, size, plan.kernel, padding=plan.padding)
         layers[f"norm{number}"] = make_norm(norm, size)
+        if channel_dropout and number == len(plan.channels):
+            layers["channel_dropout"] = ChannelDropout(channel_dropout)
         if number in plan.pooled:
             # Before the ReLU: the same outputs and gradients, for a quarter of its work.
             layers[f"pool{number}"] = nn.MaxPool2d(2)
@@ -177,11 +188,12 @@ def _cnn(name: str, description: str) -> Callable[..., nn.Sequential]:
         hidden: Sequence[int] = PLANS[name].hidden,
         norm: str = "none",
         dropout: float = 0.0,
+        channel_dropout: float = 0.0,
     ) -> nn.Sequential:
         plan = replace(PLANS[name], channels=_sizes(name, channels), hidden=_sizes(name, hidden))
         if len(plan.channels) != len(PLANS[name].channels):
             raise ModelError(f"model '{name}' has {len(PLANS[name].channels)} convolutions; give channels of each.")
-        return _plain_cnn(name, plan, input_shape, outputs, norm, dropout)
+        return _plain_cnn(name, plan, input_shape, outputs, norm, (channel_dropout, dropout))
 
     return named_factory(factory, name, description)
 

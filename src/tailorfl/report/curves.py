@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tailorfl.report.result import ExperimentResult
 
+BEST_ON_TEST = "best_on_test"
+"""Column of `best_rounds` of the round that is best on test data."""
 UNTIL = {"rounds": "round", "bytes": "bytes", SECONDS: SECONDS}
 """Columns of `to_target`, and where a round's record has them."""
 
@@ -52,6 +54,11 @@ def best_rounds(result: ExperimentResult) -> pd.DataFrame:
     last column, best_on_test, has looked at the test data to choose its round: it is too good, and only there to be
     held against papers that print it.
     """
+    return over_seeds(by_round(result))
+
+
+def by_round(result: ExperimentResult) -> dict[str, dict[str, list[float]]]:
+    """Return the columns of `best_rounds` of each label, a number a seed."""
     values: dict[str, dict[str, list[float]]] = {}
     for summary, curve in _curves(result):
         scores, by_validation = curve["value"], (summary.get("best_by_validation") or {}).get("local")
@@ -60,10 +67,22 @@ def best_rounds(result: ExperimentResult) -> pd.DataFrame:
         for name, value in (
             ("last", scores.iloc[-1]),
             ("by_validation", by_validation),
-            ("best_on_test", best),
+            (BEST_ON_TEST, best),
         ):
             columns.setdefault(name, []).append(math.nan if value is None else float(value))
-    return over_seeds(values)
+    return values
+
+
+def best_of_each(result: ExperimentResult, label: str) -> list[float]:
+    """Return the mean over clients of each one's best round on TEST data, a number a seed; as optimistic as papers are."""
+    means = []
+    for summary, store in result.jobs:
+        if summary["label"] == label:
+            rows = store.clients()
+            rows = rows[(rows["model"] == summary["model"]) & (rows["set"] == "local")]
+            scores = rows.groupby("client")[result.metric]
+            means.append(float((scores.min() if result.lower_is_better else scores.max()).mean()))
+    return means
 
 
 def sections(result: ExperimentResult, target: float | None = None) -> list[Table]:
@@ -111,7 +130,7 @@ def _round_table(result: ExperimentResult) -> Table:
     titles = {
         "last": "Last round",
         "by_validation": "Best on validation",
-        "best_on_test": "Best on TEST (optimistic)",
+        BEST_ON_TEST: "Best on TEST (optimistic)",
     }
     return as_table(
         best_rounds(result),

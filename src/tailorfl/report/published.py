@@ -4,24 +4,33 @@ A recipe holds them under `published`, by label of the method:
 
     published:
       source: FedCLUP, Table 2                 # text is printed as a note
+      runs: 3                                  # each number is a mean of so many runs; 1 if left out
       ditto: {mean: 0.912, worst10: 0.71}      # columns of the comparison table; shares, not percent
+      fedprox: {mean: {value: 0.9, std: 0.01}} # with the deviation over runs
       fedavg: {clients: [0.72, 0.76]}          # the metric of each client, in the federation's order
+      local: {best_on_test: 0.91}              # of the round that is best on test data, or best_of_each: the
+                                               # mean over clients of each one's best round
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
+from tailorfl.evaluation.seeds import noise
+from tailorfl.report.curves import BEST_ON_TEST, best_of_each, by_round
 from tailorfl.report.tables import MISSING, Table, spread
-from tailorfl.settings.experiment import CLIENTS
+from tailorfl.settings.experiment import CLIENTS, RUNS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from tailorfl.report.result import ExperimentResult
+
+BEST_OF_EACH = "best_of_each"
+REPRODUCED = "reproduced"
 
 
 def notes(published: Mapping[str, Any]) -> list[str]:
@@ -30,52 +39,80 @@ def notes(published: Mapping[str, Any]) -> list[str]:
 
 
 def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a row for each published number: label, quantity, published, ours, ours_ci, difference.
+    """Return a row for each published number.
 
-    `ours_ci` is the half width of the 95 % interval; where we have no number, ours is NaN.
+    Columns: label, quantity, published, std (over published runs, NaN where it is not printed), ours, ours_ci (half
+    width of the 95 % interval over seeds), difference, noise (see `tailorfl.evaluation.seeds.noise`), verdict:
+    "reproduced" where the difference is within the noise, else by how much it is off; "" where one run on each side
+    leaves no noise to compare with. Where we have no number, ours is NaN.
 
     Raises:
         ConfigError: a quantity is no column of the table.
     """
     import pandas as pd
 
-    lines, rows = result.table.to_dict("index"), []
-    keys = [column.key for column in result.columns]
+    rows = []
     for label, quantities in published.items():
         for name, value in quantities.items() if isinstance(quantities, Mapping) else ():
-            if name == CLIENTS:
-                ours = _per_client(result, label)
-                values = [(f"client {k}", v, *spread(ours.get(k, []))) for k, v in enumerate(value)]
-            elif name not in keys:
-                raise unknown(f"number in published.{label}", name, [CLIENTS, *keys])
-            else:  # a method may have no finished job yet
-                line = lines.get(label, {})
-                values = [(name, value, line.get(name, math.nan), line.get(f"{name}_ci", math.nan))]
-            rows += [(label, *row) for row in values]
-    frame = pd.DataFrame(rows, columns=["label", "quantity", "published", "ours", "ours_ci"])
-    frame["published"] = frame["published"].astype(float)
-    return frame.assign(difference=frame["ours"] - frame["published"])
+            for quantity, cell, values in _cells(result, label, name, value):
+                number, std = (cell["value"], cell.get("std")) if isinstance(cell, Mapping) else (cell, None)
+                ours, half_width = spread(values)
+                allowed = noise(values, std, published.get(RUNS, 1))
+                difference = ours - number
+                verdict = REPRODUCED if abs(difference) <= allowed else f"off by {difference:+.4f}"
+                rows.append(
+                    {
+                        "label": label,
+                        "quantity": quantity,
+                        "published": float(number),
+                        "std": math.nan if std is None else float(std),
+                        "ours": ours,
+                        "ours_ci": half_width,
+                        "difference": difference,
+                        "noise": allowed,
+                        "verdict": "" if math.isnan(difference + allowed) else verdict,
+                    }
+                )
+    columns = ["label", "quantity", "published", "std", "ours", "ours_ci", "difference", "noise", "verdict"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def published_table(result: ExperimentResult) -> Table:
-    """Return a paper's numbers beside ours, with the half width of our 95 % interval over seeds."""
+    """Return a paper's numbers beside ours, with the half width of our 95 % interval over seeds, and the verdicts."""
     rows, names = [], result.display_names
     for row in beside(result, result.config.published).to_dict("records"):
-        half_width = "" if math.isnan(row["ours_ci"]) else f" ± {row['ours_ci']:.4f}"
-        ours = MISSING if math.isnan(row["ours"]) else f"{row['ours']:.4f}{half_width}"
+        noise_text = MISSING if math.isnan(row["noise"]) else f"{row['noise']:.4f}"
         difference = MISSING if math.isnan(row["difference"]) else f"{row['difference']:+.4f}"
-        rows.append(
-            (
-                names.get(row["label"], row["label"]),
-                row["quantity"],
-                f"{row['published']:.4f}",
-                ours,
-                difference,
-            )
-        )
-    return Table.of(
-        "Published and ours", ("Method", "Number", "Published", "Ours", "Difference"), rows, left=2
-    )
+        numbers = (_with_spread(row["published"], row["std"]), _with_spread(row["ours"], row["ours_ci"]))
+        label = names.get(row["label"], row["label"])
+        rows.append((label, row["quantity"], *numbers, difference, noise_text, row["verdict"] or MISSING))
+    head = ("Method", "Number", "Published", "Ours", "Difference", "Noise", "Verdict")
+    return Table.of("Published and ours", head, rows, left=2)
+
+
+def _with_spread(number: float, half_width: float) -> str:
+    if math.isnan(number):
+        return MISSING
+    return f"{number:.4f}" if math.isnan(half_width) else f"{number:.4f} ± {half_width:.4f}"
+
+
+def _cells(
+    result: ExperimentResult, label: str, name: str, value: Any
+) -> Iterator[tuple[str, Any, list[float]]]:
+    """Yield (quantity, what was published, our number of each seed); no numbers where no job is finished."""
+    columns = [column.key for column in result.columns]
+    if name == CLIENTS:
+        ours = _per_client(result, label)
+        yield from ((f"client {k}", cell, ours.get(k, [])) for k, cell in enumerate(value))
+    elif name == BEST_OF_EACH:
+        yield name, value, best_of_each(result, label)
+    elif name == BEST_ON_TEST:
+        yield name, value, by_round(result).get(label, {}).get(name, [])
+    elif name in columns:
+        seeds = [seed.values for seed in result.seed_results() if seed.label == label]
+        yield name, value, [values.get(name, math.nan) for values in seeds]
+    else:
+        raise unknown(f"number in published.{label}", name, [CLIENTS, BEST_ON_TEST, BEST_OF_EACH, *columns])
 
 
 def _per_client(result: ExperimentResult, label: str) -> dict[int, list[float]]:

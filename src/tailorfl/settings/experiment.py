@@ -39,6 +39,8 @@ COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
 MOST_SEEDS = 10_000
 CLIENTS = "clients"
 """Key of published numbers that are one a client."""
+RUNS = "runs"
+"""Key of how many runs published numbers are means of."""
 
 Budget = Literal["rounds", "gradients", "bytes"]
 Sampling = Literal["uniform", "proportional", "bernoulli", "cyclic", "cyclic_fixed"]
@@ -235,15 +237,23 @@ def check_published(key: str, value: Any) -> None:
             raise ValueError(
                 f"has {key} = {shown(value)}, which is neither a note (a text) nor numbers such as {{mean: 0.9}}"
             )
+        if key == RUNS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"has {key} = {shown(value)}, which should be how many runs numbers are means of")
         return
     for column, number in value.items():
         several = column == CLIENTS and isinstance(number, list | tuple)
         for entry in number if several else [number]:
-            if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
-                expected = "a list of numbers" if column == CLIENTS else "a number"
+            parts = entry if isinstance(entry, Mapping) else {"value": entry}
+            numbers = set(parts) - {"std"} == {"value"} and all(map(_is_finite, parts.values()))
+            if not numbers or parts.get("std", 0) < 0:
+                expected = "a list of numbers" if column == CLIENTS else "a number or {value: 0.9, std: 0.01}"
                 raise ValueError(f"has {key}.{column} = {shown(number)}, which should be {expected}")
         if column == CLIENTS and not several:
             raise ValueError(f"has {key}.{column} = {shown(number)}, which should be a list of numbers")
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
 def labels(methods: Iterable[MethodConfig]) -> list[str]:
