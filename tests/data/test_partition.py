@@ -26,8 +26,10 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "iid": ({}, True),
     "labels_per_client": ({"classes": 2}, True),
     "natural": ({}, True),
+    "niid_bench": ({"classes": 2}, True),
     "quantity": ({}, True),
     "shards": ({"classes": 2}, True),
+    "sorted_shards": ({"shards": 2}, True),
 }
 
 

@@ -9,6 +9,7 @@ from torch.func import grad, vmap
 
 from tailorfl.errors import ModelError
 from tailorfl.models import Dropout, dropout_key, fold_key, replace_dropout
+from tailorfl.models.dropout import ChannelDropout, plain_dropout
 
 
 def key(number: int) -> Tensor:
@@ -161,3 +162,13 @@ def test_replace_dropout_keeps_names_probabilities_modes_and_repetitions():
 def test_layers_that_no_key_controls_are_refused(layer):
     with pytest.raises(ModelError, match="no key controls: 1"):
         replace_dropout(nn.Sequential(nn.Linear(2, 2), layer))
+
+
+def test_whole_channels_are_dropped():
+    x = torch.ones(400, 20, 3, 5)
+    with dropout_key(key(0)):
+        masked = ChannelDropout(0.25)(x)
+    assert torch.equal(masked, masked[:, :, :1, :1].expand_as(x))
+    assert sorted(masked.unique().tolist()) == pytest.approx([0, 4 / 3])
+    assert (masked[:, :, 0, 0] == 0).float().mean() == pytest.approx(0.25, abs=0.02)
+    assert type(plain_dropout(ChannelDropout(0.25))) is nn.Dropout2d

@@ -30,9 +30,12 @@ def scalars(module: nn.Module) -> int:
         ("linear", (2,), 1, {}, 2),
         ("cox", (39,), 1, {}, 40),
         ("mlp", MNIST, 10, {}, 784 * 200 + 200 + 200 * 10 + 10),
+        ("mlp", MNIST, 10, {"softmax": True}, 784 * 200 + 200 + 200 * 10 + 10),
         ("mlp", (13,), 1, {"hidden": [8, 4], "norm": "batch"}, 13 * 8 + 8 + 16 + 8 * 4 + 4 + 8 + 5),
         ("cnn2", MNIST, 10, {}, 421_642),
         ("lenet", CIFAR, 10, {}, 121_182),
+        ("lenet", MNIST, 10, {"channels": [6, 16]}, 156 + 2416 + 256 * 120 + 120 + 120 * 84 + 84 + 840 + 10),
+        ("lenet", MNIST, 10, {"channels": [10, 20], "hidden": [50]}, 260 + 5020 + 320 * 50 + 50 + 500 + 10),
         ("vgg11", CIFAR, 10, {}, 9_756_426),
         ("vgg11", CIFAR, 10, {"norm": "group"}, 9_756_426),
         ("vgg11", CIFAR, 10, {"norm": "none"}, 9_756_426 - 2 * (64 + 128 + 2 * 256 + 4 * 512)),
@@ -158,6 +161,33 @@ def test_hidden_must_be_a_list_of_widths(hidden):
         build("mlp", (4,), 2, hidden=hidden)
 
 
+@pytest.mark.parametrize("channels", [[6], [6, 16, 32], [0, 16], "616"])
+def test_channels_are_those_of_each_convolution(channels):
+    with pytest.raises(ModelError, match="channels"):
+        build("lenet", MNIST, 10, channels=channels)
+
+
+def test_a_published_cnn_is_a_plan_with_its_own_widths():
+    """Two convolutions, each with pooling and ReLU, dropout of channels between the second and its pooling."""
+    model = build("lenet", MNIST, 10, channels=[10, 20], hidden=[50], dropout=0.4, channel_dropout=0.3)
+    kinds = [type(part).__name__ for part in model if not isinstance(part, nn.Identity)]
+    assert kinds == [
+        "Conv2d", "MaxPool2d", "ReLU", "Conv2d", "ChannelDropout", "MaxPool2d", "ReLU",
+        "Flatten", "Linear", "ReLU", "Dropout", "Linear",
+    ]  # fmt: skip
+    assert (model.channel_dropout.p, model.fc_dropout1.p) == (0.3, 0.4)
+    assert not hasattr(build("lenet", MNIST, 10), "channel_dropout")
+
+
+def test_an_mlp_may_end_in_a_softmax():
+    torch.manual_seed(0)
+    plain = build("mlp", (4,), 3, hidden=[5])
+    ending = build("mlp", (4,), 3, hidden=[5], softmax=True)
+    ending.load_state_dict(plain.state_dict())
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(ending(x), plain(x).softmax(dim=1))
+
+
 def test_bad_values_become_model_errors():
     with pytest.raises(ModelError, match="dropout probability"):
         build("mlp", (4,), 2, dropout=2)
@@ -169,7 +199,9 @@ def test_bad_values_become_model_errors():
 
 def test_every_model_is_described_and_its_options_are_named():
     assert all(len(text) > 20 and text.endswith(".") for text in available().values())
-    assert options_of("mlp") == {"hidden": (200,), "activation": "relu", "norm": "none", "dropout": 0.0}
+    assert options_of("mlp") == {
+        "hidden": (200,), "activation": "relu", "norm": "none", "dropout": 0.0, "softmax": False
+    }  # fmt: skip
 
 
 def test_equal_random_states_give_equal_models():

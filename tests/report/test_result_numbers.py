@@ -15,11 +15,13 @@ import tailorfl
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
+from tailorfl.evaluation.seeds import noise
 from tailorfl.report.columns import columns_of
 from tailorfl.report.document import write_report
 from tailorfl.report.published import beside, notes
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.store import RunStore
 
 CLIENTS = 10
 Stored = Callable[..., Any]
@@ -98,6 +100,64 @@ def test_published_numbers_stand_beside_means_over_seeds(stored: Stored, tmp_pat
     assert notes(published) == ["source: Table 2"]
     with pytest.raises(ConfigError, match="'mean'"):
         beside(result, {"ditto": {"maen": 0.9}})
+
+
+def test_a_published_number_within_the_noise_is_reproduced(stored: Stored, tmp_path: Path) -> None:
+    result = ExperimentResult(
+        tmp_path, [stored("ditto", seed, [value]) for seed, value in enumerate([0.7, 0.8])]
+    )
+    cells = {"mean": 0.76, "worst10": {"value": 0.99, "std": 0.01}}
+    jobs = [
+        (summary | {"metrics": {**summary["metrics"], "worst10": 0.5}}, store)
+        for summary, store in result.jobs
+    ]
+    rows = beside(ExperimentResult(tmp_path, jobs), {"runs": 3, "ditto": cells})
+    assert rows["noise"].tolist() == pytest.approx([noise([0.7, 0.8], None, 3), noise([0.5, 0.5], 0.01, 3)])
+    assert rows["published"].tolist() == [0.76, 0.99]
+    assert rows["std"].tolist() == pytest.approx([math.nan, 0.01], nan_ok=True)
+    assert rows["difference"].tolist() == pytest.approx([-0.01, -0.49])
+    assert rows["verdict"].tolist() == ["reproduced", "off by -0.4900"]
+    alone = beside(ExperimentResult(tmp_path, result.jobs[:1]), {"ditto": cells})
+    assert alone["verdict"].tolist() == ["", ""]  # one run on either side
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_published_numbers_of_rounds_chosen_on_test_data(metric: str, tmp_path: Path) -> None:
+    by_round = np.array([[0.3, 0.2], [0.9, 0.7], [0.1, 0.8]])  # of two clients after each of three rounds
+    with RunStore.create(tmp_path / "job", {}) as store:
+        for number, values in enumerate(by_round, start=1):
+            rows = [
+                {
+                    "round": number,
+                    "client": c,
+                    "set": part,
+                    "model": "global",
+                    "samples": 1,
+                    metric: v + shift,
+                }
+                for c, v in enumerate(values)
+                for part, shift in (("local", 0.0), ("val", 9.0))
+            ]
+            store.append_clients(rows)
+            store.append_round({"round": number, f"global/local/{metric}": float(values.mean())})
+        metrics = {"mean": 0.0, "global": {}}
+        summary = {
+            "method": "fedavg",
+            "label": "A",
+            "seed": 0,
+            "rounds": 3,
+            "model": "global",
+            "metric": metric,
+        }
+        store.finish(summary | {"metrics": metrics, "bytes_up": 1, "bytes_down": 2, "seconds": 1.0})
+    result = ExperimentResult(tmp_path, [({**(store.summary or {})}, store)])
+    lower = metric == "mse"
+    expected = {
+        "best_on_test": by_round.mean(axis=1).min() if lower else by_round.mean(axis=1).max(),
+        "best_of_each": by_round.min(axis=0).mean() if lower else by_round.max(axis=0).mean(),
+    }
+    rows = beside(result, {"A": dict.fromkeys(expected, 0.5), "B": dict.fromkeys(expected, 0.5)})
+    assert rows["ours"].tolist() == pytest.approx([*expected.values(), math.nan, math.nan], nan_ok=True)
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

@@ -192,7 +192,9 @@ def _cnn(name: str, description: str) -> Callable[..., nn.Sequential]:
     ) -> nn.Sequential:
         plan = replace(PLANS[name], channels=_sizes(name, channels), hidden=_sizes(name, hidden))
         if len(plan.channels) != len(PLANS[name].channels):
-            raise ModelError(f"model '{name}' has {len(PLANS[name].channels)} convolutions; give channels of each.")
+            raise ModelError(
+                f"model '{name}' has {len(PLANS[name].channels)} convolutions; give channels of each."
+            )
         return _plain_cnn(name, plan, input_shape, outputs, norm, (channel_dropout, dropout))
 
     return named_factory(factory, name, description)

@@ -238,7 +238,9 @@ def check_published(key: str, value: Any) -> None:
                 f"has {key} = {shown(value)}, which is neither a note (a text) nor numbers such as {{mean: 0.9}}"
             )
         if key == RUNS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"has {key} = {shown(value)}, which should be how many runs numbers are means of")
+            raise ValueError(
+                f"has {key} = {shown(value)}, which should be how many runs numbers are means of"
+            )
         return
     for column, number in value.items():
         several = column == CLIENTS and isinstance(number, list | tuple)
