@@ -1,4 +1,4 @@
-"""Partitions of published benchmarks against references written from their protocols, and what follows from the rules."""
+"""Partitions of published benchmarks against references written from their protocols, and what follows from them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.evaluation.seeds import noise
 from tailorfl.report.columns import columns_of
 from tailorfl.report.document import write_report
-from tailorfl.report.published import beside, notes
+from tailorfl.report.published import beside, notes, verdict
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.store import RunStore
@@ -119,6 +119,23 @@ def test_a_published_number_within_the_noise_is_reproduced(stored: Stored, tmp_p
     assert rows["verdict"].tolist() == ["reproduced", "off by -0.4900"]
     alone = beside(ExperimentResult(tmp_path, result.jobs[:1]), {"ditto": cells})
     assert alone["verdict"].tolist() == ["", ""]  # one run on either side
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "spread", "expected"),
+    [
+        (0.8, 0.8, 0.0, "reproduced"),
+        (0.8, 0.83, 0.03, "reproduced"),
+        (0.8, 0.83, 0.029, "off by +0.0300"),
+        (0.8, 0.75, 0.04, "off by -0.0500"),
+        (-2.0, -2.1, 0.2, "reproduced"),
+        (0.8, 0.75, 0.3, "undecided"),  # more than a twentieth, though within the noise
+        (0.8, math.nan, 0.1, ""),
+        (0.8, 0.8, math.nan, ""),
+    ],
+)
+def test_verdicts_of_published_numbers(published: float, ours: float, spread: float, expected: str) -> None:
+    assert verdict(published, ours, spread + 1e-12) == expected
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])

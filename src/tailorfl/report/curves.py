@@ -74,7 +74,7 @@ def by_round(result: ExperimentResult) -> dict[str, dict[str, list[float]]]:
 
 
 def best_of_each(result: ExperimentResult, label: str) -> list[float]:
-    """Return the mean over clients of each one's best round on TEST data, a number a seed; as optimistic as papers are."""
+    """Return the mean over clients of each one's best round on TEST data (too good, as above), a number a seed."""
     means = []
     for summary, store in result.jobs:
         if summary["label"] == label:

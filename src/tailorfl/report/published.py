@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 BEST_OF_EACH = "best_of_each"
-REPRODUCED = "reproduced"
+CLOSE = 0.05
+"""What a reproduced number differs from the published one by at most, as a share of it, however wide the noise is."""
 
 
 def notes(published: Mapping[str, Any]) -> list[str]:
@@ -42,9 +43,8 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
     """Return a row for each published number.
 
     Columns: label, quantity, published, std (over published runs, NaN where it is not printed), ours, ours_ci (half
-    width of the 95 % interval over seeds), difference, noise (see `tailorfl.evaluation.seeds.noise`), verdict:
-    "reproduced" where the difference is within the noise, else by how much it is off; "" where one run on each side
-    leaves no noise to compare with. Where we have no number, ours is NaN.
+    width of the 95 % interval over seeds), difference, noise (see `tailorfl.evaluation.seeds.noise`) and verdict (see
+    `verdict`). Where we have no number, ours is NaN.
 
     Raises:
         ConfigError: a quantity is no column of the table.
@@ -58,8 +58,6 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
                 number, std = (cell["value"], cell.get("std")) if isinstance(cell, Mapping) else (cell, None)
                 ours, half_width = spread(values)
                 allowed = noise(values, std, published.get(RUNS, 1))
-                difference = ours - number
-                verdict = REPRODUCED if abs(difference) <= allowed else f"off by {difference:+.4f}"
                 rows.append(
                     {
                         "label": label,
@@ -68,13 +66,33 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
                         "std": math.nan if std is None else float(std),
                         "ours": ours,
                         "ours_ci": half_width,
-                        "difference": difference,
+                        "difference": ours - number,
                         "noise": allowed,
-                        "verdict": "" if math.isnan(difference + allowed) else verdict,
+                        "verdict": verdict(number, ours, allowed),
                     }
                 )
     columns = ["label", "quantity", "published", "std", "ours", "ours_ci", "difference", "noise", "verdict"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def verdict(published: float, ours: float, allowed: float) -> str:
+    """Return whether a number is reproduced.
+
+    Args:
+        published: the number of the paper.
+        ours: our mean over seeds.
+        allowed: the noise of their difference.
+
+    Returns:
+        "reproduced" where they differ by no more than the noise and by no more than `CLOSE`; "undecided" where the noise
+        alone would allow it; else by how much ours is off. "" where there is no number, or one run on either side.
+    """
+    difference = ours - published
+    if math.isnan(difference + allowed):
+        return ""
+    if abs(difference) > allowed:
+        return f"off by {difference:+.4f}"
+    return "reproduced" if abs(difference) <= CLOSE * abs(published) else "undecided"
 
 
 def published_table(result: ExperimentResult) -> Table:
