@@ -84,8 +84,8 @@ def verdict(published: float, ours: float, allowed: float) -> str:
         allowed: the noise of their difference.
 
     Returns:
-        "reproduced" where they differ by no more than the noise and by no more than `CLOSE`; "undecided" where the noise
-        alone would allow it; else by how much ours is off. "" where there is no number, or one run on either side.
+        "reproduced" where they differ by no more than the noise and by no more than `CLOSE`; "undecided" where only the
+        noise would allow it; else by how much ours is off. "" where there is no number, or one run on either side.
     """
     difference = ours - published
     if math.isnan(difference + allowed):
