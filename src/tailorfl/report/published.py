@@ -54,7 +54,7 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
     rows = []
     for label, quantities in published.items():
         for name, value in quantities.items() if isinstance(quantities, Mapping) else ():
-            for quantity, cell, values in _cells(result, label, name, value):
+            for quantity, cell, values in cells(result, label, name, value):
                 number, std = (cell["value"], cell.get("std")) if isinstance(cell, Mapping) else (cell, None)
                 ours, half_width = spread(values)
                 allowed = noise(values, std, published.get(RUNS, 1))
@@ -114,7 +114,7 @@ def _with_spread(number: float, half_width: float) -> str:
     return f"{number:.4f}" if math.isnan(half_width) else f"{number:.4f} ± {half_width:.4f}"
 
 
-def _cells(
+def cells(
     result: ExperimentResult, label: str, name: str, value: Any
 ) -> Iterator[tuple[str, Any, list[float]]]:
     """Yield (quantity, what was published, our number of each seed); no numbers where no job is finished."""
