@@ -39,7 +39,7 @@ def iid_of_the_protocol(strata: Ints, clients: int, options: dict[str, Any]) -> 
 def dirichlet_of_the_protocol(strata: Ints, clients: int, options: dict[str, Any]) -> list[set[int]]:
     random = np.random.default_rng(42)
     people: list[set[int]] = [set()] * clients
-    while min(map(len, people)) < 10:
+    while min(map(len, people)) < options.get("min_size", 10):
         people = [set() for _ in range(clients)]
         for digit in sorted(set(strata.tolist())):
             rows = np.array([row for row, label in enumerate(strata.tolist()) if label == digit])
@@ -81,6 +81,7 @@ def labels_of_the_protocol(strata: Ints, clients: int, options: dict[str, Any]) 
         (iid_of_the_protocol, {"kind": "iid"}),
         (dirichlet_of_the_protocol, {"kind": "dirichlet", "alpha": 0.5}),
         (dirichlet_of_the_protocol, {"kind": "dirichlet", "alpha": 0.05}),  # drawn more than once
+        (dirichlet_of_the_protocol, {"kind": "dirichlet", "alpha": 0.05, "min_size": 1}),
         (labels_of_the_protocol, {"classes": 2}),
         (labels_of_the_protocol, {"kind": "labels", "classes": 3}),
     ],
@@ -179,6 +180,8 @@ def test_sorted_shards_deal_the_test_part_by_the_same_numbers() -> None:
         ("niid_bench", {"seed": -1}, ConfigError, "seed"),
         ("niid_bench", {"kind": "dirichlet", "alpha": 0.0}, ConfigError, "alpha"),
         ("niid_bench", {"kind": "dirichlet", "alpha": 1e-6}, DataError, "alpha"),
+        ("niid_bench", {"kind": "dirichlet", "min_size": 0}, ConfigError, "min_size"),
+        ("niid_bench", {"kind": "dirichlet", "min_size": 41}, DataError, "min_size"),
         ("sorted_shards", {"shards": 0}, ConfigError, "shards"),
         ("sorted_shards", {"shards": 500}, DataError, "fewer clients"),
     ],

@@ -20,7 +20,6 @@ from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError, unknown
 
 KINDS = ("iid", "dirichlet", "labels")
-_MIN_SIZE = 10
 _DRAWS = 1000
 
 
@@ -62,13 +61,14 @@ def niid_bench(
     kind: str = "labels",
     classes: int = 2,
     alpha: float = 0.5,
+    min_size: int = 10,
     seed: int | None = None,
 ) -> Deal:
     """Deal samples as Flower's baseline niid_bench does (Li et al., ICDE 2022), in its order of random draws.
 
     - "iid": all samples in random order, cut into nearly equal parts.
     - "dirichlet": class by class in Dirichlet(`alpha`) shares among the clients that hold fewer than samples / clients;
-      drawn anew until every client has 10 samples.
+      drawn anew until every client has `min_size` samples. PFLlib does likewise with 1 (Zhang et al., JMLR 2025).
     - "labels": client i holds class i and `classes` - 1 others drawn at random; the clients that hold a class share it
       in nearly equal parts.
 
@@ -82,6 +82,7 @@ def niid_bench(
         kind: "iid", "dirichlet" or "labels".
         classes: of "labels": distinct classes per client. Classes that nobody holds are left out.
         alpha: of "dirichlet": concentration.
+        min_size: of "dirichlet": smallest number of training samples of a client.
         seed: seed of NumPy's default generator for the training part, 42 in the baseline.
 
     Raises:
@@ -99,7 +100,7 @@ def niid_bench(
         order = draws.choice(len(ids), len(ids), replace=False)
         owner[order] = _parts(len(ids), np.arange(clients))
     elif kind == "dirichlet":
-        owner = _dirichlet(ids, clients, alpha, draws)
+        owner = _dirichlet(ids, clients, alpha, min_size, draws)
     else:
         owner = _labels(ids, clients, classes, draws)
     test_owner = None
@@ -122,9 +123,10 @@ def _parts(samples: int, owners: Ints) -> Ints:
     return np.repeat(owners, np.where(np.arange(len(owners)) < larger, smaller + 1, smaller))
 
 
-def _dirichlet(ids: Ints, clients: int, alpha: float, draws: Generator) -> Ints:
+def _dirichlet(ids: Ints, clients: int, alpha: float, min_size: int, draws: Generator) -> Ints:
     require_alpha(alpha)
-    require_enough(len(ids), clients, _MIN_SIZE)
+    require_whole("min_size", min_size, 1)
+    require_enough(len(ids), clients, min_size)
     owner = np.empty(len(ids), dtype=np.int64)
     for _ in range(_DRAWS):
         sizes = np.zeros(clients, dtype=np.int64)
@@ -139,10 +141,10 @@ def _dirichlet(ids: Ints, clients: int, alpha: float, draws: Generator) -> Ints:
             owner[positions] = np.repeat(np.arange(clients), counts)
             sizes += counts
         else:
-            if sizes.min() >= _MIN_SIZE:
+            if sizes.min() >= min_size:
                 return owner
     raise DataError(
-        f"partition 'niid_bench' found in {_DRAWS} draws none with {_MIN_SIZE} samples for each of {clients} clients; "
+        f"partition 'niid_bench' found in {_DRAWS} draws none with {min_size} samples for each of {clients} clients; "
         "use fewer clients or a larger alpha"
     )
 
