@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from methods.small import FACTORIES, TRAIN, assert_close, federation, simulation
 from tailorfl.benchmark import plain_loop
@@ -17,6 +17,8 @@ from tailorfl.benchmark.clock import Seconds
 from tailorfl.benchmark.plain_loop import LoopClient, PlainLoop, Variant, fastest, shuffled, variants
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
+from tailorfl.models.dropout import ChannelDropout, Dropout
+from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, TrainConfig
@@ -152,6 +154,17 @@ def test_dropout_of_the_loop_is_that_of_torch() -> None:
         torch.manual_seed(0)
         assert all(torch.equal(t, first[n]) for n, t in looped(sim).items())
         assert any(not torch.equal(t, first[n]) for n, t in looped(sim).items())
+
+
+def test_dropout_of_channels_in_the_loop_is_that_of_torch() -> None:
+    layers = nn.Sequential(
+        nn.Conv2d(1, 2, 1), ChannelDropout(0.3), nn.Flatten(), nn.Linear(2, 2), Dropout(0.4)
+    )
+    copied = plain_loop._own_copy(Model(lambda: layers), False)
+    assert [(type(part), part.p) for part in (copied[1], copied[4])] == [
+        (nn.Dropout2d, 0.3),
+        (nn.Dropout, 0.4),
+    ]
 
 
 def test_every_pass_sees_every_row_once() -> None:

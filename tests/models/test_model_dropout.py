@@ -164,6 +164,16 @@ def test_layers_that_no_key_controls_are_refused(layer):
         replace_dropout(nn.Sequential(nn.Linear(2, 2), layer))
 
 
+def test_channels_dropped_under_vmap_are_those_of_the_loop():
+    keys, x = torch.arange(5), torch.randn(5, 4, 6, 2, 3)
+
+    def run(k: Tensor, rows: Tensor) -> Tensor:
+        with dropout_key(k):
+            return ChannelDropout(0.4)(rows)
+
+    assert torch.equal(vmap(run)(keys, x), torch.stack([run(k, r) for k, r in zip(keys, x, strict=True)]))
+
+
 def test_whole_channels_are_dropped():
     x = torch.ones(400, 20, 3, 5)
     with dropout_key(key(0)):

@@ -12,7 +12,7 @@ from tailorfl.models import build, dropout_key
 CLIENTS, BATCH = 2, 3
 CASES = [
     ("logistic", (5,), {}), ("linear", (5,), {}), ("cox", (5,), {}),
-    ("mlp", (5,), {}), ("mlp", (5,), {"norm": "group"}),
+    ("mlp", (5,), {}), ("mlp", (5,), {"norm": "group"}), ("mlp", (5,), {"softmax": True}),
     ("cnn2", (1, 8, 8), {}), ("cnn2", (1, 8, 8), {"norm": "group"}),
     ("cnn3", (1, 8, 8), {}), ("cnn5", (1, 8, 8), {"norm": "group"}),
     ("lenet", (3, 16, 16), {}), ("ckt_cnn", (3, 16, 16), {"norm": "group"}),
