@@ -1,4 +1,4 @@
-"""Draws the table that `make demo` left in its result folder as an SVG file, and copies the plots beside it.
+"""Draws what `make demo` prints of its result folder as an SVG file, and copies the plots beside it.
 
     make demo
     python docs/screenshot.py demo
@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from tailorfl.cli.results import show_comparison
+from tailorfl.cli.screen import say
+from tailorfl.report.findings import findings
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.folders import experiment_in
 
@@ -27,10 +29,12 @@ WIDTH = 120
 
 
 def screenshot(folder: Path, width: int = WIDTH) -> str:
-    """Return the SVG picture of a result folder's comparison table."""
+    """Return the SVG picture of a result folder's findings and comparison table."""
     result, name = ExperimentResult.load(folder), experiment_in(folder).name
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print("[bold green]$[/] make demo", highlight=False)
+    for line in findings(result):
+        say(console, line, style="bold")
     show_comparison(console, result, name)
     console.print(f"results: {folder.name}", highlight=False)
     svg = console.export_svg(title="tailorfl", theme=MONOKAI, unique_id="tailorfl")

@@ -12,7 +12,7 @@ from rich.console import Console
 from tailorfl.cli.screen import show_table
 from tailorfl.data.own import from_tensors
 from tailorfl.printable import harmful
-from tailorfl.report.plots import literal
+from tailorfl.report.plots import LONGEST_LINE, literal
 from tailorfl.report.tables import Column, SeedResult, as_table, comparison, csv
 from tailorfl.runs.build import check
 from tailorfl.runs.folders import new_folder
@@ -75,4 +75,5 @@ def _show(labels: list[str]) -> None:
     stream = io.StringIO()
     show_table(Console(file=stream, width=2000), table.rich())
     assert all(label in stream.getvalue() for label in labels)
-    assert all(len(literal(label)) < 200 for label in labels)
+    folded = [line.replace("\\$", "$") for label in labels for line in literal(label).splitlines()]
+    assert all(len(line) <= LONGEST_LINE for line in folded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,14 @@ def stored(tmp_path: Path) -> Callable[..., Job]:
     Records of the first round, of validation data and of the global model say something else.
     """
 
-    def make(label: str, seed: int, values: list[float], metric: str = "accuracy", **more: Any) -> Job:
+    def make(
+        label: str,
+        seed: int,
+        values: list[float],
+        metric: str = "accuracy",
+        names: Sequence[str] = (),
+        **more: Any,
+    ) -> Job:
         rows = [
             {"round": r, "client": c, "set": s, "model": m, "samples": c + 1, metric: v}
             for r, ordered in ((1, values[::-1]), (2, values))
@@ -52,7 +59,7 @@ def stored(tmp_path: Path) -> Callable[..., Job]:
             "method": label, "label": label, "seed": seed, "rounds": 2, "model": "personal", "metric": metric,
             "metrics": {"mean": mean, "personal": {}}, "bytes_up": 1, "bytes_down": 2, "seconds": 1.0, **more,
         }  # fmt: skip
-        with RunStore.create(tmp_path / label / f"seed-{seed}", {}) as store:
+        with RunStore.create(tmp_path / label / f"seed-{seed}", {"clients": list(names)}) as store:
             store.append_clients(rows[::-1])  # whatever their order
             store.append_round({"round": 2})
             store.finish(summary)

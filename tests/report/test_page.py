@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import pytest
 
 import tailorfl
 from report.tiny import TINY, invoke
-from tailorfl.errors import RunError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.ranks import holm
-from tailorfl.report.document import latex
+from tailorfl.report.document import latex, write_report
+from tailorfl.report.findings import differences, findings
 from tailorfl.report.page.look import Look
-from tailorfl.report.page.others import differences, paired_differences
+from tailorfl.report.page.others import paired_differences
 from tailorfl.report.page.page import page
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import make_federation
@@ -99,8 +101,24 @@ def test_its_table_is_that_of_the_comparison(run: ExperimentResult, text: str) -
     )
 
 
+def test_the_page_begins_with_its_findings_and_the_table_with_its_metric(
+    run: ExperimentResult, text: str
+) -> None:
+    sentences = findings(run.displayed)
+    assert len(sentences) == 2
+    places = [text.index(escape(sentence, quote=False).replace("'", "&#39;")) for sentence in sentences]
+    assert places == sorted(places)
+    assert places[-1] < text.index("<table>")
+    assert table_of(text, "Comparison: mean over 3 seeds")[0][1] == "accuracy"
+    report = "\n".join(file.read_text() for file in write_report(run) if file.suffix == ".md")
+    assert all(sentence in report for sentence in sentences)
+    assert report.index(sentences[1]) < report.index("| Method |")
+
+
 def test_differences_are_paired_and_corrected(run: ExperimentResult, text: str) -> None:
-    pairs = {(difference.first, difference.second): difference for difference in differences(run)}
+    pairs = {
+        (difference.first, difference.second): difference for difference in differences(run.means_by_job())
+    }
     assert list(pairs) == [("local", "fedavg"), ("local", "ditto"), ("fedavg", "ditto")]
     to_local = run.differences("local")
     for label in ("fedavg", "ditto"):
@@ -204,6 +222,44 @@ def test_the_command_writes_the_page_and_tables_where_it_is_told(
     bold = int(run.table[[name for name in run.table if name.endswith("_best")]].to_numpy().sum())
     assert table.count(r"\textbf{") == bold
     assert Path("t.csv").read_text().splitlines()[1].startswith("local,local,3,")
+
+
+def test_a_table_for_latex_has_the_chosen_columns_and_none_is_empty(
+    run: ExperimentResult, tmp_path: Path
+) -> None:
+    invoke(
+        "report",
+        run.path,
+        "-o",
+        tmp_path / "r.html",
+        "--latex",
+        tmp_path / "t.tex",
+        "--columns",
+        "bytes,mean",
+    )
+    lines = (tmp_path / "t.tex").read_text().splitlines()
+    assert r"Method & sent & accuracy (mean) (\%) \\" in lines
+    assert any("Mean over 3 seeds" in line for line in lines)
+    only = ExperimentResult(run.path, run.jobs[:3])
+    assert set(only.labels) == {"local"}
+    assert "share_beating_local" in [column.key for column in only.columns]
+    head = next(line for line in latex(only).splitlines() if line.startswith("Method"))
+    assert "beat Local" not in head
+    assert "worst" in head
+    with pytest.raises(ConfigError, match="'maen'"):
+        latex(run, ["maen"])
+    invoke("report", run.path, "--columns", "mean", code=2)
+
+
+def test_pictures_are_written_as_pdf_into_a_folder(run: ExperimentResult, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "pictures"
+    printed = invoke("report", run.path, "-o", tmp_path / "r.html", "--pdf", folder)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "per_byte.pdf",
+        "per_client.pdf",
+        "per_round.pdf",
+    ]
+    assert "per_round.pdf" in printed
 
 
 def test_labels_of_reductions_carry_their_mark_in_latex(tmp_path: Path) -> None:

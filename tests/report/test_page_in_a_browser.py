@@ -179,6 +179,58 @@ def test_a_phone_scrolls_tables_and_not_the_page(shown: Any) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth") == 400
 
 
+def test_the_comparison_fits_a_desk_and_begins_with_the_metric_on_a_phone(shown: Any) -> None:
+    table = shown.locator("#comparison .table").first
+    assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
+    shown.set_viewport_size({"width": 400, "height": 800})
+    head = table.locator("thead th").nth(1)
+    assert head.inner_text().startswith("accuracy")
+    for cell in (head, table.locator("tbody tr").first.locator("td").nth(1)):
+        box = cell.bounding_box()
+        assert box["x"] + box["width"] <= 400 - 16
+
+
+def test_single_clients_are_folded_and_in_print_are_not(shown: Any) -> None:
+    table = shown.locator("#single table")
+    assert not table.is_visible()
+    shown.locator("#single summary").click()
+    assert table.is_visible()
+    assert table.locator("tbody tr").count() == 3 * 5
+    shown.locator("#single summary").click()
+    shown.emulate_media(media="print")
+    assert table.bounding_box()["height"] > 300
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_labels_in_pictures_are_never_cut(
+    chromium: Any, run: ExperimentResult, tmp_path: Path, width: int
+) -> None:
+    """Labels of sixty letters, with and without blanks."""
+    names = {
+        "local": "alone " * 10,
+        "fedavg": "W" * 60,
+        "ditto": "Ditto lam=0.1 train.lr=0.05 weights=uniform rounds",
+    }
+    jobs = [({**summary, "label": names[summary["label"]]}, store) for summary, store in run.jobs]
+    result = ExperimentResult(run.path, jobs)
+    (tmp_path / "report.html").write_text(page(result), encoding="utf-8")
+    opened = chromium.new_page()
+    opened.set_viewport_size({"width": width, "height": 900})
+    opened.goto((tmp_path / "report.html").as_uri())
+    opened.wait_for_selector("html[data-drawn]", timeout=30_000)
+    texts = opened.evaluate(
+        """() => [...document.querySelectorAll(".chart svg text")].filter(text => text.textContent).map(text => {
+            const box = text.getBoundingClientRect();
+            const is_free = getComputedStyle(text.closest("svg")).overflow === "visible";
+            return [text.textContent, is_free && box.left >= 0 && box.right <= innerWidth]; })"""
+    )
+    assert opened.evaluate("document.documentElement.scrollWidth") == width
+    opened.close()
+    assert [text for text, is_whole in texts if "…" in text or not is_whole] == []
+    drawn = "".join(text for text, _ in texts)
+    assert drawn.count("W") >= 2 * 60, "in the strip and beside the diagonal"
+
+
 def test_tables_are_there_without_a_script(chromium: Any, file: Path) -> None:
     plain = chromium.browser.new_context(java_script_enabled=False) if chromium.browser else None
     if plain is None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from tailorfl.errors import RunError
@@ -102,10 +103,18 @@ def test_more_labels_than_colours_stay_apart(drawn: list[Any], tmp_path: Path) -
     assert len({(line.get_color(), line.get_linestyle()) for line in drawn[0].get_lines()}) == len(labels)
 
 
-def test_same_data_same_picture(tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        plots.client_distribution(clients_frame(), tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+@pytest.mark.parametrize(("suffix", "begin"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_same_data_same_picture_in_the_format_of_the_suffix(
+    tmp_path: Path, suffix: str, begin: bytes
+) -> None:
+    files = [tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix.upper()}"]
+    for file in files:
+        plots.client_distribution(clients_frame(), file)
+    first, second = (file.read_bytes() for file in files)
+    assert first == second
+    assert first.startswith(begin)
+    assert b"/Type3" not in first, "journals take no fonts of this kind"
+    assert b"Date" not in first
 
 
 @pytest.mark.parametrize(("metric", "inside"), [("accuracy", True), ("auc", True), ("mse", False)])
@@ -245,6 +254,49 @@ def test_many_labels_leave_room_for_the_lines(tmp_path: Path) -> None:
             )  # the axes, as wide and high as the room for lines
         assert sizes[1][0] >= sizes[0][0] > 500
         assert sizes[1][1] == sizes[0][1] > 300
+
+
+def test_long_labels_are_folded_and_never_cut(drawn: list[Any], tmp_path: Path) -> None:
+    label = "Ditto " + "lam=0.25 " * 12 + "x" * 70
+    frame = clients_frame().replace({"Ditto": label})
+    for renamed in (frame, clients_frame()):
+        plots.client_distribution(renamed, tmp_path / "plot.png")
+    long, short = drawn
+    text = long.get_yticklabels()[3].get_text()
+    assert text.replace("\n", "").replace(" ", "") == f"{label}n=60".replace(" ", "")
+    assert max(map(len, text.splitlines())) <= plots.LONGEST_LINE
+    lines = text.count("\n") + 1
+    added = long.figure.get_figheight() - short.figure.get_figheight()
+    assert added == pytest.approx(lines * plots.LINE_HEIGHT - 0.55)
+
+
+@pytest.mark.parametrize("label", ["Ditto", "W" * 60, "alone " * 10])
+def test_no_text_of_a_picture_lies_outside_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, label: str
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    for plot, frame in PLOTS:
+        plot(frame().replace({"Ditto": label}), tmp_path / "plot.png")
+    for figure in figures:
+        figure.canvas.draw()
+        paper = figure.bbox.padded(1)
+        (axes,) = figure.axes
+        texts = [text for text in figure.findobj(Text) if text not in axes.get_xticklabels(which="both")]
+        boxes = {text.get_text(): text.get_window_extent() for text in texts}
+        outside = [text for text, box in boxes.items() if not (paper.x0 <= box.x0 and box.x1 <= paper.x1)]
+        assert outside == []
+        assert axes.get_window_extent().width > 4 * figure.dpi, "room for the lines"
+
+
+def test_lines_of_labels_count_for_the_columns_of_a_legend(tmp_path: Path) -> None:
+    widths = []
+    for count in (17, 18):
+        labels = tuple(f"{k:02} {'a' * 21} b" for k in range(count // 2)) + ("one",) * (count % 2)
+        plots.metric_per_round(rounds_frame(labels, seeds=1), tmp_path / "plot.png")
+        widths.append(pixels(tmp_path / "plot.png").shape[1])
+    further = plots.COLUMN_WIDTH + plots.LETTER * (24 - plots.USUAL_LINE)
+    assert widths[1] - widths[0] == pytest.approx(further * plots.DPI, abs=1)
 
 
 @pytest.mark.parametrize("label", ["[/x] $a$", r"$\frac{$", "50 $", "_{"])

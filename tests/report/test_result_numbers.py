@@ -67,8 +67,8 @@ def test_columns_are_those_that_some_job_has_a_number_for(stored: Stored, tmp_pa
     jobs = [stored("ditto", 0, [0.1], "auc", **more), stored("local", 0, [0.2], "auc", rounds=1)]
     result = ExperimentResult(tmp_path, jobs)
     assert [column.key for column in result.columns] == [
-        "mean", "accuracy", "weighted_mean", "std", "worst10", "best10", "share_beating_local", "deployed.far",
-        "selected_round", "epsilon", "rounds", "gradients_each", "bytes", "seconds",
+        "mean", "worst10", "epsilon", "bytes", "share_beating_local", "accuracy", "weighted_mean", "std", "best10",
+        "deployed.far", "selected_round", "rounds", "gradients_each", "seconds",
     ]  # fmt: skip
     line = result.table.loc["ditto"]
     expected = {

@@ -21,6 +21,7 @@ from tailorfl.report.tables import (
     csv,
     human_bytes,
     human_seconds,
+    without_seeds,
 )
 
 COLUMNS = (Column("mean", "Accuracy", "percent", "higher"), Column("bytes", "Bytes", "bytes"))
@@ -34,19 +35,19 @@ ROWS = [
 ]
 # t(0.975, 2 degrees of freedom) = 4.302653, standard error 0.05 / sqrt(3); two seeds have no interval
 MARKDOWN = """\
-| Method | Seeds | Accuracy | Bytes |
+| Method | Accuracy | Bytes | Seeds |
 | --- | ---: | ---: | ---: |
-| ditto_lr\\|1 | 3 | 85.00 ± 12.42 % | 2.0 MB ± 0 B |
-| fedavg | 1 | 70.00 % | 1.0 MB |
-| local | 2 | 90.00 % | 0 B |
+| ditto_lr\\|1 | 85.00 ± 12.42 % | 2.0 MB | 3 |
+| fedavg | 70.00 % | 1.0 MB | 1 |
+| local | 90.00 % | 0 B | 2 |
 """
 LATEX = r"""\begin{tabular}{lrrr}
 \toprule
-Method & Seeds & Accuracy & Bytes \\
+Method & Accuracy & Bytes & Seeds \\
 \midrule
-ditto\_lr|1 & 3 & 85.00 $\pm$ 12.42 \% & 2.0 MB $\pm$ 0 B \\
-fedavg & 1 & 70.00 \% & 1.0 MB \\
-local & 2 & 90.00 \% & 0 B \\
+ditto\_lr|1 & 85.00 $\pm$ 12.42 \% & 2.0 MB & 3 \\
+fedavg & 70.00 \% & 1.0 MB & 1 \\
+local & 90.00 \% & 0 B & 2 \\
 \bottomrule
 \end{tabular}
 """
@@ -92,9 +93,34 @@ def test_missing_values_and_times_have_words() -> None:
     columns = (Column("mse", "Error", "number", "lower"), Column("seconds", "Time", "seconds"))
     rows = [SeedResult("a", "a", 0, {"mse": 2.0}), SeedResult("b", "b", 0, {"mse": 0.5, "seconds": 61.0})]
     shown = markdown([*rows, SeedResult("c", "c", 0, {})], *columns)
-    assert shown == ["| a | 1 | 2 | – |", "| b | 1 | 0.5 | 1 min 01 s |", "| c | 1 | – | – |"]
+    assert shown == ["| a | 2 | – | 1 |", "| b | 0.5 | 1 min 01 s | 1 |", "| c | – | – | 1 |"]
     failed = [SeedResult("a", "a", seed, {"mean": value}) for seed, value in enumerate((0.5, math.nan))]
-    assert markdown(failed, *COLUMNS) == ["| a | 2 | – | – |"]
+    assert markdown(failed, *COLUMNS) == ["| a | – | 2 |"], (
+        "a column without any number is left out, but the first"
+    )
+
+
+def test_spreads_of_costs_and_of_spreads_are_in_csv_alone() -> None:
+    """Of 1, 2 and 3 the interval is 2 ± 4.302653 / √3."""
+    columns = [Column("std", "Std"), Column("seconds", "Time", "seconds"), Column("mse", "Error")]
+    rows = [
+        SeedResult("a", "a", seed, dict.fromkeys(("std", "seconds", "mse"), 1.0 + seed)) for seed in range(3)
+    ]
+    assert markdown(rows, *columns) == ["| a | 2 | 2.0 s | 2 ± 2.484 | 3 |"]
+    assert csv(comparison(rows, columns), columns).splitlines()[1].count("2.484") == 3
+
+
+def test_seeds_are_a_column_only_where_rows_have_different_counts() -> None:
+    rows = [SeedResult("a", "a", seed, {"mean": 0.5}) for seed in range(3)]
+    for further, count, note in (
+        ([SeedResult("b", "b", 0, {"mean": 0.5})], 3, "mean over 3 seeds ± half width of the 95 % interval"),
+        ([], 3, "mean over 3 seeds ± half width of the 95 % interval"),
+        ([], 2, "mean over 2 seeds"),
+        ([], 1, "1 seed"),
+    ):
+        frame, spread = without_seeds(comparison([*rows[:count], *further], COLUMNS[:1]))
+        assert ("seeds" in frame) == bool(further)
+        assert spread == note
 
 
 NOISE = 0.1 / 12.7062
@@ -122,7 +148,7 @@ def test_bold_is_what_is_better_than_all_others_beyond_the_noise(
     rows = [SeedResult(n, n, s, {"mean": v}) for n, seeds in values.items() for s, v in enumerate(seeds)]
     columns = (Column("mean", "Accuracy", "number", better),)
     table = as_table(comparison(rows, columns), columns)
-    assert [row[0].text for row in table.rows if row[2].strong] == expected
+    assert [row[0].text for row in table.rows if row[1].strong] == expected
     bold = [line.split(" & ")[0] for line in table.latex().splitlines() if r"\textbf{" in line]
     assert bold == expected
     assert [line.split(" | ")[0][2:] for line in table.markdown().splitlines() if "**" in line] == expected

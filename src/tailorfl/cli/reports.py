@@ -24,6 +24,8 @@ def report(
     out: Path | None = None,
     target: float | None = None,
     latex: Path | None = None,
+    columns: str | None = None,
+    pdf: Path | None = None,
     csv: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,6 +36,8 @@ def report(
         out (RESULTS|FILE.html): A folder for the report, or a file for the page alone; needed to merge several.
         target: Also the rounds and the traffic until the mean metric is this good: 0.9.
         latex (FILE): Also the table for LaTeX (booktabs).
+        columns (NAME,...): The columns of the LaTeX table, by their names in comparison.csv: mean,worst10,bytes.
+        pdf (FOLDER): Also the pictures as PDF, into this folder.
         csv (FILE): Also the table's plain numbers, nothing rounded.
     """
     from tailorfl.cli.results import result_lines, show_matrix, show_result
@@ -42,10 +46,17 @@ def report(
     from tailorfl.report.page.page import page
     from tailorfl.report.tables import csv as csv_of
 
+    keys = [] if columns is None else columns.split(",")
+    if keys and latex is None:
+        raise ConfigError("--columns chooses columns of the LaTeX table; use it with --latex FILE")
     page_file = out if out is not None and out.suffix.lower() == ".html" else None
     federations = None if out is None else _federations(folders)
     if federations is not None and out is not None:
-        written = _write_matrix(federations, out, page_file, latex, csv)
+        if keys:
+            raise ConfigError(
+                "--columns is for the table of one experiment; leave it out for several federations"
+            )
+        written = _write_matrix(federations, out, page_file, latex, csv, pdf)
         if as_json:
             print_json(federations.rows)
             return
@@ -53,17 +64,19 @@ def report(
         say(stdout(), f"report: {', '.join(map(str, written))}")
         return
     results = _results(folders, out, page_file)
-    if files := [file for file in (page_file, latex, csv) if file is not None]:
+    if files := [file for file in (page_file, latex, csv, pdf) if file is not None]:
         only_result(folders[0], results, f", which one file ('{files[0]}') cannot hold")
     lines = []
     for name, result in results.items():
         texts = {} if page_file is None else {page_file: page(result, target)}
         written = write_report(result, target) if page_file is None else []
         if latex is not None:
-            texts[latex] = latex_of(result)
+            texts[latex] = latex_of(result, keys)
         if csv is not None:
             texts[csv] = csv_of(result.table, result.columns)
         written += _write(texts)
+        if pdf is not None:
+            written += result.plot(_made(pdf), ".pdf")
         if as_json:
             lines += result_lines(name, result)
             continue
@@ -111,26 +124,41 @@ def _federations(folders: Sequence[Path]) -> Matrix | None:
 
 
 def _write_matrix(
-    federations: Matrix, out: Path, page_file: Path | None, latex: Path | None, csv: Path | None
+    federations: Matrix,
+    out: Path,
+    page_file: Path | None,
+    latex: Path | None,
+    csv: Path | None,
+    pdf: Path | None,
 ) -> list[Path]:
     """Write the page of several federations; into a folder with its table, diagram and numbers."""
     from tailorfl.report.page.ranks import page
-    from tailorfl.report.rank_plot import png
-    from tailorfl.runs.files import reporting
+    from tailorfl.report.rank_plot import draw
 
     displayed = federations.displayed
     texts = {out if page_file is not None else out / "report.html": page(displayed)}
     if page_file is None:
-        with reporting(out, "create the result folder"):
-            out.mkdir(parents=True, exist_ok=True)
+        _made(out)
         texts |= {out / "matrix.csv": federations.csv, out / "matrix.tex": displayed.latex}
     texts |= {file: displayed.latex for file in (latex,) if file is not None}
     texts |= {file: federations.csv for file in (csv,) if file is not None}
     written, diagram = _write(texts), displayed.picture("nemenyi")
-    if page_file is None and diagram is not None:
-        written.append(out / "ranks.png")
-        png(diagram, written[-1])
+    if diagram is not None:
+        pictures = [out / "ranks.png"] if page_file is None else []
+        pictures += [] if pdf is None else [_made(pdf) / "ranks.pdf"]
+        for picture in pictures:
+            draw(diagram, picture)
+        written += pictures
     return written
+
+
+def _made(folder: Path) -> Path:
+    """Create a folder that may be there already, and return it."""
+    from tailorfl.runs.files import reporting
+
+    with reporting(folder, "create the folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def gains(

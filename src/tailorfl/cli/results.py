@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from tailorfl.report.matrix import Matrix
     from tailorfl.report.result import ExperimentResult
 
-FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
-"""Quality, for the worst clients too, and costs: the columns of the first table where one has no room for all."""
 MATRIX_COLUMNS = 3
 """Federations that stand side by side in a terminal."""
 DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
@@ -23,11 +20,14 @@ DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
 
 
 def show_result(result: ExperimentResult, target: float | None = None) -> None:
-    """Print the comparison table, what there is beside it, and where the results lie."""
+    """Print the findings, the comparison table, what there is beside it, and where the results lie."""
     from tailorfl.report.curves import sections
+    from tailorfl.report.findings import findings
     from tailorfl.report.published import notes, published_table
 
     config, console, displayed = result.config, stdout(), result.displayed
+    for line in findings(displayed):
+        say(console, line, style="bold")
     show_comparison(console, displayed, config.name)
     for folder, difference in result.unlike:
         _warn("not the same experiment:", f"{folder}: {difference}")
@@ -51,29 +51,17 @@ def _warn(mark: str, text: str) -> None:
 
 def show_comparison(console: Console, result: ExperimentResult, name: str) -> None:
     """Print the comparison table; in a narrow console without details, and in several parts if need be."""
-    from tailorfl.report.tables import LEAST_SEEDS, as_table
+    from tailorfl.report.tables import as_table, without_seeds
 
-    frame, columns = result.marked(result.table), list(result.columns)
-    for column in columns:
-        # Their spread over seeds says little and takes much room; comparison.md has it.
-        if column.key == "std" or column.unit in ("bytes", "seconds"):
-            frame[f"{column.key}_ci"] = math.nan
-    counts = set(frame["seeds"])
-    seeds = int(max(counts))
-    spread = f"mean over {seeds} seeds" if seeds > 1 else "1 seed"
-    if seeds >= LEAST_SEEDS:
-        spread += " ± half width of the 95 % interval"
+    frame, spread = without_seeds(result.marked(result.table))
+    columns = list(result.columns)
     left_out = []
     for key in DETAILS:
         if fits(as_table(frame, columns).rich(), console.width):
             break
         left_out += [column.title for column in columns if column.key == key]
         columns = [column for column in columns if column.key != key]
-    title = f"{name}: {spread}"
-    table = as_table(frame, columns, title).rich()
-    if not fits(table, console.width):
-        columns.sort(key=lambda column: FIRST.index(column.key) if column.key in FIRST else len(FIRST))
-        table = as_table(frame if len(counts) > 1 else frame.drop(columns="seeds"), columns, title).rich()
+    table = as_table(frame, columns, f"{name}: {spread}").rich()
     for line in result.without_effect:
         say(console, line, style="bold yellow")
     show_table(console, table)

@@ -132,10 +132,11 @@ def clients_of(
     *,
     methods: Sequence[str] = (),
     clients: Sequence[str] = (),
+    intervals: bool = True,
 ) -> ClientReport:
     """Return what the clients of a result have, of one seed: by default the first.
 
-    `methods` (labels) and `clients` (names) leave out the others.
+    `methods` (labels) and `clients` (names) leave out the others; without `intervals` no predictions are read.
 
     Raises:
         ConfigError: there is no such seed, method or client.
@@ -145,7 +146,7 @@ def clients_of(
     chosen = seeds[0] if seed is None else seed
     if chosen not in seeds:
         raise ConfigError(f"'{result.path}' has no finished job with seed {chosen}, but {seeds}")
-    jobs = [_Job(result, *job) for job in result.jobs if job[0]["seed"] == chosen]
+    jobs = [_Job(result, *job, intervals) for job in result.jobs if job[0]["seed"] == chosen]
     for label in methods:
         if label not in (labels := [job.label for job in jobs]):
             raise unknown("method of the run", label, labels)
@@ -195,14 +196,16 @@ def _notes(jobs: list[_Job], base: _Job | None) -> list[str]:
 class _Job:
     """The numbers and predictions that one job has of its clients."""
 
-    def __init__(self, result: ExperimentResult, summary: dict[str, Any], store: RunStore) -> None:
+    def __init__(
+        self, result: ExperimentResult, summary: dict[str, Any], store: RunStore, intervals: bool
+    ) -> None:
         self.label, self.seed, self.metric = str(summary["label"]), int(summary["seed"]), result.metric
         self.alone = summary["method"] in REFERENCES
         self.store = store
         self._names = [str(name) for name in store.config.get("clients") or ()]
         self.records = {int(r["client"]): r for r in result.own(summary, store).to_dict("records")}
         """By client, the record of its test part."""
-        self.predictions = load_predictions(store.path)
+        self.predictions = load_predictions(store.path) if intervals else None
         self.resampled = cache(self._resampled)
 
     def name(self, client: int) -> str:

@@ -13,6 +13,8 @@ from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.report.tables import Column, Summary
 from tailorfl.runs.store import SECONDS
 
+FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
+"""Keys of the columns that stand first: quality, for the worst clients too, and costs."""
 FEW_CLIENTS = 10
 """Of so many or fewer clients a tenth is one client."""
 SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
@@ -69,7 +71,8 @@ def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
         (Column("bytes", "traffic", "bytes", value=lambda s: s["bytes_up"] + s["bytes_down"]), True),
         (Column("seconds", "time", "seconds"), True),
     ]
-    return tuple(column for column, is_shown in columns if is_shown)
+    chosen = (column for column, is_shown in columns if is_shown)
+    return tuple(sorted(chosen, key=lambda column: (*FIRST, column.key).index(column.key)))
 
 
 def numbers(summary: Summary, metric: str, columns: Sequence[Column]) -> dict[str, float]:
@@ -88,6 +91,15 @@ def numbers(summary: Summary, metric: str, columns: Sequence[Column]) -> dict[st
         sharpness = values.get(f"{model or summary['model']}.local.sharpness.mean")
         values |= {} if sharpness is None else {f"{prefix}_sharpness": sharpness}
     return values | {c.key: _number(c.value(summary)) for c in columns if c.value is not None}
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric as running text and pictures call it."""
+    named = {
+        "auc": "AUC", "mse": "mean squared error", "deviance": "Poisson deviance", "mae": "mean absolute error",
+        "c_index": "C-index", "r2": "R²",
+    }  # fmt: skip
+    return named.get(metric, metric.replace("_", " "))
 
 
 def are_few(summaries: Sequence[Summary]) -> bool:

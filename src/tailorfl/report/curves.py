@@ -110,11 +110,13 @@ def _target_table(result: ExperimentResult, target: float) -> Table:
     check_target(target, result.metric)
     goal = f"{100 * target:g} %" if result.metric in UNIT_METRICS else f"{target:g}"
     frame = to_target(result, target)
-    columns = [Column("rounds", "Rounds"), Column("bytes", "Traffic until then", "bytes")]
-    if frame[SECONDS].notna().any():
-        columns.append(Column(SECONDS, "Simulated time", "seconds"))
+    columns = [
+        Column("rounds", "Rounds"),
+        Column("bytes", "Traffic until then", "bytes"),
+        Column(SECONDS, "Simulated time", "seconds"),
+    ]
     table = as_table(
-        frame.drop(columns=["seeds", "bytes_ci", f"{SECONDS}_ci"]),
+        frame.drop(columns="seeds"),
         columns,
         f"Until {result.metric} is {goal}",
         "The first evaluated round at which the mean over clients (own test part) is there, and the bytes sent until "

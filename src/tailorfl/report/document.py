@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailorfl.errors import unknown
 from tailorfl.report.curves import sections
+from tailorfl.report.findings import findings
 from tailorfl.report.page.page import page
 from tailorfl.report.published import notes, published_table
-from tailorfl.report.tables import MISSING, Table, as_table, tex
+from tailorfl.report.tables import MISSING, Table, as_table, tex, without_seeds
 from tailorfl.report.warnings import caveats
 from tailorfl.runs.budget import sentence
 from tailorfl.runs.files import write_text
@@ -18,8 +20,6 @@ from tailorfl.runs.tuned import best_score, read, written
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
-
-SPREAD = "Mean over seeds ± half width of its 95 % interval; bold: better than every other method beyond the noise."
 
 
 def write_report(
@@ -51,7 +51,13 @@ def _write(result: ExperimentResult, target: float | None, further: Sequence[Tab
     tuning = tuning_section(result.path, config.seeds, result.display_names)
     tables = [*tuning, *caveats(result.displayed), *further, *of_curves]
     plots = result.write()
-    parts = [f"# {config.name}", config.description, result.markdown, sentence(config)]
+    parts = [
+        f"# {config.name}",
+        *findings(result.displayed),
+        config.description,
+        result.markdown,
+        sentence(config),
+    ]
     if config.published:  # notes alone, where a paper's setting is too different to stand beside ours
         ours = published_table(result)
         parts += [f"## {ours.title}", ours.markdown() if ours.rows else "", *notes(config.published)]
@@ -104,10 +110,20 @@ def _tuning_row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def latex(result: ExperimentResult) -> str:
-    """Return the table for LaTeX (booktabs): bold is better than every other method beyond the noise, † a reduction."""
+def latex(result: ExperimentResult, keys: Sequence[str] = ()) -> str:
+    """Return the table for LaTeX (booktabs): bold is better than every other method beyond the noise, † a reduction.
+
+    Raises:
+        ConfigError: one of the `keys`, the columns to be shown by their names in comparison.csv, is none.
+    """
     result = result.displayed
-    lines = [as_table(result.marked(result.table), result.columns).latex().rstrip()]
-    below = [*result.remarks, *([] if len(result.jobs) == len(result.table) else [SPREAD])]
+    columns = {column.key: column for column in result.columns}
+    for key in keys:
+        if key not in columns:
+            raise unknown("column", key, list(columns))
+    frame, spread = without_seeds(result.marked(result.table))
+    lines = [as_table(frame, [columns[key] for key in keys or columns]).latex().rstrip()]
+    note = f"{spread[:1].upper()}{spread[1:]}; bold: better than every other method beyond the noise."
+    below = [*result.remarks, *([] if len(result.jobs) == len(result.table) else [note])]
     lines += [rf"\par\smallskip{{\footnotesize {tex(line)}}}" for line in below]
     return "% needs \\usepackage{booktabs}\n" + "\n".join(lines) + "\n"

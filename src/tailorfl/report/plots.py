@@ -1,13 +1,14 @@
-"""PNG plots of runs: a metric per round, its distribution over clients, and against what was communicated.
+"""Plots of runs: a metric per round, its distribution over clients, and against what was communicated.
 
-Every function takes a long DataFrame with a "label" column (one line or box each, in order of first
-appearance), writes the file atomically, and uses matplotlib's objects directly: no pyplot, so no global state
-and no display.
+Every function takes a long DataFrame with a "label" column (one line or box each, in order of first appearance), writes
+the file atomically in the format of its suffix (png, pdf or svg), and uses matplotlib's objects directly: no pyplot, so
+no global state and no display.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from tailorfl.errors import RunError
 from tailorfl.evaluation.metrics import UNIT_METRICS
-from tailorfl.report.columns import SHARES
+from tailorfl.report.columns import SHARES, metric_name
 from tailorfl.report.tables import human_bytes, over_seeds
 from tailorfl.runs.files import replacing
 
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")  # the second seven lines are dashed, and so on
 DPI = 150
-LEGEND_ROWS = 17  # labels in a column of the legend
+LEGEND_ROWS = 17  # lines in a column of the legend
 COLUMN_WIDTH = 2.0  # inches of figure that a further column takes
-LONGEST_LABEL = 60  # characters; a longer one would leave no room for the lines
+LINE_HEIGHT = 0.19  # inches of figure that a line of a label takes
+LONGEST_LINE = 24  # characters; longer labels are folded
+USUAL_LINE, LETTER = 12, 0.1  # characters of a label, and inches of figure that each further one takes
+CAPTION = 62  # characters in a line above or below the axes
 MARKS = 12  # markers on a line, whatever its number of rounds
 
 
@@ -48,14 +52,14 @@ def metric_per_round(
     from matplotlib.ticker import MaxNLocator
 
     data = _usable(frame, ["label", "seed", "round", metric], metric)
-    figure, axes = _figure(title or f"{_name(metric)} per round")
+    figure, axes = _figure(title or f"{metric_name(metric)} per round")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
         band = bands(group, "round", metric)
         _line(axes, number, str(label), band.index, band["mean"])
         axes.fill_between(
             band.index, band["low"], band["high"], color=_colour(number), alpha=0.18, linewidth=0
         )
-    axes.set_xlabel("round (line: mean over seeds, band: 95 % confidence interval)")
+    axes.set_xlabel(literal("round (line: mean over seeds, band: 95 % confidence interval)", CAPTION))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _metric_axis(axes.yaxis, metric)
     _save(figure, axes, path)
@@ -71,13 +75,15 @@ def client_distribution(
     """
     data = _usable(frame, ["label", metric], metric)
     groups = [(str(label), group[metric].to_numpy()) for label, group in data.groupby("label", sort=False)]
-    figure, axes = _figure(title or f"{_name(metric)} of the clients", height=1.6 + 0.55 * len(groups))
+    names = [f"{literal(label)}\nn = {len(values)}" for label, values in groups]
+    height = 1.6 + sum(max(0.55, LINE_HEIGHT * (name.count("\n") + 1)) for name in names)
+    figure, axes = _figure(title or f"{metric_name(metric)} of the clients", height=height)
     jitter = np.random.default_rng(0)
     for number, (_, values) in enumerate(groups):
         heights = number + jitter.uniform(-0.22, 0.22, len(values))
         axes.scatter(values, heights, s=9, alpha=0.45, linewidth=0, color=_colour(number), zorder=2)
         _box(axes, number, values)
-    axes.set_yticks(range(len(groups)), [f"{literal(label)}\nn = {len(values)}" for label, values in groups])
+    axes.set_yticks(range(len(groups)), names)
     axes.invert_yaxis()  # first label on top, as in a table
     _metric_axis(axes.xaxis, metric, " (box: quartiles, line: median, diamond: mean, whiskers: 5 % to 95 %)")
     _save(figure, axes, path)
@@ -95,7 +101,7 @@ def metric_by_bytes(
     from matplotlib.ticker import LogLocator, NullFormatter
 
     data = _usable(frame, ["label", "seed", "round", "bytes", metric], metric)
-    figure, axes = _figure(title or f"{_name(metric)} for communication")
+    figure, axes = _figure(title or f"{metric_name(metric)} for communication")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
         means = group.groupby("round")[["bytes", metric]].mean()
         sent = means[means["bytes"] > 0]
@@ -103,7 +109,7 @@ def metric_by_bytes(
             _line(axes, number, str(label), sent["bytes"], sent[metric])
         else:
             look: Any = {"color": _colour(number), "linestyle": (0, (1, 1)), "linewidth": 1.8}
-            axes.axhline(means[metric].iloc[-1], label=f"{literal(str(label))} (no communication)", **look)
+            axes.axhline(means[metric].iloc[-1], label=literal(f"{label} (no communication)"), **look)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
@@ -114,10 +120,10 @@ def metric_by_bytes(
     _save(figure, axes, path)
 
 
-def literal(text: str) -> str:
-    """Return a text that matplotlib shows as it is: a dollar sign would begin a formula; long ones are cut."""
-    cut = text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
-    return cut.replace("$", r"\$")
+def literal(text: str, width: int = LONGEST_LINE) -> str:
+    """Return a text that matplotlib shows as it is: a dollar sign would begin a formula; long ones are folded."""
+    folded = textwrap.fill(text, width) if len(text) > width else text
+    return folded.replace("$", r"\$")
 
 
 def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFrame:
@@ -153,7 +159,7 @@ def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.6, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(literal(title[:1].upper() + title[1:]), fontsize=12)
+    axes.set_title(literal(title[:1].upper() + title[1:], CAPTION), fontsize=12)
     axes.grid(color="0.88", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -189,30 +195,44 @@ def _metric_axis(axis: Axis, metric: str, legend: str = "") -> None:
 
     if metric in SHARES:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=""))
-    axis.set_label_text(f"{_name(metric)}{' in %' if metric in SHARES else ''}{legend}")
+    axis.set_label_text(
+        literal(f"{metric_name(metric)}{' in %' if metric in SHARES else ''}{legend}", CAPTION)
+    )
 
 
 def _save(figure: Figure, axes: Axes, path: str | Path) -> None:
-    labels = axes.get_legend_handles_labels()[1]
-    if labels:
+    rows = [line for label in axes.get_legend_handles_labels()[1] for line in label.split("\n")]
+    names = rows or [line for label in axes.get_yticklabels() for line in label.get_text().split("\n")]
+    columns = max(1, math.ceil(len(rows) / LEGEND_ROWS))
+    width, height = figure.get_size_inches()
+    further = LETTER * max(0, max(map(len, names)) - USUAL_LINE)
+    figure.set_size_inches(width + COLUMN_WIDTH * (columns - 1) + further * columns, height)
+    if rows:
         # Beside the lines, where it covers none of them, and no higher than they are.
-        columns = math.ceil(len(labels) / LEGEND_ROWS)
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(width + COLUMN_WIDTH * (columns - 1), height)
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, ncols=columns)
-    with replacing(Path(path)) as part, warnings.catch_warnings():
+    save(figure, Path(path))
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the suffix, the same bytes for the same figure.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    from matplotlib import rc_context
+
+    kind = path.suffix.lower()[1:]
+    date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    # Letters of TrueType fonts, which journals ask for, and the same names of parts every time.
+    with (
+        replacing(path) as part,
+        warnings.catch_warnings(),
+        rc_context({"pdf.fonttype": 42, "svg.hashsalt": ""}),
+    ):
         # A font that lacks a letter of a label shows a box in its place, about which nobody need do anything.
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(part, format="png", dpi=DPI)
+        figure.savefig(part, format=kind, dpi=DPI, metadata=date)
 
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
-
-
-def _name(metric: str) -> str:
-    named = {
-        "auc": "AUC", "mse": "mean squared error", "deviance": "Poisson deviance", "mae": "mean absolute error",
-        "c_index": "C-index", "r2": "R²",
-    }  # fmt: skip
-    return named.get(metric, metric.replace("_", " "))

@@ -1,6 +1,6 @@
 """The critical-difference diagram of Demšar (2006): methods on a line of average ranks, bars over those that are alike.
 
-It is laid out once, in points with y downwards, and drawn as SVG, as TikZ and as PNG.
+It is laid out once, in points with y downwards, and drawn as SVG, as TikZ, and as a file of PNG or PDF.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from html import escape
 from pathlib import Path
 from typing import Literal
 
-from tailorfl.report.plots import literal
+from tailorfl.report.plots import literal, save
 from tailorfl.report.tables import tex
-from tailorfl.runs.files import replacing
 
-LEFT, RIGHT, TOP = 190.0, 450.0, 48.0
-"""Where the axis of ranks lies."""
-WIDTH = 640.0
+AXIS, TOP = 260.0, 48.0
+"""How long the axis of ranks is, and where it lies."""
+LEAST = 190.0
+"""Room for names on either side of the axis."""
+LETTER = 0.62
+"""Width of a letter, as a share of its size."""
 STEP = 19.0
 """Between the lines of two methods."""
 BAR = 7.0
 """Between two bars."""
 SIZE = 12.0
 """Of letters."""
-DPI = 150
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ class Label:
 
 @dataclass(frozen=True)
 class Diagram:
-    """Lines and texts, `height` points high and `WIDTH` wide."""
+    """Lines and texts, `width` points wide and `height` high."""
 
     lines: list[Stroke]
     labels: list[Label]
+    width: float
     height: float
 
 
@@ -67,19 +69,23 @@ def diagram(
     """
     count = len(names)
     order = sorted(range(count), key=lambda k: average[k])
+    texts = [f"{name} ({rank:.2f})" for name, rank in zip(names, average, strict=True)]
+    left = max(LEAST, 24 + LETTER * SIZE * max(map(len, texts)))
+    right, unit = left + AXIS, AXIS / max(count - 1, 1)
+    width = left + right
 
     def at(rank: float) -> float:
-        return LEFT + (rank - 1) / max(count - 1, 1) * (RIGHT - LEFT)
+        return left + (rank - 1) * unit
 
-    lines = [Stroke(LEFT, TOP, RIGHT, TOP)]
+    lines = [Stroke(left, TOP, right, TOP)]
     labels = []
     for rank in range(1, count + 1):
         lines.append(Stroke(at(rank), TOP, at(rank), TOP - 6))
         labels.append(Label(at(rank), TOP - 10, str(rank), "middle"))
     if critical is not None:
-        end = min(LEFT + critical / max(count - 1, 1) * (RIGHT - LEFT), WIDTH - 10)
-        lines += [Stroke(LEFT, 16, end, 16, 2), Stroke(LEFT, 12, LEFT, 20, 2), Stroke(end, 12, end, 20, 2)]
-        labels.append(Label((LEFT + end) / 2, 10, f"critical difference {critical:.2f}", "middle"))
+        end = min(left + critical * unit, width - 10)
+        lines += [Stroke(left, 16, end, 16, 2), Stroke(left, 12, left, 20, 2), Stroke(end, 12, end, 20, 2)]
+        labels.append(Label((left + end) / 2, 10, f"critical difference {critical:.2f}", "middle"))
     for number, group in enumerate(groups):
         ranks = [average[k] for k in group]
         y = TOP + 8 + BAR * number
@@ -90,11 +96,10 @@ def diagram(
         is_left = place < half
         row = place if is_left else count - 1 - place
         y, x = begin + STEP * row, at(average[k])
-        side = LEFT - 20 if is_left else RIGHT + 20
+        side = left - 20 if is_left else right + 20
         lines += [Stroke(x, TOP, x, y), Stroke(x, y, side, y)]
-        name = f"{names[k]} ({average[k]:.2f})"
-        labels.append(Label(side + (-4 if is_left else 4), y + 4, name, "end" if is_left else "start"))
-    return Diagram(lines, labels, begin + STEP * half)
+        labels.append(Label(side + (-4 if is_left else 4), y + 4, texts[k], "end" if is_left else "start"))
+    return Diagram(lines, labels, width, begin + STEP * half)
 
 
 def svg(drawn: Diagram, alt: str) -> str:
@@ -108,7 +113,7 @@ def svg(drawn: Diagram, alt: str) -> str:
         f'<text x="{t.x:.1f}" y="{t.y:.1f}" text-anchor="{t.anchor}" fill="currentColor">{escape(t.text)}</text>'
         for t in drawn.labels
     ]
-    head = f'viewBox="0 0 {WIDTH:g} {drawn.height:g}" width="{WIDTH:g}" font-size="{SIZE:g}" role="img"'
+    head = f'viewBox="0 0 {drawn.width:g} {drawn.height:g}" width="{drawn.width:g}" font-size="{SIZE:g}" role="img"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {head} aria-label="{escape(alt)}">{"".join(parts)}</svg>'
 
 
@@ -127,21 +132,26 @@ def tikz(drawn: Diagram) -> str:
     return f"\\begin{{tikzpicture}}[x=0.7pt, y=0.9pt]\n{body}\n\\end{{tikzpicture}}\n"
 
 
-def png(drawn: Diagram, path: Path) -> None:
-    """Write the picture. Raises RunError where the file cannot be written."""
+def draw(drawn: Diagram, path: Path) -> None:
+    """Write the picture in the format of the suffix. Raises RunError where the file cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH / 72, drawn.height / 72))
+    figure = Figure(figsize=(drawn.width / 72, drawn.height / 72))
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     for line in drawn.lines:
         axes.plot([line.x1, line.x2], [line.y1, line.y2], color="black", linewidth=line.width)
     side = {"start": "left", "middle": "center", "end": "right"}
     for label in drawn.labels:
-        axes.text(label.x, label.y, literal(label.text), ha=side[label.anchor], fontsize=SIZE * 0.85)
-    axes.set_xlim(0, WIDTH)
+        axes.text(
+            label.x,
+            label.y,
+            literal(label.text, len(label.text)),
+            ha=side[label.anchor],
+            fontsize=SIZE * 0.85,
+        )
+    axes.set_xlim(0, drawn.width)
     axes.set_ylim(drawn.height, 0)
     axes.set_axis_off()
-    with replacing(path) as part:
-        figure.savefig(part, format="png", dpi=DPI)
+    save(figure, path)

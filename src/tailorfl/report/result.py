@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
@@ -119,6 +120,11 @@ class ExperimentResult:
         return result
 
     @property
+    def reference(self) -> str | None:
+        """The label of LocalTrain, or of the average of its models; None where neither was run."""
+        return next((str(s["label"]) for s in self.summaries if s["method"] in REFERENCES), None)
+
+    @property
     def metric(self) -> str:
         """The task's primary metric."""
         return str(self.jobs[0][0]["metric"])
@@ -234,8 +240,11 @@ class ExperimentResult:
     def means_by_job(self) -> dict[str, dict[tuple[int, str], float]]:
         """Return label -> {what a job shares with those it is paired with -> mean over clients}."""
         means: dict[str, dict[tuple[int, str], float]] = {}
-        for summary, result in zip(self.summaries, self.seed_results(), strict=True):
-            means.setdefault(result.label, {})[company(summary)] = result.values["mean"]
+        for summary in self.summaries:
+            mean = summary["metrics"]["mean"]
+            means.setdefault(summary["label"], {})[company(summary)] = (
+                math.nan if mean is None else float(mean)
+            )
         return means
 
     def differences(self, reference: str = REFERENCES[0]) -> pd.DataFrame:
@@ -263,14 +272,16 @@ class ExperimentResult:
             **{self.metric: sum(v.where(models == model, 0.0) for model, v in values.items())}
         )
 
-    def plot(self) -> list[Path]:
-        """Write the plots into the result folder and return their paths."""
+    def plot(self, folder: Path | None = None, suffix: str = ".png") -> list[Path]:
+        """Write the plots, as ".png", ".pdf" or ".svg", by default into the result folder; returns their paths."""
         import pandas as pd
 
         result = self.displayed
         rounds = result.curves
         own = pd.concat([self.own(s, store).assign(label=s["label"]) for s, store in result.jobs])
-        paths = [self.path / f"{name}.png" for name in ("per_round", "per_client", "per_byte")]
+        paths = [
+            (folder or self.path) / f"{name}{suffix}" for name in ("per_round", "per_client", "per_byte")
+        ]
         plots.metric_per_round(rounds, paths[0], metric=self.metric)
         plots.client_distribution(own, paths[1], metric=self.metric)
         plots.metric_by_bytes(rounds, paths[2], metric=self.metric)

@@ -17,7 +17,7 @@ MISSING = "–"
 MARK = "†"
 """Stands behind the name of a method that is another one with its settings, and before the note that says so."""
 LEAST_SEEDS = 3
-"""Seeds from which on tables show an interval: that of two is too wide to say anything."""
+"""Seeds from which on there is an interval: that of two is too wide to say anything."""
 PROSE = 60
 """Characters from which on a cell is running text, which may be folded."""
 
@@ -45,6 +45,11 @@ class Column:
     unit: Literal["number", "percent", "bytes", "seconds"] = "number"  # percent: values are shares in 0 .. 1
     better: Literal["higher", "lower"] | None = None
     value: Callable[[Summary], float | None] | None = None
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether tables show half widths; those of costs and of spreads say little, and CSV has them."""
+        return self.key != "std" and self.unit not in ("bytes", "seconds")
 
     def text(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
         """Return a number, or a difference with `sign` "+", with the half width of its interval and its unit."""
@@ -222,17 +227,31 @@ def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", 
 
 
 def as_table(frame: pd.DataFrame, columns: Sequence[Column], title: str = "", note: str = "") -> Table:
-    """Return means and half widths of a frame as `comparison` makes it; "seeds" stands first where the frame has it."""
+    """Return means and half widths of a frame as `comparison` makes it.
+
+    "seeds" stands last where the frame has it; columns without any number are left out, except the first.
+    """
+    filled = [column for column in columns if column == columns[0] or frame[column.key].notna().any()]
     seeds = ["seeds"] if "seeds" in frame else []
-    head = ["Method", *(name.capitalize() for name in seeds), *(column.title for column in columns)]
+    head = ["Method", *(column.title for column in filled), *(name.capitalize() for name in seeds)]
     rows = []
     for label, row in frame.iterrows():
-        cells = [Cell(str(label)), *(Cell(str(row[name]), float(row[name])) for name in seeds)]
-        for column in columns:
-            text = column.text(row[column.key], row.get(f"{column.key}_ci", math.nan))
+        cells = [Cell(str(label))]
+        for column in filled:
+            half_width = row.get(f"{column.key}_ci", math.nan) if column.has_spread else math.nan
+            text = column.text(row[column.key], half_width)
             cells.append(Cell(text, float(row[column.key]), bool(row.get(f"{column.key}_best", False))))
-        rows.append(cells)
+        rows.append([*cells, *(Cell(str(row[name]), float(row[name])) for name in seeds)])
     return Table(title, head, rows, note)
+
+
+def without_seeds(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return a `comparison` without the column of seeds where all rows have as many, and what its numbers are."""
+    most = int(frame["seeds"].max())
+    if frame["seeds"].nunique() == 1:
+        frame = frame.drop(columns="seeds")
+    interval = " ± half width of the 95 % interval" if most >= LEAST_SEEDS else ""
+    return frame, f"mean over {most} seeds{interval}" if most > 1 else "1 seed"
 
 
 def csv(frame: pd.DataFrame, columns: Sequence[Column]) -> str:

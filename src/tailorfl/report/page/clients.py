@@ -11,7 +11,7 @@ from tailorfl.report.page import vega
 from tailorfl.report.page.look import INK, Look
 from tailorfl.report.page.parts import Chart, PagePart, Rows, Spec
 from tailorfl.report.plots import COLOURS
-from tailorfl.report.result import REFERENCES, company
+from tailorfl.report.result import company
 from tailorfl.report.tables import Cell, Table
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def row_id(key: tuple[int, str], client: int) -> str:
 
 def clients(result: ExperimentResult, look: Look) -> PagePart:
     """Return every client as a point, and how many gain and lose."""
-    reference = next((str(s["label"]) for s in result.summaries if s["method"] in REFERENCES), None)
+    reference = result.reference
     rows = _rows(result, look, reference)
     part = PagePart("clients", "Every client", clients=True)
     compared = {f"m{k}": label for k, label in enumerate(look.labels) if label != reference}
@@ -70,10 +70,8 @@ def clients(result: ExperimentResult, look: Look) -> PagePart:
     if reference is not None:
         values = [row[name] for row in drawn for name in columns if row.get(name) is not None]
         scale = {"domain": [min(values), max(values)], "nice": False, "zero": False, "padding": 10}
-        part.charts += [
-            _against(look, name, compared[name], reference, scale, result.lower_is_better)
-            for name in compared
-        ]
+        for name, label in compared.items():
+            part.charts.append(_against(look, name, label, reference, scale, result.lower_is_better))
     return part
 
 
@@ -104,13 +102,10 @@ def _table(rows: Rows, look: Look, compared: dict[str, str], reference: str, sig
             continue
         changes = [row[column] - row["local"] for row in pairs]
         gains = sign * np.array(changes)
-        ends = [
-            Cell(
-                f"{look.spread(changes[k], sign='+')} ({pairs[k]['name']}, seed {pairs[k]['seed']})",
-                changes[k],
-            )
-            for k in (int(np.argmax(gains)), int(np.argmin(gains)))
-        ]
+        ends = []
+        for k in (int(np.argmax(gains)), int(np.argmin(gains))):
+            change = look.spread(changes[k], sign="+")
+            ends.append(Cell(f"{change} ({pairs[k]['name']}, seed {pairs[k]['seed']})", changes[k]))
         counts = [int(count.sum()) for count in (gains > 0, gains == 0, gains < 0)]
         median = look.cell(float(np.median(changes)), sign="+")
         lines.append([label, *(Cell(str(count), count) for count in counts), median, *ends])
@@ -134,52 +129,36 @@ def _strip(look: Look, compared: dict[str, str], reference: str | None, lower_is
     """Return a row a method, and in it the clients at what they gain; the marked client is a line through all rows."""
     title = f"{look.name}, difference to {reference}" if reference else look.name
     scale = {"zero": reference is not None, "nice": False, "padding": 10}
-    x = vega.quantity("gain", title, axis=look.axis(tickCount=8), scale=scale)
-    y = vega.category("label", sort=list(compared.values()), axis={"labelLimit": 110}) | {"title": None}
+    x = vega.quantity("gain", vega.folded(title, 28), axis=look.axis(tickCount=8), scale=scale)
+    lines = {label: vega.folded(label) for label in compared.values()}
+    axis = {"labelExpr": "lines[datum.label]", "labelLimit": 0}
+    y = vega.category("label", sort=list(lines), axis=axis) | {"title": None}
     points = {
         "yOffset": vega.quantity("jitter", scale={"domain": [-0.15, 1.15]}),
         "color": _sided("datum.gain", lower_is_better) if reference else {"value": GAIN},
         "tooltip": _tips(look, "value", reference),
     }
-    quartiles = [
-        {
-            "aggregate": [{"op": op, "field": "gain", "as": op} for op in ("q1", "median", "q3")],
-            "groupby": ["label"],
-        }
-    ]
+    operations = [{"op": op, "field": "gain", "as": op} for op in ("q1", "median", "q3")]
+    quartiles = [{"aggregate": operations, "groupby": ["label"]}]
+    ends, middle = {"x": {**x, "field": "q1"}, "x2": {"field": "q3"}}, {"x": {**x, "field": "median"}}
+    ring = {"size": 140, "color": MARKED}
     zero = vega.layer("zero", "rule", {"x": {"datum": 0}, "y": None}, color=INK, strokeDash=[2, 2])
     spec = vega.layers(
         "clients",
         *([zero] if reference else []),
         vega.layer("points", "circle", points, size=26, opacity=0.65),
-        vega.layer(
-            "quartiles",
-            "rule",
-            {"x": {**x, "field": "q1"}, "x2": {"field": "q3"}},
-            quartiles,
-            strokeWidth=3,
-            color=INK,
-        ),
-        vega.layer(
-            "median", "tick", {"x": {**x, "field": "median"}}, quartiles, thickness=3, size=24, color=INK
-        ),
-        vega.layer(
-            "shown",
-            "line",
-            {"order": {"field": "key"}},
-            vega.SHOWN,
-            color=MARKED,
-            point={"size": 140, "color": MARKED},
-        ),
+        vega.layer("quartiles", "rule", ends, quartiles, strokeWidth=3, color=INK),
+        vega.layer("median", "tick", middle, quartiles, thickness=3, size=24, color=INK),
+        vega.layer("shown", "line", {"order": {"field": "key"}}, vega.SHOWN, color=MARKED, point=ring),
         encoding={"x": x, "y": y},
-        params=[{"name": "labels", "value": compared}],
+        params=[{"name": "labels", "value": compared}, {"name": "lines", "value": lines}],
         transform=[
             {"fold": list(compared), "as": ["key", "value"]},
             {"calculate": "labels[datum.key]", "as": "label"},
             {"filter": "isValid(datum.value)" + (" && isValid(datum.local)" if reference else "")},
             {"calculate": "datum.value - datum.local" if reference else "datum.value", "as": "gain"},
         ],
-        height={"step": 46},
+        height={"step": max(46, 16 * max(map(len, lines.values())))},
     )
     what = f"change against {reference}" if reference else look.name
     alt = f"Every client at its {what}, a row for each method; line: quartiles, tick: median."
@@ -194,21 +173,15 @@ def _against(look: Look, name: str, label: str, reference: str, scale: Spec, low
         "color": _sided(f"(datum.{name} - datum.local)", lower_is_better),
         "tooltip": _tips(look, name, reference),
     }
+    both = [{"filter": f"isValid(datum.local) && isValid(datum.{name})"}]
     spec = vega.layers(
         "clients",
         {**vega.layer("equal", "line", {}, color=INK, strokeWidth=1, strokeDash=[2, 2]), **diagonal},
-        vega.layer(
-            "points",
-            "circle",
-            points,
-            [{"filter": f"isValid(datum.local) && isValid(datum.{name})"}],
-            size=30,
-            opacity=0.65,
-        ),
+        vega.layer("points", "circle", points, both, size=30, opacity=0.65),
         vega.layer("shown", "point", {}, vega.SHOWN, size=170, strokeWidth=3, filled=False, color=MARKED),
         encoding={
-            "x": vega.quantity("local", reference, scale=scale, axis=axis),
-            "y": vega.quantity(name, label, scale=scale, axis=axis),
+            "x": vega.quantity("local", vega.folded(reference), scale=scale, axis=axis),
+            "y": vega.quantity(name, vega.folded(label), scale=scale, axis=axis),
         },
         height=230,
     )

@@ -40,7 +40,7 @@ def curves(result: ExperimentResult, look: Look) -> PagePart:
     part.charts.append(_chart(look, x, "round"))
     if any(len(line) > 1 for label, line in by_label.items() if label not in silent):
         scale: Spec = {"scale": {"type": "log", "nice": False}, "axis": {"format": "~s", "tickCount": 4}}
-        x = vega.quantity("bytes", "bytes sent by all clients and the server so far (log scale)", **scale)
+        x = vega.quantity("bytes", "bytes sent so far (log scale)", **scale)
         chart = _chart(look, x, "bytes")
         for drawn in chart.spec["layer"]:
             drawn["transform"] = [{"filter": "datum.bytes > 0"}]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tailorfl.evaluation.ranks import LEVEL, holm
-from tailorfl.evaluation.seeds import Paired, paired
 from tailorfl.evaluation.summary import mean
 from tailorfl.printable import quoted
+from tailorfl.report.findings import differences
 from tailorfl.report.page.look import Look
 from tailorfl.report.page.parts import PagePart
-from tailorfl.report.tables import LEAST_SEEDS, MISSING, Cell, Table, as_table, over_seeds
+from tailorfl.report.tables import LEAST_SEEDS, MISSING, Cell, Table, as_table, over_seeds, without_seeds
 from tailorfl.runs.fingerprint import samples_of
 
 if TYPE_CHECKING:
@@ -28,48 +25,18 @@ BESIDE = ("deployed.", "shared.")
 
 def comparison(result: ExperimentResult) -> list[Table]:
     """Return the table of an experiment, and that of further test sets, if there are any."""
-    seeds = "mean over seeds ± half width of the 95 % interval; bold: better than every other method beyond the noise"
-    frame, columns = result.marked(result.table), result.columns
-    further = [column for column in columns if column.key.startswith(BESIDE)]
-    main = [column for column in columns if column not in further]
-    tables = [as_table(frame, main, f"Comparison: {seeds}")]
-    return [*tables, as_table(frame, further, f"Other test sets: {seeds}")] if further else tables
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The mean over clients of one method minus that of another, over the seeds that both have.
-
-    `adjusted` is the p-value of the paired t-test, corrected by Holm for all pairs of the experiment; the interval and
-    the p-value in `pair` are of this pair alone.
-    """
-
-    first: str
-    second: str
-    pair: Paired
-    adjusted: float
-
-    @property
-    def is_beyond_noise(self) -> bool:
-        """Whether it would be so large by chance in fewer than 1 of 20 such tables."""
-        return self.adjusted < LEVEL
-
-
-def differences(result: ExperimentResult) -> list[Difference]:
-    """Return all pairs of methods that share a seed, in the order of the table."""
-    pairs = []
-    for (a, first), (b, second) in combinations(result.means_by_job().items(), 2):
-        common = sorted(first.keys() & second.keys())
-        if common:
-            pairs.append((a, b, paired([first[s] for s in common], [second[s] for s in common])))
-    adjusted = holm([pair.p_value for _, _, pair in pairs])
-    return [Difference(*pair, p) for pair, p in zip(pairs, adjusted, strict=True)]
+    frame, spread = without_seeds(result.marked(result.table))
+    further = [column for column in result.columns if column.key.startswith(BESIDE)]
+    main = [column for column in result.columns if column not in further]
+    note = f"{spread}; bold: better than every other method beyond the noise"
+    tables = [as_table(frame, main, f"Comparison: {note}")]
+    return [*tables, as_table(frame, further, f"Other test sets: {note}")] if further else tables
 
 
 def paired_differences(result: ExperimentResult, look: Look) -> PagePart:
     """Return every method minus every other, and which differences are beyond the noise."""
     part = PagePart("differences", "Differences")
-    pairs = differences(result)
+    pairs = differences(result.means_by_job())
     if not pairs:
         part.left_out.append("Differences: no two methods share a seed.")
         return part

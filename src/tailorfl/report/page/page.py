@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.report.curves import sections
+from tailorfl.report.findings import findings
 from tailorfl.report.page.clients import clients
 from tailorfl.report.page.curves import curves, worst_clients
 from tailorfl.report.page.labels import labels
@@ -61,16 +62,21 @@ def page(result: ExperimentResult, target: float | None = None, further: Sequenc
         f"{len(look.labels)} methods, {len(seeds)} seeds, {' or '.join(map(str, sizes)) or 'some'} clients; metric: "
         f"{look.name} of the deployed models on clients' own test parts."
     )
-    return render(config.name, config.description, [lead, sentence(config)], parts, look)
+    lines = [config.description, lead, sentence(config)]
+    return render(config.name, findings(result), lines, parts, look)
 
 
 def render(
-    title: str, description: str, lead: Sequence[str], parts: Sequence[PagePart], look: Look | None = None
+    title: str,
+    answer: Sequence[str],
+    lead: Sequence[str],
+    parts: Sequence[PagePart],
+    look: Look | None = None,
 ) -> str:
     """Return a page of the parts that have something to show, and of a last one that says what the others left out.
 
-    `look` is of the legend of methods. Everything in it is text: what labels, clients and settings are called acts
-    nowhere.
+    `answer` stands above all else, then `lead`; `look` is of the legend of methods. Everything in it is text: what
+    labels, clients and settings are called acts nowhere.
     """
     from jinja2 import Environment
 
@@ -87,7 +93,7 @@ def render(
     libraries = [_library(folder / "assets" / f"{name}.min.js") for name in LIBRARIES]
     text: str = template.render(
         title=title,
-        description=description,
+        answer=answer,
         lead=[line for line in lead if line],
         parts=shown,
         keys=list(zip(look.labels, look.colours, look.dashes, strict=True)) if look else [],

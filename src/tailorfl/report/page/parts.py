@@ -34,6 +34,7 @@ class PagePart:
         notes, tables, charts, code: its content, in this order.
         data: rows by name, which charts ask for.
         left_out: a sentence for everything that could not be shown.
+        folded: whether its tables are shown only on demand.
         keys, clients: whether the legend of methods, and a choice of one client, stand above the charts.
         picture, alt: an SVG element of the library's own, and what it shows.
     """
@@ -46,6 +47,7 @@ class PagePart:
     code: list[str] = field(default_factory=list)
     data: dict[str, Rows] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    folded: bool = False
     keys: bool = False
     clients: bool = False
     picture: str = ""

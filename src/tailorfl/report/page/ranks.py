@@ -36,7 +36,7 @@ def page(matrix: Matrix) -> str:
         tables = [*comparison(result), *caveats(result)]
         parts.append(PagePart(f"federation-{number}", name, notes, tables))
     lead = f"{len(matrix.labels)} methods on {len(matrix.results)} federations: {', '.join(matrix.results)}."
-    return render("Methods by federations", "", [lead], parts)
+    return render("Methods by federations", (), [lead], parts)
 
 
 def _ranks(matrix: Matrix, ranking: Ranking) -> PagePart:

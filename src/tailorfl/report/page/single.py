@@ -30,7 +30,7 @@ IN_A_BIN = 10
 
 def single_clients(result: ExperimentResult, look: Look) -> list[PagePart]:
     """Return the table of single clients, and their reliability diagrams where the task has classes."""
-    what, part = "Single clients with intervals", PagePart("single", "Single clients")
+    what, part = "Single clients with intervals", PagePart("single", "Single clients", folded=True)
     seed = min(int(summary["seed"]) for summary in result.summaries)
     jobs = [(str(summary["label"]), store) for summary, store in result.jobs if summary["seed"] == seed]
     loaded = {label: load_predictions(store.path) for label, store in jobs}

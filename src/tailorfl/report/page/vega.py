@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,12 @@ def evenly(count: int, most: int) -> list[int]:
     return [int(k) for k in np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))]
 
 
-def quantity(name: str, title: str | None = None, **more: Any) -> Spec:
+def folded(text: str, width: int = 18) -> list[str]:
+    """Return a text as the lines of a label or title, of so many letters, which has no room in one."""
+    return textwrap.wrap(text, width) or [text]
+
+
+def quantity(name: str, title: str | list[str] | None = None, **more: Any) -> Spec:
     """Return the channel of a field of numbers."""
     return {"field": name, "type": "quantitative"} | ({} if title is None else {"title": title}) | more
 

@@ -1,0 +1,198 @@
+"""The answer of a comparison in sentences: which methods differ beyond noise, and which clients gain and lose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from tailorfl.evaluation.bootstrap import LEVEL as CLIENT_LEVEL
+from tailorfl.evaluation.ranks import LEVEL, holm
+from tailorfl.evaluation.seeds import Paired, paired
+from tailorfl.report.clients import ClientLine, clients_of
+from tailorfl.report.columns import metric_name
+from tailorfl.report.result import REFERENCES
+from tailorfl.report.tables import LEAST_SEEDS, MISSING
+
+if TYPE_CHECKING:
+    from tailorfl.report.result import ExperimentResult
+
+Means = Mapping[str, Mapping[tuple[int, str], float]]
+"""Label -> {what a job shares with those it is paired with -> mean over clients}."""
+MOST_NAMES = 3
+"""Methods or clients that a sentence names."""
+MOST_CLIENTS = 200
+"""Clients up to which a sentence needs intervals: each takes some hundredths of a second."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean over clients of one method minus that of another, over the seeds that both have.
+
+    `adjusted` is the p-value of the paired t-test, corrected by Holm for all pairs of the experiment; the interval and
+    the p-value in `pair` are of this pair alone.
+    """
+
+    first: str
+    second: str
+    pair: Paired
+    adjusted: float
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether it would be so large by chance in fewer than 1 of 20 such tables."""
+        return self.adjusted < LEVEL
+
+
+def differences(means: Means) -> list[Difference]:
+    """Return all pairs of methods that share a seed, in their order; `means` are those of `means_by_job`."""
+    pairs = []
+    for (a, first), (b, second) in combinations(means.items(), 2):
+        common = sorted(first.keys() & second.keys())
+        if common:
+            pairs.append((a, b, paired([first[s] for s in common], [second[s] for s in common])))
+    adjusted = holm([pair.p_value for _, _, pair in pairs])
+    return [Difference(*pair, p) for pair, p in zip(pairs, adjusted, strict=True)]
+
+
+def findings(result: ExperimentResult) -> list[str]:
+    """Return the sentences that a report begins with: how methods differ, and which clients gain and lose."""
+    means = result.means_by_job()
+    return [sentence for sentence in (_of_methods(result, means), _of_clients(result, means)) if sentence]
+
+
+def _of_methods(result: ExperimentResult, means: Means) -> str:
+    """Return which differences of the mean over clients are beyond noise, those to LocalTrain first."""
+    name, averages = metric_name(result.metric), {label: fmean(row.values()) for label, row in means.items()}
+    if len(averages) == 1:
+        ((label, average),) = averages.items()
+        number = _amount(result, average, unit="%")
+        return f"Only {label} was run, so there is nothing to compare: {name} {number} on the average client."
+    pairs = [_better_first(result, pair) for pair in differences(means) if not math.isnan(pair.pair.mean)]
+    if not pairs:
+        return "No two methods have a result of the same seed, so none can be compared."
+    counts = sorted({pair.pair.seeds for pair in pairs})
+    seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else _count(counts[0], "seed")
+    direction = ", lower is better" if result.lower_is_better else ""
+    clauses = _clauses(result, sorted(pairs, key=lambda pair: -abs(pair.pair.mean)))
+    if failed := [label for label, average in averages.items() if math.isnan(average)]:
+        clauses.append(f"without {name}: {_listed(failed)}")
+    return f"{name[:1].upper()}{name[1:]} on the average client ({seeds}{direction}): {'; '.join(clauses)}."
+
+
+def _clauses(result: ExperimentResult, pairs: Sequence[Difference]) -> list[str]:
+    """Return what differences say, the largest of them first, each with the better method first."""
+    reference, tests = result.reference, [pair for pair in pairs if pair.pair.seeds >= LEAST_SEEDS]
+    sure = [pair for pair in tests if pair.is_beyond_noise]
+    if pairs[0].pair.mean == 0:
+        return ["all methods are equal on average"]
+    if not tests:
+        return ["so few seeds say nothing of noise", f"the largest difference, {_size(result, pairs[0])}"]
+    if not sure and len(tests) == 1:
+        return [f"the difference, {_size(result, tests[0])}, which is not beyond noise"]
+    if not sure:
+        none = f"none of {len(tests)} differences is beyond noise when all are tested together"
+        return [none, f"the largest, {_size(result, tests[0])}"]
+    clauses = []
+    above = [(pair.first, pair) for pair in sure if pair.second == reference]
+    below = [(pair.second, pair) for pair in sure if pair.first == reference]
+    for named, word in ((above, "better"), (below, "worse")):
+        if named:
+            label, pair = named[0]
+            verb, most = ("is", "") if len(named) == 1 else ("are", f", most {label}:")
+            labels = _listed([label for label, _ in named])
+            clauses.append(f"{labels} {verb} {word} than {reference}{most} by {_points(result, pair)}")
+    remaining = len(tests) - len(above) - len(below)
+    if further := [pair for pair in sure if reference not in (pair.first, pair.second)]:
+        of_all = f"{len(further)} of {remaining} {'other ' * bool(clauses)}differences"
+        verb = "is" if len(further) == 1 else "are"
+        clauses += [f"{of_all} {verb} beyond noise", f"the largest, {_size(result, further[0])}"]
+    elif remaining:
+        clauses.append("no other difference is beyond noise")
+    return clauses
+
+
+def _of_clients(result: ExperimentResult, means: Means) -> str:
+    """Return who gains most over LocalTrain with the method that is best on average, and who loses."""
+    reference, sign = result.reference, -1.0 if result.lower_is_better else 1.0
+    averages = {
+        label: sign * average
+        for label in {str(s["label"]): None for s in result.summaries if s["method"] not in REFERENCES}
+        if not math.isnan(average := fmean(means[label].values()))
+    }
+    if not averages:
+        return ""
+    if reference is None:
+        return "Which clients gain is not known, since LocalTrain was not run (methods=local)."
+    best = max(averages, key=averages.__getitem__)
+    if not (common := sorted(means[best].keys() & means[reference].keys())):
+        return ""
+    are_few = max(int(s.get("clients", 0)) for s in result.summaries) <= MOST_CLIENTS
+    report = clients_of(result, common[0][0], methods=[best], intervals=are_few)
+    gains = [(sign * line.gain, line) for line in report.lines if line.gain is not None]
+    if not gains:
+        return ""
+    most = max(gain for gain, _ in gains)
+    first = [line for gain, line in gains if gain == most]
+    size = _amount(result, most)
+    if len(first) == 1 and (ends := first[0].gain_interval) is not None:
+        size += f" [{', '.join(_amount(result, v, unit='') for v in sorted((sign * ends.low, sign * ends.high)))}]"
+    gain = f"{_listed([line.name for line in first])} gain{'s' * (len(first) == 1)} most, {size}"
+    of_seed = f" (seed {report.seed})" if len(report.seeds) > 1 else ""
+    compared = f"With {best}{of_seed}, compared with {reference}"
+    return f"{compared}, {gain if most > 0 else 'no client gains'}; {_losses(gains)}."
+
+
+def _losses(gains: Sequence[tuple[float, ClientLine]]) -> str:
+    """Return how many clients lose, and which of them beyond the noise of their test parts."""
+    losing = [line for gain, line in gains if gain < 0]
+    if not losing:
+        return "no client loses"
+    intervals = [(line.name, ends) for line in losing if (ends := line.gain_interval) is not None]
+    lose = f"{len(losing)} of {_count(len(gains), 'client')} lose{'s' * (len(losing) == 1)}"
+    if len(intervals) < len(losing):
+        lose += f" (of {len(losing) - len(intervals)} the noise is not known)"
+    if not intervals:
+        return lose
+    certain = [name for name, ends in intervals if ends.leaves_out_zero]
+    if not certain:
+        return f"{lose}, {'not' if len(losing) == 1 else 'none'} beyond the noise of the test part"
+    chance = (1 - CLIENT_LEVEL) / 2 * sum(line.gain_interval is not None for _, line in gains)
+    return f"{lose}, {_listed(certain)} beyond the noise of the test part (by chance: about {chance:.2g})"
+
+
+def _better_first(result: ExperimentResult, pair: Difference) -> Difference:
+    """Return a difference so that the better method comes first."""
+    if (pair.pair.mean < 0) == result.lower_is_better:
+        return pair
+    return replace(pair, first=pair.second, second=pair.first)
+
+
+def _size(result: ExperimentResult, pair: Difference) -> str:
+    return f"{pair.first} over {pair.second}, is {_points(result, pair)}"
+
+
+def _points(result: ExperimentResult, pair: Difference) -> str:
+    """Return how large a difference is, with the half width of its interval where there are enough seeds for one."""
+    half_width = pair.pair.half_width if pair.pair.seeds >= LEAST_SEEDS else math.nan
+    return _amount(result, abs(pair.pair.mean), half_width)
+
+
+def _amount(result: ExperimentResult, value: float, spread: float = math.nan, unit: str = "points") -> str:
+    """Return a number of the metric with the digits of the table, and a unit where the table is in percent."""
+    is_percent = result.columns[0].unit == "percent"
+    texts = [f"{100 * v:.2f}" if is_percent else f"{v:.4g}" for v in (value, spread) if not math.isnan(v)]
+    return f"{' ± '.join(texts)} {unit if is_percent else ''}".rstrip() if texts else MISSING
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as running text, the first few of many."""
+    words = [*names[:MOST_NAMES], *([f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else [])]
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
