@@ -20,7 +20,7 @@ def _two_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_a_file_and_settings_to_paste() -> None:
-    output = invoke("bench", *SMALL, "--seconds", "600", "--json", "found.json").stdout
+    output = invoke("bench", *SMALL, "--seconds", "600", "-o", "found.json").stdout
     assert "one round of FedAvg, 4 clients, logistic with 650 scalars" in output
     for engine in ("plain loop", "auto", "sequential", "vectorized, 4 by itself", "vectorized, chunk 1"):
         assert engine in output

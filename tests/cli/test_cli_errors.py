@@ -63,7 +63,7 @@ LIGHT = {
     "theory fedclup-steps --share 0.5,1": "'0.5,1'",
     "theory dp --sampling poison": "'poisson'",
     "bench method=fedavgg": "'fedavg'",
-    "bench --json nowhere/found.json": "--json",
+    "bench --out nowhere/found.json": "--out",
     "advise data=digts": "'digits'",
     "pretrain --resume x.safetensors rounds=3": "leave out CONFIG",
     "pretrain --resume x.safetensors --overwrite": "leave out CONFIG",

@@ -51,7 +51,7 @@ COMMANDS: dict[str, list[str]] = {
     "list -- settings": ["list", "settings"],
     "list -- one": ["list", "methods", "ditto"],
     "show": ["show", "fedclup"],
-    "bench": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "--json", "found.json"],
+    "bench": ["bench", *TINY, "method=fedavg", "--seconds", "0.1", "-o", "found.json"],
     "tune": ["tune", *TINY, METHODS, "--budget", "2x1"],
     "tune --dry-run": ["tune", *TINY, METHODS, "--dry-run"],
     "advise": ["advise", *TINY, "--rounds", "1"],

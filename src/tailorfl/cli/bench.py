@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def command(
     arguments: Arguments = None,
     seconds: float = 20.0,
-    file: Path | None = None,
+    out: Path | None = None,
     quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
@@ -29,12 +29,10 @@ def command(
     Args:
         arguments: An experiment as for `tailorfl run`; its first method and seed are measured.
         seconds: How long to measure, beside building data and model.
-        file (--json, FILE): Write everything to this file.
+        out (FILE): Also write everything to this file, as JSON.
     """
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise ConfigError(
-            f"--json names the file to write, but '{file}' is a folder or its folder does not exist"
-        )
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out '{out}' is a folder, or its folder does not exist; use the name of a file")
     config = experiment(arguments)
 
     import_tensordict()  # from here on torch is needed, which takes a second to import
@@ -45,9 +43,9 @@ def command(
         times = bench(config, seconds=seconds, watch=watch)
     console = stdout()
     show(console, times)
-    if file is not None:
-        write_text(file, encode(times.to_dict(), indent=1) + "\n")
-        say(console, f"json: {file}")
+    if out is not None:
+        write_text(out, encode(times.to_dict(), indent=1) + "\n")
+        say(console, f"json: {out}")
 
 
 def show(console: Console, times: Bench) -> None:
