@@ -89,7 +89,7 @@ def test_the_table_the_summary_and_the_choice_by_validation_go_by_it(
     )
     assert result.metric == first
     assert result.jobs[0][0]["selection"]["metric"] == first
-    assert result.columns[0].title == first.replace('_', ' ')
+    assert result.columns[0].title == first.replace("_", " ")
     beside = [column.key for column in result.columns if column.key == "accuracy"]
     assert beside == ([] if first == "accuracy" else ["accuracy"])
     own = result.clients.query("set == 'local' and model == 'personal' and round == 2")
