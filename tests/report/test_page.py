@@ -238,13 +238,13 @@ def test_a_table_for_latex_has_the_chosen_columns_and_none_is_empty(
         "bytes,mean",
     )
     lines = (tmp_path / "t.tex").read_text().splitlines()
-    assert r"Method & sent & accuracy (mean) (\%) \\" in lines
+    assert r"Method & traffic & accuracy \\" in lines
     assert any("Mean over 3 seeds" in line for line in lines)
     only = ExperimentResult(run.path, run.jobs[:3])
     assert set(only.labels) == {"local"}
     assert "share_beating_local" in [column.key for column in only.columns]
     head = next(line for line in latex(only).splitlines() if line.startswith("Method"))
-    assert "beat Local" not in head
+    assert "clients above LocalTrain" not in head
     assert "worst" in head
     with pytest.raises(ConfigError, match="'maen'"):
         latex(run, ["maen"])

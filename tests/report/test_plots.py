@@ -121,13 +121,13 @@ def test_same_data_same_picture_in_the_format_of_the_suffix(
 def test_a_band_of_shares_ends_at_0_and_1(
     metric: str, inside: bool, drawn: list[Any], tmp_path: Path
 ) -> None:
-    """Of 0.9, 1.0 Student's interval is 0.95 ± 0.64, which no share can have."""
-    frame = pd.DataFrame({"label": "a", "seed": [0, 1], "round": 1, metric: [0.9, 1.0]})
-    frame = pd.concat([frame, frame.assign(round=2, **{metric: [0.0, 0.1]})])
+    """Of 0.9, 0.95, 1.0 Student's interval is 0.95 ± 0.12, which no share can have."""
+    frame = pd.DataFrame({"label": "a", "seed": [0, 1, 2], "round": 1, metric: [0.9, 0.95, 1.0]})
+    frame = pd.concat([frame, frame.assign(round=2, **{metric: [0.0, 0.05, 0.1]})])
     plots.metric_per_round(frame, tmp_path / "plot.png", metric=metric)
     (band,) = drawn[0].collections
     heights = band.get_paths()[0].vertices[:, 1]
-    expected = (0.0, 1.0) if inside else (0.05 - 12.7062 * 0.05, 0.95 + 12.7062 * 0.05)
+    expected = (0.0, 1.0) if inside else (0.05 - 4.302653 * 0.05 / 3**0.5, 0.95 + 4.302653 * 0.05 / 3**0.5)
     assert (heights.min(), heights.max()) == pytest.approx(expected, abs=1e-4)
 
 

@@ -49,7 +49,7 @@ def paired_differences(result: ExperimentResult, look: Look) -> PagePart:
     beyond = sum(difference.is_beyond_noise for difference in pairs)
     part.notes.append(
         f"Mean over clients of the {look.name}, line minus column, paired seed by seed, ± half width of its 95 % "
-        "interval. Bold with *: beyond the noise at 5 % over all {len(pairs)} comparisons together (paired "
+        f"interval. Bold with *: beyond the noise at 5 % over all {len(pairs)} comparisons together (paired "
         f"t-tests, Holm's correction): {beyond} of {len(pairs)}."
     )
     square, exact = {}, []
