@@ -13,7 +13,7 @@ from rich.text import Text
 
 from studies.claims.claim import chosen
 from studies.claims.evidence import keep as keep_numbers
-from studies.claims.folders import gathered
+from studies.claims.folders import gathered, keep_records
 from studies.claims.judging import Outcome, judge_paper, metrics_of
 from studies.claims.words import basis, found, line, page, published, sections, summary
 from studies.program import program, run
@@ -82,7 +82,9 @@ def command(
     if keep is not None:
         claims = [claim for one in chosen(None).values() for claim in one.claims]
         for one in evidence:
-            say(stderr(), f"kept: {keep_numbers(one, keep, metrics_of(claims, one.recipe))}")
+            place = keep_numbers(one, keep, metrics_of(claims, one.recipe))
+            keep_records(one, place, [claim for claim in claims if claim.recipe == one.recipe])
+            say(stderr(), f"kept: {place}")
     if write is not None:
         write.parent.mkdir(parents=True, exist_ok=True)
         write.write_text(page(outcomes), encoding="utf-8")

@@ -20,17 +20,49 @@ from tailorfl.errors import ConfigError, unknown
 from tailorfl.settings.base import Number, Settings, listed
 from tailorfl.settings.loading import Loader, parsed
 
-Kind = Literal["at least", "at most", "ordered", "sign", "exact"]
+Kind = Literal["at least", "at most", "ordered", "sign", "cells", "exact"]
 """at least: first − second is positive, `gap` as published; of errors the method with the larger one is first.
 at most: first − second is no more than `gap`. ordered: the labels of `published` stand in its order. sign:
-first − second is positive, of any size. exact: computed by `check`."""
-Gate = Literal["learned", "took part", "trained", "pulled", "settled", "inside grid"]
+first − second is positive, of any size. cells: the numbers of `published` come out again, within noise of no more than
+`gap`. exact: computed by `check`."""
+Gate = Literal["learned", "took part", "trained", "pulled", "settled", "inside grid", "faithful"]
 """What must be so before a comparison counts, see `studies.claims.gates`."""
+Apart = Literal["", "twin", "trivial", "print", "formula"]
+"""What is no statement of its own: a statement read in another way; what could hardly be otherwise, such as the
+quantity that a method penalises; whether printed numbers agree with one another; a formula or a count."""
 Labels = Annotated[tuple[str, ...], BeforeValidator(listed)]
 MINUS = " - "
 """Between two lines, or two metrics, whose difference is meant."""
 Q = 0.2
-"""Share of samples that two compared models differ on, where it was not measured."""
+"""Share of samples that two compared models differ on, where nothing was measured or declared: more than any pair
+whose predictions were looked at has."""
+
+
+class Setting(Settings):
+    """What a comparison must share with the paper's for the gate `faithful`; what is empty is not asked."""
+
+    network: Labels = Field(default=(), description="names of models that are of the paper's family")
+    split: Labels = Field(
+        default=(), description="partitions, with the options that matter: dirichlet alpha=0.01"
+    )
+    turns: Number = Field(default=0, ge=0, description="rounds that a client takes part in, at least")
+    head: Literal["", "trained", "frozen"] = ""
+    lam: Literal["", "chosen", "pinned"] = Field(default="", description="λ chosen by tuning, or as printed")
+
+    def over(self, paper: Setting) -> Setting:
+        """Return the paper's setting with what is given here in place of it."""
+        return paper.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
+
+
+class Noise(Settings):
+    """The noise of a recipe's test samples, where it was not measured on the models themselves."""
+
+    discordance: Number = Field(ge=0, le=1, description="share of samples that two compared models differ on")
+    samples: dict[str, Number] = Field(
+        default={},
+        description="test set -> samples that it may be drawn from in all seeds, each counted once",
+    )
+    source: str = Field(min_length=1, description="where the numbers are from")
 
 
 class Claim(Settings):
@@ -53,7 +85,15 @@ class Claim(Settings):
     )
     family: str = Field(default="", description="claims that are corrected together; none: all of the page's")
     points: bool = Field(default=True, description="numbers are shares, told in points; else as they are")
-    discordance: Number = Field(default=Q, ge=0, le=1)
+    repeats: int = Field(default=1, ge=1, description="repetitions whose mean a published cell is")
+    noiseless: bool = Field(
+        default=False,
+        description="without noise of test samples: the number is no mean over samples that can be tried again",
+    )
+    setting: Setting = Field(default=Setting(), description="in place of the paper's, setting by setting")
+    apart: Apart = ""
+    central: bool = Field(default=False, description="what the paper is for")
+    note: str = Field(default="", description="what a reader of the verdict must know")
     gates: tuple[Gate, ...] | None = Field(default=None, description="in place of the paper's")
     check: str = Field(default="", description="name in studies.claims.exact")
     test: str = Field(default="", description="the test of this repository that holds it")
@@ -70,9 +110,14 @@ class Claim(Settings):
             "ordered": []
             if len(self.published) > 1 and self.recipe
             else ["recipe and published of two or more"],
+            "cells": [] if self.published and self.recipe and self.gap else ["recipe, published and gap"],
         }.get(self.kind, [] if self.recipe and self.first and self.second else ["recipe, first and second"])
         if lacks:
             raise ValueError(f"claim '{self.id}' is of kind '{self.kind}' and lacks {lacks[0]}")
+        if self.kind == "exact" and self.apart not in ("print", "formula"):
+            raise ValueError(
+                f"claim '{self.id}' is exact; say in apart whether it is a formula or about print"
+            )
         if self.kind == "at least" and not self.gap and not self._gaps():
             raise ValueError(f"claim '{self.id}' has no gap: give it, or published numbers of both methods")
         return self
@@ -89,11 +134,14 @@ class Claim(Settings):
     @property
     def labels(self) -> tuple[str, ...]:
         """All labels that it is about."""
-        return tuple(self.published) if self.kind == "ordered" else (self.first, *self.second)
+        return tuple(self.published) if self.kind in ("ordered", "cells") else (self.first, *self.second)
 
 
 class Floor(Settings):
-    """What the gates of a paper's comparisons look at: labels of baselines, chance and the best that can be had."""
+    """What the gates of a paper's comparisons look at: labels of baselines, chance and the best that can be had.
+
+    `fedavg` is empty where one model for all is no sign of whether anything was learned.
+    """
 
     fedavg: str = "FedAvg"
     local: str = "LocalTrain"
@@ -108,6 +156,8 @@ class Paper(Settings):
     title: str
     floor: Floor = Floor()
     gates: tuple[Gate, ...] = ()
+    setting: Setting = Setting()
+    noise: dict[str, Noise] = Field(default={}, description="by recipe, where it was not measured")
     claims: tuple[Claim, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -121,6 +171,10 @@ class Paper(Settings):
     def gates_of(self, claim: Claim) -> tuple[Gate, ...]:
         """Return what a claim's comparison needs."""
         return self.gates if claim.gates is None else claim.gates
+
+    def setting_of(self, claim: Claim) -> Setting:
+        """Return what a claim's comparison must share with the paper."""
+        return claim.setting.over(self.setting)
 
 
 def papers(recipe: str | None = None) -> dict[str, Paper]:

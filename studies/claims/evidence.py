@@ -1,8 +1,10 @@
 """The numbers that claims are judged by: one row a job, out of result folders or of what was kept of them.
 
 What is kept of a result folder is `numbers.csv` (variant, label, seed, the metrics that claims ask for, and
-facts that gates look at) and `evidence.json` (recipe, scale, a digest of the settings). Jobs of several folders
-of one recipe and scale are put together; a seed that two of them have is taken from the first.
+facts that gates look at), `evidence.json` (recipe, scale, a digest of the settings, the settings that `faithful` looks
+at), `clients.csv.gz` (a row for each client and test set), `noise.csv` (see `studies.claims.noise`) and `tuning.json`
+where settings were tuned. Jobs of several folders of one recipe and scale are put together; a seed that two of them
+have is taken from the first.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,10 @@ from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 NUMBERS, ABOUT = "numbers.csv", "evidence.json"
 JOB = ("variant", "label", "seed")
+NAMED = 10
+"""Clients at most whose own numbers are numbers of a job: `client.0`."""
+SPLIT_BY = ("alpha", "classes", "groups")
+"""Options of partitions that say how clients differ."""
 OTHER_UNITS = ("feature_distance", "sharpness")
 """What is measured of a model beside its metric, in units of its own."""
 
@@ -36,6 +43,9 @@ class Evidence:
         places: the folders that it came from.
         digest: of the settings that decide numbers, so that results of changed recipes are told apart.
         rows: one dictionary a job: variant, label, seed, and numbers by name.
+        settings: variant -> what the gate `faithful` looks at, see `setting_of`.
+        noise: (metric, variants, first, second) -> variance of their mean difference that seeds do not average away,
+            see `studies.claims.noise`.
     """
 
     recipe: str
@@ -43,6 +53,8 @@ class Evidence:
     places: tuple[str, ...]
     digest: str
     rows: tuple[Mapping[str, Any], ...]
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    noise: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
 
     def of(self, label: str, variant: str, name: str) -> dict[int, float]:
         """Seed -> number of a label's jobs; without those that do not have it."""
@@ -106,7 +118,20 @@ def digest_of(config: ExperimentConfig) -> str:
 def of_results(found: Mapping[str, ExperimentResult], config: ExperimentConfig, folder: Path) -> Evidence:
     """Return the evidence of results by variant, of an experiment."""
     rows = [row for variant, result in found.items() for row in _rows(variant, result)]
-    return Evidence(config.name, config.scale or "", (str(folder),), digest_of(config), tuple(rows))
+    settings = {variant: setting_of(result.config) for variant, result in found.items()}
+    return Evidence(config.name, config.scale or "", (str(folder),), digest_of(config), tuple(rows), settings)
+
+
+def setting_of(config: ExperimentConfig) -> dict[str, str]:
+    """Return the network, the split, and whether heads are trained, of an experiment without variants."""
+    data, model = config.data, config.model
+    options = [f"{key}={value}" for key, value in sorted(data.partition_options.items()) if key in SPLIT_BY]
+    frozen = isinstance(model.trainable, str) and "head" not in model.trainable
+    return {
+        "network": model.name,
+        "split": " ".join([str(data.partition), *options]),
+        "head": "frozen" if frozen else "trained",
+    }
 
 
 def joined(found: Iterable[Evidence]) -> list[Evidence]:
@@ -120,7 +145,10 @@ def joined(found: Iterable[Evidence]) -> list[Evidence]:
         for row in (row for one in some for row in one.rows):
             jobs.setdefault(tuple(row[key] for key in JOB), row)
         places = tuple(place for one in some for place in one.places)
-        out.append(Evidence(recipe, scale, places, digest, tuple(jobs.values())))
+        settings, noise = (
+            dict(ChainMap(*(dict(getattr(one, name)) for one in some))) for name in ("settings", "noise")
+        )
+        out.append(Evidence(recipe, scale, places, digest, tuple(jobs.values()), settings, noise))
     return out
 
 
@@ -134,7 +162,7 @@ def keep(evidence: Evidence, folder: Path, metrics: Iterable[str]) -> Path:
     frame = pd.DataFrame(list(evidence.rows))
     frame = frame[[name for name in names if name in frame and not frame[name].isna().all()]]
     write_text(place / NUMBERS, frame.to_csv(index=False, float_format="%.8g", lineterminator="\n"))
-    about = {"recipe": evidence.recipe, "scale": evidence.scale, "digest": evidence.digest}
+    about = {name: getattr(evidence, name) for name in ("recipe", "scale", "digest", "settings")}
     write_text(place / ABOUT, encode(about, indent=1) + "\n")
     return place
 
@@ -154,8 +182,15 @@ def _facts(evidence: Evidence) -> list[str]:
 
 def _rows(variant: str, result: ExperimentResult) -> Iterator[dict[str, Any]]:
     facts = facts_of(result)
-    for (summary, _), found, more in zip(result.jobs, result.seed_results(), facts, strict=True):
+    for (summary, store), found, more in zip(result.jobs, result.seed_results(), facts, strict=True):
         row = {"variant": variant, "label": summary["label"], "seed": found.seed, **found.values, **more}
+        if int(summary["clients"]) <= NAMED:
+            own = store.clients().query(
+                "round == @summary['rounds'] and model == @summary['model'] and set == 'local'"
+            )
+            row |= {
+                f"client.{client}": v for client, v in zip(own["client"], own[result.metric], strict=True)
+            }
         for model in ("deployed", "shared"):
             shifted = [
                 v

@@ -78,6 +78,11 @@ def perada_epsilon() -> bool:
     return all(epsilon([entry], 1e-5, "rdp") <= 1.02 * PERADA_DP[noise] for noise, entry in entries.items())
 
 
+def perada_corrupted_gain() -> bool:
+    """PerAda's gain on CIFAR-10-C over the best baseline of table 1, Ditto, is the abstract's 5.23."""
+    return math.isclose(48.53 - 44.32, 5.23, abs_tol=0.005)
+
+
 def plgu_least_gain() -> bool:
     """PLGU-LF's global model is at least 2.55 points above every baseline on all sets, as the text has it."""
     return all(lf - max(others) >= 2.545 for *others, lf in PLGU_GLOBAL.values())
@@ -220,6 +225,7 @@ CHECKS: Mapping[str, Callable[[], bool]] = {
     for check in (
         perada_scalars,
         perada_epsilon,
+        perada_corrupted_gain,
         plgu_least_gain,
         plgu_gradients,
         ckt_costs,

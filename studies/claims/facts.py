@@ -12,6 +12,7 @@ Who took part, whether it settled, how far it was pulled.
 | fact.rate_left | share of the first learning rate that the last round has |
 | fact.pull.each, .all | η·λ·(steps) of a personal model in a participation, and in all of them |
 | fact.inside_grid | 1 if no tuned value lies at the edge of its grid, 0 if one does, absent if nothing was tuned |
+| fact.lam_chosen | 1 if λ was among what was tuned, 0 if it was not, absent if nothing was tuned |
 | fact.samples.SET | samples of a test set: of all clients together, or of the common set; `shifted` is all of these |
 """
 
@@ -39,7 +40,7 @@ LAST = 0.2
 
 def facts_of(result: ExperimentResult) -> list[dict[str, float]]:
     """Return the facts of every job of a result, in its order; what a job does not tell is left out."""
-    config, edges = result.config, _edges(result)
+    config, tuned = result.config, _tuned(result)
     steps = {int(s["seed"]): _steps(s, config) for s, _ in result.jobs if s["method"] in REFERENCES}
     found = []
     for summary, store in result.jobs:
@@ -50,8 +51,9 @@ def facts_of(result: ExperimentResult) -> list[dict[str, float]]:
             **_samples(summary, store),
         }
         facts |= _pull(summary, config, steps.get(int(summary["seed"])), facts.get("fact.took_part.mean"))
-        if summary["label"] in edges:
-            facts["fact.inside_grid"] = float(not edges[summary["label"]])
+        if (row := tuned.get(summary["label"])) is not None:
+            facts["fact.inside_grid"] = float(not row["edges"])
+            facts["fact.lam_chosen"] = float("method.lam" in row["chosen"])
         found.append(facts)
     return found
 
@@ -130,7 +132,8 @@ def _pull(
     return {"fact.pull.each": each, "fact.pull.all": each * turns} if math.isfinite(each) else {}
 
 
-def _edges(result: ExperimentResult) -> dict[str, list[str]]:
-    """Label -> settings that were chosen at the edge of their grid, of an experiment that was tuned."""
+def _tuned(result: ExperimentResult) -> dict[str, Any]:
+    """Label -> what its tuning came to, of an experiment that was tuned."""
     file = result.path / TUNING
-    return {label: row["edges"] for label, row in read(file)["methods"].items()} if file.is_file() else {}
+    methods: dict[str, Any] = read(file)["methods"] if file.is_file() else {}
+    return methods

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from studies.claims.evidence import ABOUT, NUMBERS, Evidence, joined, of_results
+from studies.claims.claim import Claim
+from studies.claims.evidence import ABOUT, JOB, NUMBERS, Evidence, joined, of_results
+from studies.claims.noise import FILE as NOISE
+from studies.claims.noise import KEY, measured, read_noise
 from tailorfl.errors import RunError
-from tailorfl.report.result import results
+from tailorfl.report.result import ExperimentResult, results
 from tailorfl.runs.files import decode
 from tailorfl.runs.folders import experiment_in
+from tailorfl.runs.tuned import NAME as TUNING
 
 if TYPE_CHECKING:
     import pandas as pd
+
+CLIENTS = "clients.csv.gz"
 
 
 def of_folder(folder: Path) -> Evidence:
@@ -38,6 +45,57 @@ def gathered(folders: Sequence[Path]) -> list[Evidence]:
     return joined(of_folder(place) for folder in folders for place in _places(folder))
 
 
+def keep_records(evidence: Evidence, place: Path, claims: Iterable[Claim]) -> None:
+    """Keep, beside the numbers of `evidence`, what they are made of: rows of clients, measured noise, and the tuning.
+
+    Rows that were kept before stay where no run of theirs is given.
+    """
+    import pandas as pd
+
+    clients, noise, claims = list[pd.DataFrame](), list[pd.DataFrame](), tuple(claims)
+    for folder in sorted(map(Path, evidence.places), key=lambda one: (one / ABOUT).is_file()):  # runs first
+        if (folder / ABOUT).is_file():
+            clients += (
+                [pd.read_csv(folder / CLIENTS, keep_default_na=False)] if (folder / CLIENTS).is_file() else []
+            )
+            noise += (
+                [pd.read_csv(folder / NOISE, keep_default_na=False)] if (folder / NOISE).is_file() else []
+            )
+        else:
+            found = results(folder)
+            clients.append(client_rows(found))
+            noise.append(pd.DataFrame(measured(found, claims)))
+        if (folder / TUNING).is_file() and folder != place:
+            shutil.copyfile(folder / TUNING, place / TUNING)
+    for name, frames, unique in (
+        (CLIENTS, clients, [*JOB, "model", "set", "client"]),
+        (NOISE, noise, list(KEY)),
+    ):
+        if frames := [frame for frame in frames if len(frame)]:
+            whole = pd.concat(frames).drop_duplicates(unique)
+            squeezed = {"method": "gzip", "mtime": 0} if name.endswith(".gz") else None
+            whole.to_csv(
+                place / name, index=False, float_format="%.8g", lineterminator="\n", compression=squeezed
+            )
+
+
+def client_rows(found: Mapping[str, ExperimentResult]) -> pd.DataFrame:
+    """Return a row for each job, model, test set and client: its samples and the metric after the last round."""
+    import pandas as pd
+
+    frames = []
+    for variant, result in found.items():
+        for summary, store in result.jobs:
+            rows = store.clients()
+            last = rows[rows["round"] == summary["rounds"]][
+                ["model", "set", "client", "samples", result.metric]
+            ]
+            job = dict(zip(JOB, (variant, summary["label"], summary["seed"]), strict=True))
+            frames.append(last.rename(columns={result.metric: "value"}).assign(**job))
+    whole = pd.concat(frames)
+    return whole[[*JOB, *(name for name in whole if name not in JOB)]]
+
+
 def _places(folder: Path) -> Iterator[Path]:
     """Yield the folder itself, or those in it that hold evidence."""
     if (folder / ABOUT).is_file() or (folder / "config.yaml").is_file():
@@ -57,8 +115,18 @@ def _kept(folder: Path) -> Evidence:
     try:
         about = decode((folder / ABOUT).read_text(encoding="utf-8"))
         frame: pd.DataFrame = pd.read_csv(folder / NUMBERS, keep_default_na=False, na_values=[""])
-        frame["variant"], frame["label"] = frame["variant"].fillna("").astype(str), frame["label"].astype(str)
+        frame["variant"] = frame["variant"].astype(object).where(frame["variant"].notna(), "").astype(str)
+        frame["label"] = frame["label"].astype(str)
         rows = [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
-        return Evidence(about["recipe"], about["scale"], (str(folder),), about["digest"], tuple(rows))
+        noise = read_noise(folder)
+        return Evidence(
+            about["recipe"],
+            about["scale"],
+            (str(folder),),
+            about["digest"],
+            tuple(rows),
+            about["settings"],
+            noise,
+        )
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise RunError(f"'{folder}' is damaged: {error}; restore it from a copy, or keep it again") from error

@@ -1,4 +1,4 @@
-"""From claims and evidence to verdicts, with Holm's correction over the tests of a paper."""
+"""From claims and evidence to verdicts, corrected for how many a paper has (Holm, Shaffer)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from studies.claims.claim import MINUS, Claim, Paper
+from studies.claims.claim import MINUS, Claim, Paper, Q
 from studies.claims.evidence import Evidence
 from studies.claims.exact import CHECKS
 from studies.claims.gates import failed
+from studies.claims.noise import pairs
 from studies.claims.verdicts import (
+    POINT,
     Judged,
     Order,
     Verdict,
     judge,
     judge_at_most,
+    judge_cells,
     judge_order,
     sampling_error,
 )
 from tailorfl.errors import MissingExtraError, unknown
-from tailorfl.evaluation.ranks import LEVEL, holm
+from tailorfl.evaluation.ranks import LEVEL
 
-Status = Verdict | Literal["elsewhere", "not run", "impossible"]
+Status = Verdict | Literal["not tested", "not tested at this scale", "elsewhere", "not run", "impossible"]
+"""`not tested`: what the comparison needs was not there, see the gates of `studies.claims`."""
 WORST_FIRST: tuple[Verdict, ...] = ("reversed", "does not hold", "undecided", "holds in sign", "holds")
 SCALES = ("paper", "small", "")
 """What is judged where several scales were run: the one nearest to the paper. A smoke says nothing."""
@@ -42,9 +46,12 @@ class Outcome:
         judged: the difference; None where there is none.
         order: the pairs of an ordered claim.
         against: of several, the method that the claim is judged against.
-        holm: p-value after Holm's correction over the tests of the paper (or the claim's family), NaN without one.
+        holm: p-value that the verdict rests on, corrected over the tests of the paper (or the claim's family); NaN
+            without one.
         why: why it was not tested, or what else there is to say.
         scale: of the recipe.
+        elsewhere: how the setting differs from the paper's, where the status is "not tested at this scale".
+        shown: what the run shows there.
     """
 
     claim: Claim
@@ -55,12 +62,17 @@ class Outcome:
     holm: float = math.nan
     why: tuple[str, ...] = ()
     scale: str = ""
+    elsewhere: str = ""
+    shown: Verdict | None = None
 
 
 def judge_paper(paper: Paper, evidence: Sequence[Evidence], only: str | None = None) -> list[Outcome]:
     """Return the outcome of every claim of a paper, in order; of one recipe where `only` names it."""
     claims = [c for c in paper.claims if only is None or c.recipe == only]
-    return _corrected([_outcome(claim, paper, evidence) for claim in claims])
+    outcomes = _corrected([_outcome(claim, paper, evidence) for claim in claims])
+    return [
+        replace(o, status="not tested at this scale", shown=o.status) if o.elsewhere else o for o in outcomes
+    ]
 
 
 def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcome:
@@ -82,13 +94,13 @@ def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcom
     found = _nearest(claim, evidence)
     if found is None:
         return Outcome(claim, "not run")
-    outcome = _compared(claim, found)
-    later, before = (_compared(claim, found.moved_on(times)).status for times in (1.0, -1.0))
-    verdicts = (outcome.status, later, before)
-    problems = failed(claim, paper, found, _places(claim), verdicts)
-    if problems:
-        return replace(outcome, status="not tested", why=tuple(problems))
-    return outcome
+    outcome = _compared(claim, paper, found)
+    later, before = (_compared(claim, paper, found.moved_on(times)).status for times in (1.0, -1.0))
+    problems = failed(claim, paper, found, _places(claim), (outcome.status, later, before))
+    why = tuple(f"{gate}: {problem}" for gate, problem in problems.items())
+    if problems.keys() == {"faithful"}:
+        return replace(outcome, elsewhere=problems["faithful"])
+    return replace(outcome, status="not tested", why=why) if problems else outcome
 
 
 def _nearest(claim: Claim, evidence: Iterable[Evidence]) -> Evidence | None:
@@ -121,26 +133,35 @@ def _split(claim: Claim, label: str) -> tuple[list[str], tuple[str, ...]]:
     return lines.split(MINUS), (variant,) if at else (claim.variants or ("",))
 
 
-def _compared(claim: Claim, evidence: Evidence) -> Outcome:
-    error, scale = _error(claim, evidence), evidence.scale
+def _compared(claim: Claim, paper: Paper, evidence: Evidence) -> Outcome:
+    scale = evidence.scale
+    point = POINT if claim.points else 0.0  # of what is no share there is no point
+    if claim.kind == "cells":
+        values = {label: list(_numbers(claim, evidence, label).values()) for label in claim.published}
+        judged, against = judge_cells(values, claim.published, claim.repeats, claim.gap, point)
+        return Outcome(claim, judged.verdict, judged, against=against, scale=scale)
+    error = _error(claim, paper, evidence)
     if claim.kind == "ordered":
-        values = {label: _numbers(claim, evidence, label) for label in claim.published}
-        common = sorted(set.intersection(*(set(found) for found in values.values())))
+        found = {label: _numbers(claim, evidence, label) for label in claim.published}
+        common = sorted(set.intersection(*(set(numbers) for numbers in found.values())))
         order = judge_order(
-            {label: [found[s] for s in common] for label, found in values.items()}, claim.published, error
+            {label: [numbers[s] for s in common] for label, numbers in found.items()},
+            claim.published,
+            error,
+            point,
         )
         return Outcome(claim, order.judged.verdict, order.judged, order, scale=scale)
-    pairs: list[tuple[Judged, str]] = []
+    several: list[tuple[Judged, str]] = []
     first = _numbers(claim, evidence, claim.first)
     for second in claim.second:
         other = _numbers(claim, evidence, second)
         differences = [first[seed] - other[seed] for seed in sorted(set(first) & set(other))]
         if claim.kind == "at most":
-            pairs.append((judge_at_most(differences, claim.gap, error), second))
+            several.append((judge_at_most(differences, claim.gap, error), second))
         else:
             gap = claim.gap_to(second) if claim.kind == "at least" else 0.0
-            pairs.append((judge(differences, gap, error), second))
-    judged, against = min(pairs, key=lambda pair: (WORST_FIRST.index(pair[0].verdict), pair[0].estimate))
+            several.append((judge(differences, gap, error, point), second))
+    judged, against = min(several, key=lambda pair: (WORST_FIRST.index(pair[0].verdict), pair[0].estimate))
     return Outcome(claim, judged.verdict, judged, against=against, scale=scale)
 
 
@@ -165,23 +186,49 @@ def _apart(found: Iterable[Mapping[int, float]]) -> dict[int, float]:
     return {seed: first[seed] - sum(other[seed] for other in others) for seed in sorted(seeds)}
 
 
-def _error(claim: Claim, evidence: Evidence) -> float:
-    """Return the error of the test set in a difference; 0 where the truth is known (`discordance: 0`)."""
-    if not claim.discordance:
+def _error(claim: Claim, paper: Paper, evidence: Evidence) -> float:
+    """Return the error of the test samples in a difference that seeds do not average away.
+
+    Measured on the models where that was done (of several differences the largest), else √(q/N); 0 where nothing
+    stands between the number and the truth.
+    """
+    if claim.noiseless:
         return 0.0
+    keys = [key for key, _ in pairs(claim)]
+    if keys and all(key in evidence.noise for key in keys):
+        return math.sqrt(max(evidence.noise[key] for key in keys))
+    declared = paper.noise.get(claim.recipe)
+    discordance = declared.discordance if declared else Q
     squares = 0.0
     for metric in claim.metric.split(MINUS):
         part, share = measured_on(metric)
-        sizes = [
-            size
-            for label, variant in _places(claim)
-            for size in evidence.of(label, variant, f"fact.samples.{part}").values()
-        ]
-        # Of several variants, each has a test set of its own.
-        samples = sum(sizes) / len(sizes) * share * max(1, len(claim.variants)) if sizes else math.nan
-        each = sampling_error(claim.discordance, samples) ** 2 if samples > 0 else math.nan
-        squares += each * (2 if MINUS in claim.first else 1)  # a difference of two differences
+        if (
+            declared and part in declared.samples
+        ):  # each counted once, whoever tests it and with whichever seed
+            inverse = 1 / declared.samples[part]
+        else:
+            inverse = _inverse(claim, evidence, part)
+        squares += sampling_error(discordance, share / inverse) ** 2 if inverse > 0 else math.nan
     return math.sqrt(squares)
+
+
+def _inverse(claim: Claim, evidence: Evidence, part: str) -> float:
+    """Return 1/N of a comparison, where places have test sets of their own; NaN where sizes are not known.
+
+    1/N is averaged and not N; variances of variants that are averaged, or of two gains, add.
+    """
+    found: dict[str, list[float]] = {}
+    for label, variant in _places(claim):
+        sizes = evidence.of(label, variant, f"fact.samples.{part}").values()
+        found.setdefault(variant, []).extend(1 / size for size in sizes)
+    if not found or not all(found.values()):
+        return math.nan
+    means = [sum(inverses) / len(inverses) for inverses in found.values()]
+    if len(means) == 1:
+        return means[0]
+    if any(" @ " in label for label in claim.labels):
+        return sum(means) if MINUS in claim.first else sum(means) / len(means)
+    return sum(means) / len(means) ** 2
 
 
 def measured_on(metric: str) -> tuple[str, float]:
@@ -201,26 +248,65 @@ def metrics_of(claims: Iterable[Claim], recipe: str) -> list[str]:
 
 
 def _corrected(outcomes: list[Outcome]) -> list[Outcome]:
-    """Return the outcomes with Holm's p-values of their family; what was significant by itself alone is undecided."""
-    tested = [o.judged.p_value if o.judged and o.status in WORST_FIRST else math.nan for o in outcomes]
-    corrected = dict[int, float]()
+    """Return the outcomes after a correction over the tests of their family, in both directions.
+
+    Every claim is tested twice: against no difference, which "holds" and "reversed" rest on, and against one that is
+    just large enough to hold, which "does not hold" rests on. What was significant by itself alone is taken back.
+    """
+    nothing = (math.nan, math.nan)
+    tests = [
+        (o.judged.p_value, o.judged.p_against) if o.judged and o.status in WORST_FIRST else nothing
+        for o in outcomes
+    ]
+    corrected = dict[int, tuple[float, float]]()
     for family in dict.fromkeys(o.claim.family for o in outcomes):
         where = [k for k, o in enumerate(outcomes) if o.claim.family == family]
-        corrected |= zip(where, holm([tested[k] for k in where]), strict=True)
-    found = []
-    for k, (outcome, raw) in enumerate(zip(outcomes, tested, strict=True)):
-        p = corrected[k]
-        outcome = replace(outcome, holm=p)
-        if outcome.status in ("holds", "holds in sign") and raw < LEVEL <= p:
-            said = f"p = {raw:.3f}, after Holm's correction over the paper's tests {p:.3f}"
-            outcome = replace(outcome, status="undecided", why=(*outcome.why, said))
-        found.append(outcome)
-    return found
+        corrected |= zip(where, step_down([tests[k] for k in where]), strict=True)
+    return [_demoted(outcome, *corrected[k]) for k, outcome in enumerate(outcomes)]
 
 
-def counted(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
-    """Return how many outcomes there are of each status."""
-    found: dict[str, int] = {}
-    for outcome in outcomes:
-        found[outcome.status] = found.get(outcome.status, 0) + 1
-    return found
+def step_down(tests: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return adjusted p-values of claims with two hypotheses each, of which at most one can be true.
+
+    Holm's procedure with Shaffer's multipliers (1986): the smallest p-value that is left is multiplied by how many
+    hypotheses can still be true together, which is how many claims have one that was not rejected. NaN are no tests.
+    With one hypothesis a claim it is Holm's.
+    """
+    found = [[math.nan, math.nan] for _ in tests]
+    left = sorted(
+        (p, k, which) for k, pair in enumerate(tests) for which, p in enumerate(pair) if not math.isnan(p)
+    )
+    least = 0.0
+    for place, (p, k, which) in enumerate(left):
+        can_be_true = len({claim for _, claim, _ in left[place:]})
+        least = max(least, min(1.0, can_be_true * p))
+        found[k][which] = least
+    return [(difference, against) for difference, against in found]
+
+
+def _demoted(outcome: Outcome, difference: float, against: float) -> Outcome:
+    """Return the outcome with its corrected p-value, and the verdict that this leaves of it."""
+    judged, status = outcome.judged, outcome.status
+    if judged is None or status not in WORST_FIRST or status == "undecided" or outcome.claim.kind == "cells":
+        return replace(outcome, holm=difference)
+    rests_on = _rests_on(outcome)
+    p = difference if rests_on == "p_value" else against
+    if status == "reversed" and p >= LEVEL > against:
+        return replace(
+            outcome, status="does not hold", holm=against, why=(*outcome.why, _taken_back(judged.p_value, p))
+        )
+    if p >= LEVEL:
+        said = _taken_back(getattr(judged, rests_on), p)
+        return replace(outcome, status="undecided", holm=p, why=(*outcome.why, said))
+    return replace(outcome, holm=p)
+
+
+def _rests_on(outcome: Outcome) -> str:
+    """Return the p-value that a verdict rests on: of no difference, or of one that is just large enough to hold."""
+    if outcome.claim.kind == "at most" or outcome.status in ("holds", "holds in sign"):
+        return "p_value"
+    return "p_value" if outcome.status == "reversed" and outcome.order is None else "p_against"
+
+
+def _taken_back(raw: float, corrected: float) -> str:
+    return f"p = {raw:.3f}, after Holm's correction over the paper's tests {corrected:.3f}"

@@ -2,9 +2,8 @@
 
 Verdicts from paired seeds and the test set's own noise.
 
-Seeds fix partition, initial weights, sampling and batches for all methods, so differences are paired. They do
-not average
-a common test set away: on N samples, of which a share q is right with one method and wrong with the other, a
+Seeds fix partition, initial weights, sampling and batches for all methods, so differences are paired. They do not
+average a common test set away: on N samples, of which a share q is right with one method and wrong with the other, a
 difference has the further standard error √(q/N). With half width² = (t s/√n)² + (z √(q/N))², estimate d and
 interval [L, U], and published gap g:
 
@@ -13,6 +12,8 @@ interval [L, U], and published gap g:
     reversed         U < 0 and U < max(g/2, half a point)
     does not hold    L ≤ 0 and U < max(g/2, half a point)
     undecided        the rest, and whatever has fewer than three seeds
+
+Printed numbers are "reproduced" or "not", see `judge_cells`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Literal
 
 import numpy as np
 
-Verdict = Literal["holds", "holds in sign", "does not hold", "reversed", "undecided", "not tested"]
-"""`not tested`: what the comparison needs was not there, see the gates of `studies.claims`."""
+Verdict = Literal[
+    "holds", "holds in sign", "does not hold", "reversed", "undecided", "reproduced", "not reproduced"
+]
 FEWEST = 3
 """Seeds; two are never a result."""
 MOST = 1000
@@ -47,6 +49,8 @@ class Judged:
         estimate, low, high: mean difference over seeds and its interval; NaN without (enough) seeds.
         p_value: of no difference, with the test set's noise in it; it is below 1 − level where 0 is outside the
             interval.
+        p_against: of a difference that is just large enough to hold, max(g/2, half a point), where the estimate is
+            smaller: what "does not hold" rests on. 1 where it is not smaller, NaN where nothing of the kind is asked.
         seeds: how many pairs there are.
         needed: with how many seeds an undecided one would be decided if estimate and spread stayed; None where
             it is decided, or no number of seeds would do.
@@ -59,6 +63,7 @@ class Judged:
     p_value: float
     seeds: int
     needed: int | None = None
+    p_against: float = math.nan
 
 
 def sampling_error(discordance: float, samples: float) -> float:
@@ -115,10 +120,12 @@ def judge(differences: Sequence[float], gap: float, error: float = 0.0, point: f
     wide = half_width(spread, seeds, error)
     verdict = _verdict(mean, wide, seeds, gap, point)
     p = p_value(mean, spread, seeds, error)
+    short = max(gap, point) / 2 - mean
+    against = 1.0 if short <= 0 else p_value(short, spread, seeds, error)
     needed = None
     if verdict == "undecided":
         needed = _needed(lambda n: _verdict(mean, half_width(spread, n, error), n, gap, point), seeds)
-    return Judged(verdict, mean, mean - wide, mean + wide, p, seeds, needed)
+    return Judged(verdict, mean, mean - wide, mean + wide, p, seeds, needed, against)
 
 
 def judge_at_most(differences: Sequence[float], margin: float, error: float = 0.0) -> Judged:
@@ -144,6 +151,37 @@ def judge_at_most(differences: Sequence[float], margin: float, error: float = 0.
     return Judged(found, mean, mean - wide, mean + wide, p, seeds, needed)
 
 
+def judge_cells(
+    values: Mapping[str, Sequence[float]],
+    published: Mapping[str, float],
+    repeats: int,
+    widest: float,
+    point: float = POINT,
+) -> tuple[Judged, str]:
+    """Return whether printed numbers come out again, and the label of the cell that lies farthest off.
+
+    A printed number is the mean of `repeats` runs like ours, so it should differ from the mean of n seeds of ours by
+    no more than t s √(1/n + 1/repeats), with t at a level that all cells share (Bonferroni). `reproduced`: no cell
+    differs by more than that or half a point, and this noise is nowhere wider than `widest` but where a cell comes out
+    to half a point. `not reproduced`: a cell differs by more. Estimate and interval are those of the cell farthest off.
+    """
+    cells = []
+    level = 1 - (1 - LEVEL) / len(published)
+    for label, number in published.items():
+        mean, spread, seeds = _moments(values[label])
+        wide = half_width(spread * math.sqrt(1 + seeds / repeats), seeds, level=level)
+        cells.append((mean - number, wide, seeds, label))
+    seeds = min(n for _, _, n, _ in cells)
+    away, wide, _, farthest = max(cells, key=lambda cell: abs(cell[0]) / max(cell[1], SMALLEST))
+    verdict: Verdict = "undecided"
+    if seeds >= FEWEST:
+        if any(abs(d) > max(w, point / 2) for d, w, *_ in cells):
+            verdict = "not reproduced"
+        elif all(w <= widest or abs(d) <= point / 2 for d, w, *_ in cells):
+            verdict = "reproduced"
+    return Judged(verdict, away, away - wide, away + wide, math.nan, seeds), farthest
+
+
 @dataclass(frozen=True)
 class Order:
     """Methods in the order of a paper.
@@ -151,7 +189,8 @@ class Order:
     Attributes:
         judged: the whole: `holds` if every pair that can be told apart stands so beyond its interval, `does not hold`
             if a pair does not, `reversed` if most are beyond their intervals, else `undecided`. Its estimate is the
-            smallest difference of all pairs, its p-value the largest.
+            smallest difference of all pairs, its p-value the largest; `p_against` is the smallest of all pairs times
+            their number, since one pair is enough to be out of order.
         pairs: the pairs whose published gap is at least a point and twice the sampling error: (first, second,
             judged).
         in_order: the share of them whose estimate has the published sign.
@@ -217,14 +256,15 @@ def judge_order(
     tau = kendalltau([published[label] for label in labels], means, alternative="greater")
     least = min(found, key=lambda judged: judged.estimate)
     p = max((judged.p_value for judged in found), default=math.nan)
+    against = min(1.0, len(found) * min(judged.p_against for judged in found))
     open_pairs = [judged.needed for judged in found if judged.low <= 0]
     known = [number for number in open_pairs if number is not None]
     needed = (
         max(known, default=None) if len(known) == len(open_pairs) else None
     )  # one that no number would decide
-    whole = Judged(
-        verdict, least.estimate, least.low, least.high, p, seeds, needed if verdict == "undecided" else None
-    )
+    if verdict != "undecided":
+        needed = None
+    whole = Judged(verdict, least.estimate, least.low, least.high, p, seeds, needed, against)
     return Order(whole, pairs, right / len(found), backwards, float(tau.statistic), float(tau.pvalue))
 
 
@@ -261,7 +301,7 @@ def _verdict(mean: float, wide: float, seeds: int, gap: float, point: float) -> 
     low, high = mean - wide, mean + wide
     if low > 0:
         return "holds" if mean >= gap / 2 else "holds in sign"
-    if high < max(gap / 2, point / 2):
+    if high < max(gap, point) / 2:
         return "reversed" if high < 0 else "does not hold"
     return "undecided"
 

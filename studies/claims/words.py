@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from studies.claims.claim import Claim, Paper, papers
 from studies.claims.evidence import of_results
-from studies.claims.judging import Outcome, Status, counted, judge_paper
+from studies.claims.judging import Outcome, Status, judge_paper
 from tailorfl.report.tables import Table
 
 if TYPE_CHECKING:
@@ -20,11 +21,16 @@ STATUSES: tuple[Status, ...] = (
     "does not hold",
     "reversed",
     "undecided",
+    "reproduced",
+    "not reproduced",
+    "not tested at this scale",
     "not tested",
     "elsewhere",
     "not run",
     "impossible",
 )
+JUDGED = STATUSES[: STATUSES.index("not tested at this scale")]
+"""Verdicts on the paper itself."""
 NOTE = (
     "Verdicts on the paper's own claims from paired seeds, in points: first minus second with its 95 % interval, in "
     "which is the noise of the test set, too. docs/evidence.md says how they are made."
@@ -34,8 +40,17 @@ INTRODUCTION = (
     "kept from the result folders of recipes by `python -m studies.claims --runs FOLDER --keep results/evidence`. [How "
     "claims are judged](../docs/evidence.md). Differences are in points (of errors and distances in units of their "
     "own), first minus second, with 95 % intervals. `not run`: there are no results yet. "
-    "`not tested`: a gate failed, so the comparison does not count whatever it says."
+    "`not tested`: a gate failed, so the comparison does not count whatever it says. `not tested at this scale`: the "
+    "setting is not the paper's, so nothing is said of the paper; what the run shows stands beside it. "
+    "[What changed, and by which rule](claims-changes.md)."
 )
+APART = {
+    "twin": "read in another way",
+    "trivial": "could hardly be otherwise",
+    "print": "whether printed numbers agree with one another",
+    "formula": "formulas and counts",
+}
+"""What is counted apart, in words."""
 HEAD = ("Claim", "What the paper says", "Published", "Found", "Verdict")
 
 
@@ -54,6 +69,7 @@ def published(outcome: Outcome) -> str:
         "at most": f"≤ {number(claim, claim.gap, '')}",
         "sign": "> 0",
         "ordered": "an order",
+        "cells": f"{len(claim.published)} number{'s' * (len(claim.published) != 1)}",
         "exact": "exact",
     }[claim.kind]
 
@@ -68,6 +84,9 @@ def found(outcome: Outcome) -> str:
             f"{order.in_order:.0%} of {len(order.pairs)} pairs, {order.backwards} reversed; "
             f"τ {order.tau:.2f} (p {order.tau_p:.2f})"
         )
+    if claim.kind == "cells":
+        noise = number(claim, (judged.high - judged.low) / 2, "")
+        return f"farthest {outcome.against}: {number(claim, judged.estimate)} (noise ± {noise})"
     if math.isinf(judged.low) or math.isnan(judged.low):
         return "" if math.isnan(judged.estimate) else f"{number(claim, judged.estimate)} (no interval)"
     low, high = number(claim, judged.low), number(claim, judged.high)
@@ -82,7 +101,7 @@ def basis(outcome: Outcome) -> str:
     said = [f"{judged.seeds} seed{'s' * (judged.seeds != 1)}", outcome.scale, f"p {outcome.holm:.2g} (Holm)"]
     if len(outcome.claim.second) > 1:
         said.insert(0, f"against {outcome.against}")
-    if outcome.status == "undecided":
+    if outcome.status == judged.verdict == "undecided":
         said.append(
             f"decided by {judged.needed} seeds" if judged.needed else "no number of seeds would decide"
         )
@@ -100,6 +119,7 @@ def line(outcome: Outcome) -> dict[str, Any]:
             "low": judged.low,
             "high": judged.high,
             "p": judged.p_value,
+            "p_against": judged.p_against,
             "p_holm": outcome.holm,
             "seeds": judged.seeds,
             "needed": judged.needed,
@@ -113,7 +133,10 @@ def line(outcome: Outcome) -> dict[str, Any]:
         "recipe": claim.recipe,
         "scale": outcome.scale,
         "published": published(outcome),
+        "apart": claim.apart,
         "verdict": outcome.status,
+        "shown": outcome.shown,
+        "unlike": outcome.elsewhere,
         "against": outcome.against,
         **numbers,
         "why": list(outcome.why),
@@ -121,17 +144,52 @@ def line(outcome: Outcome) -> dict[str, Any]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """How many outcomes there are of each status: `3 hold, ...`."""
-    found_ = counted(outcomes)
-    return ", ".join(f"{found_[status]} {status}" for status in STATUSES if status in found_)
+    """How many statements there are of each status, and what is counted apart: `3 hold, ...`."""
+    parts = []
+    for apart in ("", *APART):
+        some = [outcome for outcome in outcomes if outcome.claim.apart == apart]
+        if some:
+            said = _numbered(outcome.status for outcome in some)
+            parts.append(f"{len(some)} {APART[apart]} ({said})" if apart else said)
+    return "; ".join(parts)
+
+
+def headline(outcomes: Mapping[str, tuple[Paper, Sequence[Outcome]]]) -> str:
+    """How many statements hold where the paper's setting was run, and what became of each paper's central ones."""
+    stated = [o for _, some in outcomes.values() for o in some if not o.claim.apart]
+    tested = [o for o in stated if o.judged is not None and o.status in JUDGED]
+    of_cells = [o.status for o in tested if o.claim.kind == "cells"]
+    compared = [o.status for o in tested if o.claim.kind != "cells"]
+    shown = [o.shown for o in stated if o.shown is not None]
+    central = [
+        f"{paper.title}: {_numbered(o.status for o in some if o.claim.central)}"
+        for paper, some in outcomes.values()
+        if any(o.claim.central for o in some)
+    ]
+    return (
+        f"**Of {len(stated)} statements {len(compared)} were measured in the paper's setting: {_numbered(compared)}.** "
+        f"Published numbers, {len(of_cells)} groups of them: {_numbered(of_cells)}. {len(shown)} statements were "
+        f"measured in another setting alone, which tests no paper ({_numbered(shown)} there). Central claims: "
+        f"{'; '.join(central)}. What is marked in brackets is counted apart: "
+        f"{', '.join(f'[{name}] {text}' for name, text in APART.items())}."
+    )
+
+
+def _numbered(statuses: Iterable[Status]) -> str:
+    counts = Counter(statuses)
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if status in counts)
 
 
 def row(outcome: Outcome) -> tuple[str, str, str, str, str]:
     """Return the cells of an outcome, as `HEAD` names them."""
     claim = outcome.claim
-    verdict = "; ".join((outcome.status, *outcome.why))
+    shown = () if outcome.shown is None else (outcome.elsewhere, f"the run here: {outcome.shown}")
+    verdict = "; ".join(
+        filter(None, (outcome.status, *shown, *outcome.why, claim.note if outcome.judged else ""))
+    )
     cell = "; ".join(part for part in (found(outcome), basis(outcome)) if part)
-    return claim.id, f"{claim.text} ({claim.source})", published(outcome), cell, verdict
+    text = f"{claim.text} ({claim.source})"
+    return claim.id, text if not claim.apart else f"[{claim.apart}] {text}", published(outcome), cell, verdict
 
 
 def sections(result: ExperimentResult) -> list[Table]:
@@ -160,6 +218,8 @@ def page(outcomes: Mapping[str, tuple[Paper, Sequence[Outcome]]]) -> str:
         "# Claims of the papers, and what became of them",
         "",
         INTRODUCTION,
+        "",
+        headline(outcomes),
     ]
     for paper, some in outcomes.values():
         lines += ["", f"## {paper.title}", "", f"{len(some)} claims: {summary(some)}.", ""]

@@ -82,7 +82,7 @@ KNOWN = {
     "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg", "ffa_lora": "fedavg"},
     "defaults_digits": {"fedclup": "mr_mtl", "ffa_lora": "fedavg"},
     "fedclup_cnn2": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
-    "fedclup_cnn3": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
+    "fedclup_cnn3": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.1", "0.5", "1")},
     "fedclup_logit": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.5", "1.5", "2.5")},
     "fedoa_domains": {"PerAda": "ditto"},
     "fedoa_clients": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto"},

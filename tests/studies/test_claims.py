@@ -86,8 +86,8 @@ class TestVerdicts:
             {"kind": "at most", "first": "c", "second": "a", "gap": 0.02},
             {"kind": "sign", "first": "b", "second": "a"},
             {"kind": "ordered", "published": {"a": 0.9, "b": 0.8}},
-            {"kind": "exact", "check": "ckt_costs"},
-            {"kind": "exact", "check": "plgu_least_gain"},
+            {"kind": "exact", "check": "ckt_costs", "apart": "formula"},
+            {"kind": "exact", "check": "plgu_least_gain", "apart": "print"},
             {"kind": "at least", "gap": 0.1, "impossible": "no data"},
             {"kind": "sign", "elsewhere": "a study"},
             {"kind": "sign", "missing": "not built"},
@@ -138,7 +138,7 @@ class TestVerdicts:
     def test_without_a_test_sets_size_nothing_is_decided_unless_the_truth_is_known(self) -> None:
         found = evidence(self.NUMBERS)
         assert statuses(paper(BETTER), found) == ["undecided"]
-        assert statuses(paper({**BETTER, "discordance": 0}), found) == ["holds"]
+        assert statuses(paper({**BETTER, "noiseless": True}), found) == ["holds"]
 
     def test_a_smoke_is_no_evidence_and_the_paper_scale_comes_first(self) -> None:
         other = {"a": [0.5, 0.51, 0.5], "b": [0.7, 0.71, 0.7]}
@@ -161,14 +161,14 @@ class TestVerdicts:
         )
         both = Evidence("r", "small", (), "d", (*one.rows, *two.rows))
         claims = paper(
-            {"kind": "sign", "first": "a @ x", "second": "a @ y", "discordance": 0},
+            {"kind": "sign", "first": "a @ x", "second": "a @ y", "noiseless": True},
             {
                 "kind": "at most",
                 "variants": ["x", "y"],
                 "first": "a",
                 "second": "a @ x",
                 "gap": 0.0,
-                "discordance": 0,
+                "noiseless": True,
             },
         )
         first, second = judge_paper(claims, [both])
@@ -194,7 +194,7 @@ class TestVerdicts:
 
     def test_a_metric_may_be_a_difference(self) -> None:
         (outcome,) = judge_paper(
-            paper({**BETTER, "metric": "mean - deployed.global", "discordance": 0}), [evidence(self.NUMBERS)]
+            paper({**BETTER, "metric": "mean - deployed.global", "noiseless": True}), [evidence(self.NUMBERS)]
         )
         assert outcome.judged is not None
         assert outcome.judged.estimate == pytest.approx(0.0)
@@ -205,7 +205,7 @@ class TestVerdicts:
         noise = np.array([1.0, -1.0, 0.4, -0.4])
         noise *= 0.02 * 2 / (stats.t.isf(0.03 / 2, 3) * noise.std(ddof=1))
         numbers = {"b": base.tolist(), "a": (base + 0.02 + noise).tolist()}
-        claim = {**BETTER, "gap": 0.02, "discordance": 0}
+        claim = {**BETTER, "gap": 0.02, "noiseless": True}
         (alone,) = judge_paper(paper(claim), [evidence(numbers)])
         assert (alone.status, alone.holm) == ("holds", pytest.approx(0.03, abs=1e-4))
         many = judge_paper(paper(*[claim] * 10), [evidence(numbers)])
@@ -218,7 +218,7 @@ class TestVerdicts:
         assert [o.holm for o in apart] == [alone.holm] * 10
 
     def test_what_is_no_share_is_told_as_it_is(self) -> None:
-        claim = {**BETTER, "gap": 0.0018, "discordance": 0}
+        claim = {**BETTER, "gap": 0.0018, "noiseless": True}
         (outcome,) = judge_paper(paper({**claim, "points": False}), [evidence(self.NUMBERS)])
         assert words.published(outcome) == "+0.0018"
         assert words.found(outcome) == "+0.06 [+0.047, +0.073]"
@@ -296,7 +296,7 @@ class TestGates:
     def test_the_verdict_must_stand_if_the_curves_go_on(self, slope: float, settled: bool) -> None:
         # a is .006 above b, within .0005 of it in every seed, and falls while b rises.
         numbers = {"a": [0.6060, 0.6065, 0.6055], "b": [0.6, 0.6, 0.6]}
-        claim = {**BETTER, "discordance": 0, "gap": 0.01}
+        claim = {**BETTER, "noiseless": True, "gap": 0.01}
         curves = {"a": -slope / 2, "b": slope / 2}
         found = evidence(numbers, **self.GOOD)
         rows = tuple({**row, "fact.change": curves[row["label"]]} for row in found.rows)
@@ -312,7 +312,7 @@ class TestGates:
         self, rise: tuple[float, float], status: str
     ) -> None:
         numbers = {"a": [0.62, 0.6205, 0.6195], "b": [0.6, 0.6, 0.6]}
-        claim = {**BETTER, "discordance": 0, "gap": 0.01}
+        claim = {**BETTER, "noiseless": True, "gap": 0.01}
         curves = dict(zip("ab", rise, strict=True))
         found = evidence(numbers, **self.GOOD)
 
@@ -551,6 +551,8 @@ class TestDeclared:
             ({"first": ""}, "lacks recipe, first and second"),
             ({"gap": 0.0}, "has no gap"),
             ({"kind": "exact"}, "lacks check"),
+            ({"kind": "exact", "check": "ckt_costs"}, "in apart"),
+            ({"kind": "cells"}, "lacks recipe, published and gap"),
             ({"kind": "ordered", "published": {"a": 1.0}}, "two or more"),
             ({"kind": "at lest"}, "at least"),
             ({"gaps": 1}, "gaps"),
