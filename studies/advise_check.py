@@ -175,7 +175,7 @@ def pilots(out: Path, folders: Sequence[str]) -> None:
             row["lower"] = leading(federation.source, metric(name) or config.eval.metric) in LOWER_IS_BETTER
             advice = pilot(config, 30, None, lambda _: None)
             facts = advice.facts
-            row |= {"advised": regime(facts), "confidence": advice.confidence}
+            row["advised"] = regime(facts)
             row |= {"mode": facts.mode, "samples": facts.samples, "R2": facts.radius2, "V": facts.noise.value}
             row |= {"gain": facts.gain.value, "gain_low": facts.gain.low, "gain_high": facts.gain.high}
         except TailorflError as error:

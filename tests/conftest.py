@@ -86,7 +86,7 @@ PLOT = ExperimentResult.plot
 def no_plots() -> Iterator[None]:
     """Experiments plot nothing when they end, which is a fifth of the work, but where a test asks for `plotting`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ExperimentResult, "plot", lambda result: [])
+        patch.setattr(ExperimentResult, "plot", lambda *_: [])
         yield
 
 

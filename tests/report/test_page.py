@@ -251,6 +251,7 @@ def test_a_table_for_latex_has_the_chosen_columns_and_none_is_empty(
     invoke("report", run.path, "--columns", "mean", code=2)
 
 
+@pytest.mark.usefixtures("plotting")
 def test_pictures_are_written_as_pdf_into_a_folder(run: ExperimentResult, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "pictures"
     printed = invoke("report", run.path, "-o", tmp_path / "r.html", "--pdf", folder)

@@ -22,5 +22,5 @@ TINY: dict[str, Any] = {
 def invoke(*arguments: object, code: int = 0, **options: Any) -> str:
     """Return the output of a command in one line; it ends with this exit code."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
-    assert result.exit_code == code, result.output
+    assert result.exit_code == code, (result.output, result.exception)
     return " ".join(result.output.split())

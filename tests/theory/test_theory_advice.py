@@ -21,22 +21,6 @@ def advice(lam: tuple[float, float] = (1.0, 4.0), used: int = 8, mode: str = "op
 
 
 @pytest.mark.parametrize(
-    ("given", "confidence"),
-    [
-        ({}, "high"),
-        ({"used": 7}, "moderate"),
-        ({"lam": (1.0, 4.1)}, "moderate"),
-        ({"lam": (0.0, 0.0)}, "moderate"),
-        ({"mode": "training"}, "low"),
-    ],
-)
-def test_confidence_is_high_only_of_optima_of_many_clients_with_a_lam_within_a_factor_of_four(
-    given: dict[str, Any], confidence: str
-) -> None:
-    assert advice(**given).confidence == confidence
-
-
-@pytest.mark.parametrize(
     ("low", "used", "mu", "flat", "sizes", "expected"),
     [
         (1e-9, 8, 0.5, 0, [2], []),

@@ -97,9 +97,8 @@ def fragment(advice: Advice, config: ExperimentConfig) -> dict[str, Any]:
 
 
 def show(console: Console, config: ExperimentConfig, advice: Advice) -> None:
-    """Print an advice: measurements, confidence, settings, PerFed-CKT's weights, doubts, and YAML to paste."""
+    """Print an advice: measurements, settings, PerFed-CKT's weights, doubts, and YAML to paste."""
     show_table(console, _measured(config.name, advice))
-    console.print(f"confidence: [bold]{advice.confidence}[/]", highlight=False)
     rows = [
         (
             row.method,

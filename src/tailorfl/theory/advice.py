@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tailorfl.theory.fedclup_statistics import LambdaRange
 from tailorfl.theory.measures import Curvature
@@ -13,8 +13,6 @@ from tailorfl.theory.pilot import Mode
 from tailorfl.theory.recommend import Recommendation
 from tailorfl.theory.shrinkage import Errors
 from tailorfl.theory.spread import SpreadInterval
-
-Confidence = Literal["high", "moderate", "low"]
 
 
 @dataclass(frozen=True)
@@ -81,14 +79,6 @@ class Advice:
     notes: tuple[str, ...] = ()
     """What a reader should know before trusting the numbers."""
 
-    @property
-    def confidence(self) -> Confidence:
-        """Low without optima; high if lam is known within a factor of 4 from 8 clients or more."""
-        if self.facts.mode == "training":
-            return "low"
-        firm = self.lam.low > 0 and self.lam.high <= 4 * self.lam.low
-        return "high" if firm and self.facts.used >= 8 else "moderate"
-
     def to_config(self) -> dict[str, Any]:
         """`{"methods": [...]}`, to be pasted into an experiment."""
         return {"methods": [method.to_config() for method in self.recommendations]}
@@ -96,7 +86,7 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON can hold; what is not a finite number becomes None."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        return {"confidence": self.confidence, **plain}
+        return plain
 
 
 def _plain(value: Any) -> Any:
