@@ -89,7 +89,7 @@ def measured(found: Mapping[str, ExperimentResult], claims: Iterable[Claim]) -> 
     def share_of(metric: str, label: str, variant: str, seed: int) -> pd.Series[float] | None:
         key = (metric, label, variant, str(seed))
         if key not in tried:
-            scores = _scores(found[variant], label, seed, metric)
+            scores = scores_of(found[variant], label, seed, metric)
             tried[key] = None if scores is None else share(scores, metric != "weighted_mean")
         return tried[key]
 
@@ -142,7 +142,7 @@ def _sum(parts: Sequence[pd.Series[float]]) -> pd.Series[float]:
     return pd.concat(parts).groupby(level=0).sum()
 
 
-def _scores(result: ExperimentResult, label: str, seed: int, metric: str) -> pd.DataFrame | None:
+def scores_of(result: ExperimentResult, label: str, seed: int, metric: str) -> pd.DataFrame | None:
     """Return client, sample and score of a job on a metric's test set; None where its models or scores are not had."""
     import pandas as pd
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from typer.testing import CliRunner
@@ -19,12 +20,14 @@ from studies.claims.__main__ import app
 from studies.claims.claim import Claim, Paper, papers, read_paper
 from studies.claims.evidence import Evidence, joined, keep
 from studies.claims.facts import facts_of
-from studies.claims.folders import gathered, of_folder
+from studies.claims.folders import gathered, keep_records, of_folder
 from studies.claims.judging import judge_paper, measured_on
+from studies.claims.noise import scores_of as tried
+from studies.claims.noise import measured, share
 from studies.claims.verdicts import judge, sampling_error
 from studies.claims.words import page, sections
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.report.result import ExperimentResult
+from tailorfl.report.result import ExperimentResult, results
 from tailorfl.settings.loading import expand, load, recipes
 from tailorfl.settings.names import slug
 
@@ -445,6 +448,104 @@ class TestFolders:
         (place / "numbers.csv").write_text("seed\n1\n")
         with pytest.raises(RunError, match="damaged"):
             of_folder(place)
+
+    def test_beside_the_numbers_lie_the_rows_of_clients_their_noise_and_the_tuning(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        claims = [
+            Claim.model_validate(
+                {"id": "c", "text": "t", "source": "s", "recipe": "tiny", "variants": "a", **claim}
+            )
+            for claim in (
+                {**BETTER, "first": "Ditto", "second": "LocalTrain"},
+                {"kind": "sign", "first": "Ditto", "second": "LocalTrain", "metric": "deployed.global"},
+                {
+                    "kind": "sign",
+                    "first": "Ditto",
+                    "second": "LocalTrain",
+                    "metric": "worst10",
+                    "noiseless": True,
+                },
+            )
+        ]
+        found = of_folder(folder)
+        place = keep(found, tmp_path, ["mean"])
+        (folder / "tuning.json").write_text("{}")
+        keep_records(found, place, claims)
+        (folder / "tuning.json").unlink()
+        assert (place / "tuning.json").read_text() == "{}"
+        rows = pd.read_csv(place / "clients.csv.gz")
+        own = rows.query(
+            "variant == 'a' and label == 'Ditto' and seed == 1 and model == 'personal' and set == 'local'"
+        )
+        assert own["client"].tolist() == [0, 1, 2, 3]
+        assert own["value"].mean() == pytest.approx(found.of("Ditto", "a", "mean")[1])
+        assert own["samples"].sum() == found.of("Ditto", "a", "fact.samples.local")[1]
+        assert found.of("Ditto", "a", "client.2")[1] == pytest.approx(own["value"].iloc[2])
+        noise = of_folder(place).noise
+        assert set(noise) == {
+            ("mean", "a", "Ditto", "LocalTrain"),
+            ("deployed.global", "a", "Ditto", "LocalTrain"),
+        }
+        kept = {name: (place / name).read_bytes() for name in ("clients.csv.gz", "noise.csv")}
+        keep_records(of_folder(place), place, [])  # of what was kept nothing is lost
+        assert kept == {name: (place / name).read_bytes() for name in kept}
+
+    @pytest.mark.parametrize(
+        "metric", ["mean", "weighted_mean", "deployed.global", "personal.local.accuracy.mean"]
+    )
+    def test_measured_scores_have_the_means_of_the_records(self, folder: Path, metric: str) -> None:
+        """Whether predictions were kept or are made again by the models."""
+        result = ExperimentResult.load(folder / "a")
+        for label in ("Ditto", "LocalTrain"):
+            scores = tried(result, label, 1, metric)
+            assert scores is not None
+            by_client = scores.groupby("client")["score"].mean().mean()
+            value = scores["score"].mean() if metric == "weighted_mean" else by_client
+            assert value == pytest.approx(of_folder(folder).of(label, "a", metric)[1])
+
+    def test_noise_is_that_of_the_scores_of_all_lines_and_variants(self, folder: Path) -> None:
+        found = results(folder)
+        claim = {**BETTER, "recipe": "tiny", "first": "Ditto", "second": "LocalTrain", "variants": ["a", "b"]}
+        gains = {"kind": "sign", "first": "Ditto - LocalTrain @ a", "second": "Ditto - LocalTrain @ b"}
+        some = [
+            Claim.model_validate({"id": "c", "text": "t", "source": "s", "recipe": "tiny", **one})
+            for one in (claim, gains, {"kind": "cells", "published": {"Ditto": 0.5}, "gap": 0.1})
+        ]
+        mean, gain = measured(found, some)
+
+        def expected(signs: dict[tuple[str, str], float]) -> float:
+            by_seed = []
+            for seed in (0, 1):
+                parts = [
+                    sign * share(tried(found[variant], label, seed, "mean"), by_client=True)
+                    for (label, variant), sign in signs.items()
+                ]
+                by_seed.append(pd.concat(parts).groupby(level=0).sum())
+            return max(0.0, float((by_seed[0] * by_seed[1]).dropna().sum()))
+
+        ditto, local = ("Ditto", "LocalTrain")
+        half = {(ditto, "a"): 0.5, (ditto, "b"): 0.5, (local, "a"): -0.5, (local, "b"): -0.5}
+        assert (mean["variance"], mean["seeds"]) == (pytest.approx(expected(half)), 2)
+        assert mean["variants"] == "a; b"
+        whole = {(ditto, "a"): 1.0, (local, "a"): -1.0, (ditto, "b"): -1.0, (local, "b"): 1.0}
+        assert gain["variance"] == pytest.approx(expected(whole))
+
+    def test_what_was_chosen_is_read_off_the_tuning(self, folder: Path) -> None:
+        file = folder / "a" / "tuning.json"
+        methods = {"Ditto": {"edges": ["train.lr"], "chosen": {"method.lam": 0.5}}}
+        methods["LocalTrain"] = {"edges": [], "chosen": {"train.lr": 0.1}}
+        file.write_text(
+            json.dumps({"budget": {}, "sampler": "grid", "metric": "accuracy", "methods": methods})
+        )
+        try:
+            found = of_folder(folder)
+        finally:
+            file.unlink()
+        for name, ditto, local in (("inside_grid", 0.0, 1.0), ("lam_chosen", 1.0, 0.0)):
+            assert found.of("Ditto", "a", f"fact.{name}") == {0: ditto, 1: ditto}
+            assert found.of("LocalTrain", "a", f"fact.{name}") == {0: local, 1: local}
+            assert found.of("Ditto", "b", f"fact.{name}") == {}
 
     def test_folders_of_one_recipe_are_put_together_and_a_seed_counts_once(
         self, folder: Path, tmp_path: Path
