@@ -92,8 +92,7 @@ def client_rows(found: Mapping[str, ExperimentResult]) -> pd.DataFrame:
             ]
             job = dict(zip(JOB, (variant, summary["label"], summary["seed"]), strict=True))
             frames.append(last.rename(columns={result.metric: "value"}).assign(**job))
-    whole = pd.concat(frames)
-    return whole[[*JOB, *(name for name in whole if name not in JOB)]]
+    return pd.concat(frames)[[*JOB, "model", "set", "client", "samples", "value"]]
 
 
 def _places(folder: Path) -> Iterator[Path]:

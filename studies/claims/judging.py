@@ -63,7 +63,7 @@ class Outcome:
     why: tuple[str, ...] = ()
     scale: str = ""
     elsewhere: str = ""
-    shown: Verdict | None = None
+    shown: Status | None = None
 
 
 def judge_paper(paper: Paper, evidence: Sequence[Evidence], only: str | None = None) -> list[Outcome]:
@@ -97,10 +97,10 @@ def _outcome(claim: Claim, paper: Paper, evidence: Sequence[Evidence]) -> Outcom
     outcome = _compared(claim, paper, found)
     later, before = (_compared(claim, paper, found.moved_on(times)).status for times in (1.0, -1.0))
     problems = failed(claim, paper, found, _places(claim), (outcome.status, later, before))
-    why = tuple(f"{gate}: {problem}" for gate, problem in problems.items())
+    said = tuple(f"{gate}: {problem}" for gate, problem in problems.items())
     if problems.keys() == {"faithful"}:
         return replace(outcome, elsewhere=problems["faithful"])
-    return replace(outcome, status="not tested", why=why) if problems else outcome
+    return replace(outcome, status="not tested", why=said) if problems else outcome
 
 
 def _nearest(claim: Claim, evidence: Iterable[Evidence]) -> Evidence | None:

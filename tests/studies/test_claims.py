@@ -22,8 +22,8 @@ from studies.claims.evidence import Evidence, joined, keep
 from studies.claims.facts import facts_of
 from studies.claims.folders import gathered, keep_records, of_folder
 from studies.claims.judging import judge_paper, measured_on
-from studies.claims.noise import scores_of as tried
 from studies.claims.noise import measured, share
+from studies.claims.noise import scores_of as tried
 from studies.claims.verdicts import judge, sampling_error
 from studies.claims.words import page, sections
 from tailorfl.errors import ConfigError, RunError
