@@ -84,11 +84,6 @@ def text(found: pd.DataFrame, recipe: str, metric: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(row: Mapping[Any, Any]) -> str:
-    published, mean, s = (100 * row[name] for name in ("published", "mean", "s"))
-    return f"{published:.1f} / {mean:.1f} ± {s:.1f} ({row['z']:+.1f})"
-
-
 def main() -> None:
     """Print the tables, or writes them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

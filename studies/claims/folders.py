@@ -92,7 +92,8 @@ def client_rows(found: Mapping[str, ExperimentResult]) -> pd.DataFrame:
             ]
             job = dict(zip(JOB, (variant, summary["label"], summary["seed"]), strict=True))
             frames.append(last.rename(columns={result.metric: "value"}).assign(**job))
-    return pd.concat(frames)[[*JOB, "model", "set", "client", "samples", "value"]]
+    whole: pd.DataFrame = pd.concat(frames)[[*JOB, "model", "set", "client", "samples", "value"]]
+    return whole
 
 
 def _places(folder: Path) -> Iterator[Path]:

@@ -268,23 +268,6 @@ def judge_order(
     return Order(whole, pairs, right / len(found), backwards, float(tau.statistic), float(tau.pvalue))
 
 
-def seeds_to_exclude_zero(ratio: float) -> int:
-    """Seeds until the interval of a difference excludes 0, if it is found as published; `ratio` is s / gap."""
-    return next(n for n in itertools.count(2) if half_width(ratio, n) < 1)
-
-
-def seeds_for_power(ratio: float, power: float = 0.8, level: float = LEVEL) -> int:
-    """Seeds of a paired t-test that finds a difference with probability `power`; `ratio` is s / gap."""
-    from scipy.special import nctdtr, stdtrit
-
-    for n in itertools.count(2):
-        critical, centre = float(stdtrit(n - 1, 0.5 + level / 2)), math.sqrt(n) / ratio
-        missed = float(nctdtr(n - 1, centre, critical)) - float(nctdtr(n - 1, centre, -critical))
-        if 1 - missed >= power:
-            return n
-    raise AssertionError
-
-
 def _moments(differences: Sequence[float]) -> tuple[float, float, int]:
     """Mean, standard deviation over seeds (0 where all are equal), and how many."""
     found = np.asarray(differences, dtype=np.float64)

@@ -318,20 +318,20 @@ class TestNoise:
         assert width(measured, noise={"r": pool}) == pytest.approx(expected(0.01))
 
     def test_sizes_are_turned_over_before_they_are_averaged(self) -> None:
-        """Gains in two places of 100 and 10,000 samples: q/100 + q/10,000, and of two variants a quarter of that."""
+        """Gains in two places of 100 (or 50) and 10,000 samples: they add, of two variants a quarter of it."""
         few, many = (
             evidence({"a": [0.5, 0.6, 0.55], "b": [0.4, 0.45, 0.42]}, variant=v, **{"fact.samples.local": n})
             for v, n in (("few", 100.0), ("many", 10_000.0))
         )
+        few = replace(
+            few, rows=tuple({**r, "fact.samples.local": 50.0} if r["seed"] == 1 else r for r in few.rows)
+        )
         both = replace(few, rows=(*few.rows, *many.rows), settings={})
+        inverse = (1 / 100 + 1 / 50 + 1 / 100) / 3 + 1 / 10_000
         gains = {"kind": "sign", "first": "a - b @ few", "second": "a - b @ many"}
         shared = {"kind": "sign", "first": "a @ few", "second": "a @ many"}
         mean = {"kind": "sign", "first": "a", "second": "b", "variants": ["few", "many"]}
-        errors = [
-            0.2 * (1 / 100 + 1 / 10_000),
-            0.2 * (1 / 100 + 1 / 10_000) / 2,
-            0.2 * (1 / 100 + 1 / 10_000) / 4,
-        ]
+        errors = [0.2 * inverse, 0.2 * inverse / 2, 0.2 * inverse / 4]
         differences = [[0.0] * 3, [0.0] * 3, [0.1, 0.15, 0.13]]
         for claim, error, values in zip((gains, shared, mean), errors, differences, strict=True):
             (outcome,) = judge_paper(paper(claim), [both])

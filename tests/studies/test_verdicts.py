@@ -16,8 +16,6 @@ from studies.claims.verdicts import (
     judge_order,
     p_value,
     sampling_error,
-    seeds_for_power,
-    seeds_to_exclude_zero,
 )
 
 
@@ -42,12 +40,6 @@ def test_half_widths_are_those_of_a_table_of_t() -> None:
     table = {2: 8.98, 3: 2.48, 4: 1.59, 5: 1.24, 6: 1.05, 8: 0.84, 10: 0.72, 15: 0.55}
     assert {n: round(half_width(1.0, n), 2) for n in table} == table
     assert half_width(1.0, 1) == math.inf
-
-
-def test_seeds_by_spread_over_gap() -> None:
-    ratios = [0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2]
-    assert [seeds_to_exclude_zero(r) for r in ratios] == [3, 3, 4, 4, 5, 7, 9, 12, 18]
-    assert [seeds_for_power(r) for r in ratios] == [3, 4, 5, 6, 8, 10, 15, 20, 34]
 
 
 def test_a_test_set_of_finite_size_has_its_own_error() -> None:
