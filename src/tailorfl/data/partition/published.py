@@ -82,7 +82,7 @@ def niid_bench(
         kind: "iid", "dirichlet" or "labels".
         classes: of "labels": distinct classes per client. Classes that nobody holds are left out.
         alpha: of "dirichlet": concentration.
-        min_size: of "dirichlet": smallest number of training samples of a client.
+        min_size: smallest number of training samples of a client.
         seed: seed of NumPy's default generator for the training part, 42 in the baseline.
 
     Raises:
@@ -93,6 +93,8 @@ def niid_bench(
         raise unknown("kind of partition 'niid_bench'", str(kind), KINDS)
     if seed is not None:
         require_whole("seed", seed, 0)
+    require_whole("min_size", min_size, 1)
+    require_enough(len(strata), clients, min_size)
     draws = rng if seed is None else np.random.default_rng(seed)
     ids, test_ids, count = compress(strata, test)
     if kind == "iid":
@@ -103,6 +105,11 @@ def niid_bench(
         owner = _dirichlet(ids, clients, alpha, min_size, draws)
     else:
         owner = _labels(ids, clients, classes, draws)
+    if np.bincount(owner[owner != NOBODY], minlength=clients).min() < min_size:
+        raise DataError(
+            f"partition 'niid_bench' found no deal with min_size={min_size} samples for each of {clients} clients; use "
+            "fewer clients, a larger alpha or a smaller min_size"
+        )
     test_owner = None
     if test_ids is not None:
         dealt = owner != NOBODY
@@ -124,9 +131,8 @@ def _parts(samples: int, owners: Ints) -> Ints:
 
 
 def _dirichlet(ids: Ints, clients: int, alpha: float, min_size: int, draws: Generator) -> Ints:
+    """Return the owners of the first draw that gives everybody enough; of all draws too few, client 0 for all."""
     require_alpha(alpha)
-    require_whole("min_size", min_size, 1)
-    require_enough(len(ids), clients, min_size)
     owner = np.empty(len(ids), dtype=np.int64)
     for _ in range(_DRAWS):
         sizes = np.zeros(clients, dtype=np.int64)
@@ -143,10 +149,7 @@ def _dirichlet(ids: Ints, clients: int, alpha: float, min_size: int, draws: Gene
         else:
             if sizes.min() >= min_size:
                 return owner
-    raise DataError(
-        f"partition 'niid_bench' found in {_DRAWS} draws none with {min_size} samples for each of {clients} clients; "
-        "use fewer clients or a larger alpha"
-    )
+    return np.zeros(len(ids), dtype=np.int64)
 
 
 def _labels(ids: Ints, clients: int, classes: int, draws: Generator) -> Ints:
