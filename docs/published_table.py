@@ -4,7 +4,8 @@
     python docs/published_table.py --write               puts it into docs/published-numbers.md
     python docs/published_table.py --keep FOLDER ...     first keeps our numbers of these results of recipes
 
-Kept is one row a seed of every number that a recipe's `published` has, and the mean of lines that have none.
+Kept is one row a seed of every number that a recipe's `published` has, and the mean of lines that have none. Seeds of
+several folders are put together.
 """
 
 from __future__ import annotations
@@ -142,7 +143,9 @@ def main() -> None:
     if options.keep:
         fresh = [numbers_of(result) for folder in options.keep for result in results(folder).values()]
         old = kept() if NUMBERS.is_file() else {}
-        keep(old | {key: values for numbers in fresh for key, values in numbers.items()})
+        for numbers in fresh:
+            old |= {key: old.get(key, {}) | values for key, values in numbers.items()}
+        keep(old)
     if options.write:
         PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), table()), encoding="utf-8")
     else:

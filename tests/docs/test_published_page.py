@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +77,12 @@ def test_numbers_of_a_result_are_kept_and_read_again(
     means = {r.seed: r.values["mean"] for r in result.seed_results()}
     assert numbers["tiny", "", "fedavg", "mean"] == numbers["tiny", "", "fedavg", "best_on_test"] == means
     monkeypatch.setattr(made, "NUMBERS", tmp_path / "kept" / "numbers.csv")
+    made.keep({key: {3: 9.0, 4: 0.5} for key in numbers})
+    monkeypatch.setattr(sys, "argv", ["published_table.py", "--keep", str(tmp_path / "tiny")])
+    made.main()  # seeds 3 and 5 of the folder, beside seed 4 that was there
+    both = made.kept()
+    assert {values.pop(4) for values in both.values()} == {0.5}
+    assert {key: pytest.approx(values, rel=1e-6) for key, values in numbers.items()} == both
     made.keep(numbers)
     assert {key: pytest.approx(values, rel=1e-6) for key, values in numbers.items()} == made.kept()
     bare = tailorfl.run(**settings, out=tmp_path / "bare", progress=False)
