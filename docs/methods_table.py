@@ -68,6 +68,7 @@ FAMILIES = {
 """Of a method -> its heading."""
 EVERYONE = (
     "test_adapters_on_transformers.py",
+    "test_cost_table.py",
     "test_method_contract.py",
     "test_newcomers.py",
     "test_ranges_of_options.py",

@@ -22,7 +22,7 @@ CONTRACTS = {
         {"hidden": 8, "depth": 1, "embedding": 3, "server_lr": 1e-3},
         chooses=True,
         by_id=True,
-        proved="the gradient of its server: ../references/test_references.py (T08)",
+        proved="the gradient of its server: references/test_references.py (T08)",
         never="the hypernetwork cannot be turned off",
     ),
     "plgu_ghn": Row(
