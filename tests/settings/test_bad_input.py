@@ -104,7 +104,7 @@ def own(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Source:
         # models that do not fit
         (["model=lenet"], 1, ["at least 16x16 pixels, the data has 8x8", "'cnn2'"]),
         (["model=cox"], 1, ["one output", "asks for 10"]),
-        (["model={name: mlp, hidden: [-3]}"], 1, ["a list of widths such as [200], got [-3]"]),
+        (["model={name: mlp, hidden: [-3]}"], 1, ["lists of widths such as [200], got [-3]"]),
         (["model.weights=nowhere.npz"], 1, ["'nowhere.npz' does not exist"]),
         # splits and held-out clients
         (["data.split={train: 0.9, test: 0.9}"], 2, ["train=0.9", "at most 1"]),

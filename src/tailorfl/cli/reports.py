@@ -37,7 +37,7 @@ def report(
         target: Also the rounds and the traffic until the mean metric is this good: 0.9.
         latex (FILE): Also the table for LaTeX (booktabs).
         columns (NAME,...): The columns of the LaTeX table, by their names in comparison.csv: mean,worst10,bytes.
-        pdf (FOLDER): Also the pictures as PDF, into this folder.
+        pdf (PICTURES): Also the pictures as PDF, into this folder.
         csv (FILE): Also the table's plain numbers, nothing rounded.
     """
     from tailorfl.cli.results import result_lines, show_matrix, show_result
