@@ -78,9 +78,7 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
         "system describes devices that are simulated, and here they are real; leave it out, or simulate with tailorfl "
         "run (how many replies a round needs is deploy.min_replies here)": config.system != DEFAULT.system,
         "engine.precision=auto lets each machine measure what is faster there, and clients of one round would not "
-        "compute alike; take float32, or bfloat16 where every client's processor has it": (
-            config.engine.precision == "auto"
-        ),
+        "compute alike; use float32, or bfloat16 if every client has it": config.engine.precision == "auto",
         "engine.precision=tf32 is for GPUs, and deployed clients calculate on their processors; take float32 or "
         "bfloat16": config.engine.precision == "tf32",
         "clients that never train cannot be held out in a deployment; leave out data.heldout_clients and "
@@ -89,9 +87,7 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
     for problem, applies in problems.items():
         if applies:
             raise ConfigError(problem)
-    chosen = (
-        config.eval.final if config.eval.final != DEFAULT.eval.final else ()
-    )  # defaults that cannot be say nothing
+    chosen = () if config.eval.final == DEFAULT.eval.final else config.eval.final  # no warning of a default
     sets = dict.fromkeys((*config.eval.sets, *chosen))
     if dropped := ", ".join(name for name in sets if name not in (*OWN_SETS, "participants")):
         log.warning("no single client can measure models on %s, so these sets of eval are left out", dropped)
