@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PERFORMANCE, KERNELS = ROOT / "docs" / "performance.md", ROOT / "docs" / "kernels.md"
+OPERATIONS = ROOT / "benchmarks" / "results" / "kernels.md"
 MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "CNN2, 421,642 scalars"}
 
 
@@ -28,8 +29,21 @@ def tables() -> dict[Path, dict[str, str]]:
             "many_clients": clients(read("many_clients")),
             "lora_memory": adapters(read("lora_memory")),
         },
-        KERNELS: {title: plain(table) for title, table in read("kernels").items() if isinstance(table, list)},
+        **kernels(read("kernels")),
     }
+
+
+def kernels(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
+    """Return the tables of kernels: of rounds and limits in the documents, of single operations beside the results."""
+    made = {title: plain(table) for title, table in results.items() if isinstance(table, list)}
+    pages = {page: page.read_text(encoding="utf-8") for page in (KERNELS, OPERATIONS)}
+    parts = {
+        page: {title: table for title, table in made.items() if f"<!-- {title}: made by" in text}
+        for page, text in pages.items()
+    }
+    lost = made.keys() - parts[KERNELS].keys() - parts[OPERATIONS].keys()
+    assert not lost, f"no page has a place for the tables {lost}"
+    return parts
 
 
 def read(name: str) -> dict[str, Any]:
