@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 BEST_OF_EACH = "best_of_each"
-CLOSE = 0.05
+CLOSE = 0.01
 """What a reproduced number differs from the published one by at most, as a share of it, however wide the noise is."""
 
 
