@@ -16,6 +16,6 @@ def test_contract(check: Check) -> None:
 
 
 def test_without_pull_it_is_local_training() -> None:
-    """Compare with LocalTrain, which the method is for λ = 0."""
+    """Compare with LocalTrain, which the method is for λ = 0; where only rounding differs, use `assert_close`."""
     mine, local = (personal(simulation(m, rounds=3)) for m in (MyMethod(lam=0), make_method("local")))
     assert_same(mine, local)

@@ -337,3 +337,19 @@ def test_time_goes_on_where_an_interrupted_run_left_off(
     assert seconds[0] < 600
     assert 3600 <= seconds[1] < seconds[-1] < 4200
     assert 3600 <= result.jobs[0][0]["seconds"] < 4200
+
+
+def test_a_method_of_ones_own_is_called_by_its_title(stored: Stored, tmp_path: Path) -> None:
+    """Where its label begins with its name, as the labels do that nobody chose."""
+    jobs = [
+        stored("mine", 0, [0.7], title="My Method"),
+        stored("mine lam=2", 0, [0.8], method="mine", title="My Method"),
+        stored("other", 0, [0.9], method="mine", title="My Method"),
+        stored("ditto", 0, [0.9]),
+    ]
+    assert ExperimentResult(tmp_path, jobs).display_names == {
+        "mine": "My Method",
+        "mine lam=2": "My Method lam=2",
+        "other": "other",
+        "ditto": "Ditto",
+    }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tailorfl
 from tailorfl.errors import ConfigError, MissingExtraError
 from tailorfl.tuning.samplers import SAMPLERS, Sampler, Search, check, propose, pruner, rungs, step
 from tailorfl.tuning.space import Choice, Range
@@ -104,7 +105,12 @@ def test_successive_halving_keeps_the_best_third_of_those_that_came_so_far(tmp_p
     assert survivors == {0.5, 0.6, 0.7, 0.65, 0.69}  # 0.65 is second of six, 0.69 second of eight
 
 
-def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_the_extra_is_named_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtraError, match="extra 'tune'"):
         propose(search("random"), LINE, [], None)
+    with pytest.raises(MissingExtraError, match="extra 'tune'"):
+        tailorfl.tune("demo", budget="1x1", out=tmp_path / "tuning")
+    assert not (tmp_path / "tuning").exists()

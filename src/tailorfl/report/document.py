@@ -87,12 +87,13 @@ def tuning_section(folder: Path, seeds: Sequence[int], names: Mapping[str, str])
     overlap = (
         f"of which the comparison uses {', '.join(shared)}, too" if shared else "none of the comparison's"
     )
+    seed_word = "seeds" if len(budget["seeds"]) > 1 else "seed"
     note = (
         f"Every method was given the same budget: {budget['trials']} trials of {budget['rounds']} rounds with "
-        f"{len(budget['seeds'])} seed{'s' * (len(budget['seeds']) > 1)}, or {budget['samples']:,} samples seen "
-        f"(gradients of single samples). Settings were drawn by {tuning['sampler']} and chosen by validation "
-        f"{tuning['metric'].replace('_', ' ')} with the seeds {', '.join(map(str, budget['seeds']))}, "
-        f"{overlap}; no test sample was looked at."
+        f"{len(budget['seeds'])} {seed_word}, or {budget['samples']:,} samples seen (gradients of single samples). "
+        f"Settings were proposed by the sampler {tuning['sampler']} and chosen by validation "
+        f"{tuning['metric'].replace('_', ' ')} with {seed_word} {', '.join(map(str, budget['seeds']))}, {overlap}; "
+        "trials were judged on validation parts alone."
     )
     rows = [_tuning_row(names.get(label, label), row) for label, row in tuning["methods"].items()]
     head = ("Method", "Chosen", "Validation", "Trials", "Pruned", "Failed", "At the edge of its grid")

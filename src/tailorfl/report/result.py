@@ -108,8 +108,12 @@ class ExperimentResult:
     @property
     def display_names(self) -> dict[str, str]:
         """Label -> what tables and pictures call the method; labels themselves where two would be called the same."""
-        methods = {str(summary["label"]): str(summary["method"]) for summary in self.summaries}
-        names = {label: display_name(label, method) for label, method in methods.items()}
+        names = {
+            str(summary["label"]): display_name(
+                str(summary["label"]), str(summary["method"]), summary.get("title", "")
+            )
+            for summary in self.summaries
+        }
         return names if len(set(names.values())) == len(names) else {label: label for label in names}
 
     @property

@@ -94,6 +94,6 @@ def sentence(config: ExperimentConfig) -> str:
     if config.budget == "rounds":
         return ""
     return (
-        f"Budget: every method trained as long as it used the {UNITS[config.budget]}, that FedAvg uses in "
+        f"Budget: every method trained until it had used as many {UNITS[config.budget]} as FedAvg uses in "
         f"{config.rounds} rounds; the column of rounds says how many it got."
     )

@@ -26,16 +26,17 @@ def known(kind: Kind) -> Mapping[str, Sequence[str]]:
     return _catalogue()[kind]
 
 
-def display_name(label: str, method: str) -> str:
+def display_name(label: str, method: str, title: str = "") -> str:
     """Return what tables, pictures and messages call a method.
 
     Args:
         label: The label of the method in its experiment.
         method: Its name. Where the label begins with it, as labels do that nobody chose, its title takes its place.
+        title: The title of a method of the user's own, which the catalogue lacks.
     """
     rest = label.removeprefix(method)
     is_name = label.startswith(method) and rest[:1] in ("", " ")
-    return known("titles").get(method, [method])[0] + rest if is_name else label
+    return known("titles").get(method, [title or method])[0] + rest if is_name else label
 
 
 @functools.cache

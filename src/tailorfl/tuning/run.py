@@ -30,7 +30,7 @@ from tailorfl.tuning.plan import OLD_STATES, Plan, TuningRequest, begin, default
 from tailorfl.tuning.samplers import Sampler, Search, size
 from tailorfl.tuning.search import MethodSearch
 from tailorfl.tuning.training import Outcome, Task, Trainer
-from tailorfl.tuning.trials import Ledger, Trial
+from tailorfl.tuning.trials import Ledger, Trial, load_optuna
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ def tune_experiment(
         return tune(Path(out), plan_in(Path(out)), workers=workers)
     chosen = load(config, settings, methods=COMPARED, may_import=True)
     check(chosen)
+    load_optuna()  # before anything is written
     new = plan(chosen, request)
     folder = default_folder(chosen) if out is None else Path(out)
     begin(folder, new)

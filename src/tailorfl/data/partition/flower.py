@@ -28,7 +28,7 @@ def flwr(
     partitioner: str = "DirichletPartitioner",
     options: Mapping[str, Any] = {},
 ) -> Deal:
-    """Return a partitioner of Flower Datasets deals the samples; who gets which is as it says.
+    """Deal samples with a partitioner of Flower Datasets.
 
     `data.partition: {flwr: DirichletPartitioner, alpha: 0.3}` is the short form. It is given the classes as the
     column "label", the number of clients, and a seed drawn from that of the data, each only where it takes it and
