@@ -11,6 +11,7 @@ all patients. A cholesterol or blood pressure of 0 means that nobody measured it
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pandas as pd
 
 from tailorfl.data.hospitals import HEART_CENTRES
 from tailorfl.data.locations import data_file
+from tailorfl.errors import DataError
 
 COLUMNS = (
     "age", "sex", "chest_pain", "pressure", "cholesterol", "sugar", "ecg", "heart_rate", "angina", "st_depression",
@@ -91,10 +93,10 @@ def told(frame: pd.DataFrame) -> pd.DataFrame:
 
 def write(out: Path, look_alike: bool = False) -> None:
     """Write the files of all hospitals."""
+    frames = {centre: told(invented(centre) if look_alike else raw(centre)) for centre in HEART_CENTRES}
     for folder in ("hospitals", "new", "diagnoses"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    for centre in HEART_CENTRES:
-        frame = told(invented(centre) if look_alike else raw(centre))
+    for centre, frame in frames.items():
         new = np.arange(len(frame)) % EVERY == EVERY - 1
         frame[~new].to_csv(out / "hospitals" / f"{centre}.csv", index=False)
         frame[new].drop(columns=LABEL).to_csv(out / "new" / f"{centre}.csv", index=False)
@@ -106,4 +108,7 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path, help="folder for hospitals/, new/ and diagnoses/")
     parser.add_argument("--look-alike", action="store_true", help="invented patients, without the data")
     given = parser.parse_args()
-    write(given.out, given.look_alike)
+    try:
+        write(given.out, given.look_alike)
+    except DataError as error:
+        sys.exit(f"{error}; or add --look-alike, which invents patients of the same form")

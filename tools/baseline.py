@@ -122,7 +122,7 @@ def digest_of_table(recipe: str, settings: Mapping[str, Any]) -> str:
         with (Path(folder) / "comparison.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
     kept = [{k: v for k, v in row.items() if not any(word in k for word in TIMES)} for row in rows]
-    return digest_of(json.dumps(kept).encode())
+    return digest_of(json.dumps(kept, sort_keys=True).encode())
 
 
 def digest_of(data: bytes) -> str:
