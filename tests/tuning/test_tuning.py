@@ -153,7 +153,7 @@ def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_s
     text = write_report(ExperimentResult.load(tmp_path / "c"))[0].read_text(encoding="utf-8")
     assert "## Tuning" in text
     assert f"{finished.samples:,} samples seen" in text
-    assert "seeds 1000, none of the comparison's;" in text
+    assert "with seed 1000, none of the comparison's;" in text
     assert "of which the comparison uses 1000, too" in tuning_section(tmp_path / "c", [0, 1000], {})[0].note
     names = {line.label: f"the {line.label}" for line in config.methods}
     (section,) = tuning_section(tmp_path / "c", [], names)
