@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tailorfl.evaluation.seeds import interval, noise
-from tailorfl.report.published import cells, verdict
+from tailorfl.report.published import cells, compared, with_spread
 from tailorfl.report.result import ExperimentResult, results
+from tailorfl.report.tables import MISSING
 from tailorfl.settings.loading import expand, load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,24 +98,14 @@ def _single(quantities: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _row(cell: Any, runs: int, values: list[float]) -> tuple[str, ...]:
-    number, std = (cell["value"], cell.get("std")) if isinstance(cell, Mapping) else (cell, None)
-    published = "–" if number is None else f"{number:.4f}" + ("" if std is None else f" ± {std:.4f}")
+    row = compared(cell, values, runs)
+    published, ours = with_spread(row["published"], row["std"]), with_spread(row["ours"], row["ours_ci"])
     if not values:
-        return published, "–", "0", "–", "–", "not run"
-    mean, half_width = interval(values)
-    ours = f"{mean:.4f}" if math.isnan(half_width) else f"{mean:.4f} ± {half_width:.4f}"
-    if number is None:
-        return published, ours, str(len(values)), "–", "–", "not published here"
-    spread = noise(values, std, runs)
-    shown = "–" if math.isnan(spread) else f"{spread:.4f}"
-    return (
-        published,
-        ours,
-        str(len(values)),
-        f"{mean - number:+.4f}",
-        shown,
-        verdict(number, mean, spread) or "–",
-    )
+        return published, ours, "0", MISSING, MISSING, "not run"
+    if math.isnan(row["published"]):
+        return published, ours, str(len(values)), MISSING, MISSING, "not published here"
+    noise = MISSING if math.isnan(row["noise"]) else f"{row['noise']:.4f}"
+    return published, ours, str(len(values)), f"{row['difference']:+.4f}", noise, row["verdict"] or MISSING
 
 
 def table() -> str:

@@ -25,7 +25,7 @@ SETS = {
     "malicious": "malicious clients",
     "official": "the official test set",
 }
-"""What test sets are called; others by their own name."""
+"""Names of test sets in tables; other sets keep theirs."""
 MODELS = (("deployed", ""), ("shared", "global"))
 """How the keys of columns of other sets than clients' own begin, and the model that they are of: "" is the deployed."""
 

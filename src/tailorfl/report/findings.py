@@ -15,7 +15,7 @@ from tailorfl.evaluation.seeds import Paired, paired
 from tailorfl.report.clients import ClientLine, clients_of
 from tailorfl.report.columns import metric_name
 from tailorfl.report.result import REFERENCES
-from tailorfl.report.tables import LEAST_SEEDS, MISSING
+from tailorfl.report.tables import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -43,7 +43,7 @@ class Difference:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether it would be so large by chance in fewer than 1 of 20 such tables."""
+        """Whether the corrected p-value is below the 5 % level."""
         return self.adjusted < LEVEL
 
 
@@ -69,7 +69,7 @@ def _of_methods(result: ExperimentResult, means: Means) -> str:
     name, averages = metric_name(result.metric), {label: fmean(row.values()) for label, row in means.items()}
     if len(averages) == 1:
         ((label, average),) = averages.items()
-        number = _amount(result, average, unit="%")
+        number = result.columns[0].text(average)
         return f"Only {label} was run, so there is nothing to compare: {name} {number} on the average client."
     pairs = [_better_first(result, pair) for pair in differences(means) if not math.isnan(pair.pair.mean)]
     if not pairs:
@@ -182,10 +182,9 @@ def _points(result: ExperimentResult, pair: Difference) -> str:
 
 
 def _amount(result: ExperimentResult, value: float, spread: float = math.nan, unit: str = "points") -> str:
-    """Return a number of the metric with the digits of the table, and a unit where the table is in percent."""
-    is_percent = result.columns[0].unit == "percent"
-    texts = [f"{100 * v:.2f}" if is_percent else f"{v:.4g}" for v in (value, spread) if not math.isnan(v)]
-    return f"{' ± '.join(texts)} {unit if is_percent else ''}".rstrip() if texts else MISSING
+    """Return a number of the metric as the table has it, with `unit` in place of its percent."""
+    text = result.columns[0].text(value, spread)
+    return f"{text.removesuffix(' %')} {unit}".rstrip() if text.endswith(" %") else text
 
 
 def _count(number: int, word: str) -> str:

@@ -15,7 +15,7 @@ A recipe holds them under `published`, by label of the method:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BEST_OF_EACH = "best_of_each"
 CLOSE = 0.01
-"""What a reproduced number differs from the published one by at most, as a share of it, however wide the noise is."""
+"""Largest difference from a published number that counts as reproduced, as a share of that number."""
 
 
 def notes(published: Mapping[str, Any]) -> list[str]:
@@ -55,24 +55,33 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
     for label, quantities in published.items():
         for name, value in quantities.items() if isinstance(quantities, Mapping) else ():
             for quantity, cell, values in cells(result, label, name, value):
-                number, std = (cell["value"], cell.get("std")) if isinstance(cell, Mapping) else (cell, None)
-                ours, half_width = spread(values)
-                allowed = noise(values, std, published.get(RUNS, 1))
-                rows.append(
-                    {
-                        "label": label,
-                        "quantity": quantity,
-                        "published": float(number),
-                        "std": math.nan if std is None else float(std),
-                        "ours": ours,
-                        "ours_ci": half_width,
-                        "difference": ours - number,
-                        "noise": allowed,
-                        "verdict": verdict(number, ours, allowed),
-                    }
-                )
+                row = compared(cell, values, published.get(RUNS, 1))
+                rows.append({"label": label, "quantity": quantity, **row})
     columns = ["label", "quantity", "published", "std", "ours", "ours_ci", "difference", "noise", "verdict"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def compared(cell: Any, values: Sequence[float], runs: int) -> dict[str, Any]:
+    """Return the columns of `beside` from `published` on, of one cell of a paper.
+
+    Args:
+        cell: a number, {value: ..., std: ...}, or None where the number is not given.
+        values: ours, one a seed.
+        runs: how many runs the published number is a mean of.
+    """
+    number, std = (cell["value"], cell.get("std")) if isinstance(cell, Mapping) else (cell, None)
+    published = math.nan if number is None else float(number)
+    ours, half_width = spread(values)
+    allowed = noise(values, std, runs)
+    return {
+        "published": published,
+        "std": math.nan if std is None else float(std),
+        "ours": ours,
+        "ours_ci": half_width,
+        "difference": ours - published,
+        "noise": allowed,
+        "verdict": verdict(published, ours, allowed),
+    }
 
 
 def verdict(published: float, ours: float, allowed: float) -> str:
@@ -101,14 +110,15 @@ def published_table(result: ExperimentResult) -> Table:
     for row in beside(result, result.config.published).to_dict("records"):
         noise_text = MISSING if math.isnan(row["noise"]) else f"{row['noise']:.4f}"
         difference = MISSING if math.isnan(row["difference"]) else f"{row['difference']:+.4f}"
-        numbers = (_with_spread(row["published"], row["std"]), _with_spread(row["ours"], row["ours_ci"]))
+        numbers = (with_spread(row["published"], row["std"]), with_spread(row["ours"], row["ours_ci"]))
         label = names.get(row["label"], row["label"])
         rows.append((label, row["quantity"], *numbers, difference, noise_text, row["verdict"] or MISSING))
     head = ("Method", "Number", "Published", "Ours", "Difference", "Noise", "Verdict")
     return Table.of("Published and ours", head, rows, left=2)
 
 
-def _with_spread(number: float, half_width: float) -> str:
+def with_spread(number: float, half_width: float) -> str:
+    """Return a number with a half width or deviation, where there is one."""
     if math.isnan(number):
         return MISSING
     return f"{number:.4f}" if math.isnan(half_width) else f"{number:.4f} ± {half_width:.4f}"

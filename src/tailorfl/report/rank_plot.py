@@ -15,7 +15,7 @@ from tailorfl.report.plots import literal, save
 from tailorfl.report.tables import tex
 
 AXIS, TOP = 260.0, 48.0
-"""How long the axis of ranks is, and where it lies."""
+"""Length and position of the axis of ranks."""
 LEAST = 190.0
 """Room for names on either side of the axis."""
 LETTER = 0.62

@@ -48,7 +48,7 @@ class Column:
 
     @property
     def has_spread(self) -> bool:
-        """Whether tables show half widths; those of costs and of spreads say little, and CSV has them."""
+        """Whether tables show half widths; those of costs and standard deviations are only in the CSV."""
         return self.key != "std" and self.unit not in ("bytes", "seconds")
 
     def text(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:

@@ -64,7 +64,7 @@ class MethodConfig(Named):
 
     @property
     def display_name(self) -> str:
-        """What tables and messages call it: the method's title where the label is its name."""
+        """The name in tables and messages: the method's title if the label is its name."""
         return display_name(self.label, self.name)
 
     @field_serializer("train")

@@ -17,7 +17,7 @@ from tailorfl.data.partition.deal import (
     require_whole,
 )
 from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError, unknown
+from tailorfl.errors import DataError, check_known
 
 KINDS = ("iid", "dirichlet", "labels")
 _DRAWS = 1000
@@ -45,11 +45,8 @@ def sorted_shards(
     require_enough(len(strata), clients, shards)
     client_of_shard = np.empty(clients * shards, dtype=np.int64)
     client_of_shard[rng.permutation(clients * shards)] = np.repeat(np.arange(clients), shards)
-    train, test_owner = (
-        None if labels is None else _by_shard(labels, client_of_shard) for labels in (strata, test)
-    )
-    assert train is not None
-    return Deal.of(train, test_owner, clients)
+    test_owner = None if test is None else _by_shard(test, client_of_shard)
+    return Deal.of(_by_shard(strata, client_of_shard), test_owner, clients)
 
 
 def niid_bench(
@@ -89,8 +86,7 @@ def niid_bench(
         ConfigError: for an unknown kind.
         DataError: if there are fewer classes than that, too few samples, or no draw gives everybody enough.
     """
-    if kind not in KINDS:
-        raise unknown("kind of partition 'niid_bench'", str(kind), KINDS)
+    check_known("kind of partition 'niid_bench'", str(kind), KINDS)
     if seed is not None:
         require_whole("seed", seed, 0)
     require_whole("min_size", min_size, 1)
