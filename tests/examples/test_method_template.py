@@ -53,8 +53,8 @@ def test_a_copy_installs_passes_its_tests_and_compares(tmp_path: Path) -> None:
     (copy / "my_method.py").unlink()  # what is tested is what was installed
     assert " passed" in run("pytest", "-p", "no:cacheprovider", "test_my_method.py")
     compare = ("tailorfl", "compare", "demo", "method=local,my_method", *SMALL)
-    found = run(*compare, "--out", str(tmp_path / "runs"), "--quiet")
-    assert "my_method" in found
+    printed = run(*compare, "--out", str(tmp_path / "runs"), "--quiet")
+    assert "MyMethod" in printed
 
 
 def test_the_templates_method_is_no_method_of_the_library_and_has_every_check() -> None:
