@@ -183,7 +183,11 @@ def test_bytes_are_the_mean_over_seeds_and_silence_is_a_level(drawn: list[Any], 
 
 @pytest.mark.parametrize(
     ("metric", "name", "texts"),
-    [("accuracy", "accuracy in %", ("50", "50.0")), ("auc", "AUC", ("0.5", "0.50"))],
+    [
+        ("accuracy", "accuracy in %", ("50", "50.0")),
+        ("auc", "AUC in %", ("50", "50.0")),
+        ("brier", "brier", ("0.5", "0.50")),
+    ],
 )
 def test_shares_are_shown_in_percent_and_other_metrics_as_they_are(
     metric: str, name: str, texts: tuple[str, str], drawn: list[Any], tmp_path: Path

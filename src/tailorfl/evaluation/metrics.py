@@ -46,7 +46,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "generation": ("rouge1", "rouge1_precision", "rouge1_recall", "token_accuracy"),
 }
 UNIT_METRICS = frozenset({"accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "token_accuracy"})
-"""Metrics that lie between 0 and 1, and that a target may be given for as a share."""
+"""Metrics between 0 and 1: reports show them in percent, and a target may be given as a share."""
 LOWER_IS_BETTER = frozenset({"mse", "deviance", "mae", "loss", "sharpness", "brier", "ece"})
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1", "auc", "c_index", "ece"), (0.0, 1.0)),

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from tailorfl.errors import ConfigError, MissingExtraError, RunError
+from tailorfl.evaluation.metrics import UNIT_METRICS
 from tailorfl.export.written_model import lines_for
-from tailorfl.report.columns import SHARES
 
 CARD = "README.md"
 LICENSE = "unknown"
@@ -115,7 +115,7 @@ def _bounds(name: str, interval: Sequence[float] | None) -> str:
 
 
 def _number(name: str, value: float) -> str:
-    return f"{100 * value:.1f} %" if name in SHARES else f"{value:.3f}"
+    return f"{100 * value:.1f} %" if name in UNIT_METRICS else f"{value:.3f}"
 
 
 def _privacy(facts: Mapping[str, Any]) -> str:

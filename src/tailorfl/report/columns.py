@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tailorfl.evaluation.metrics import LOWER_IS_BETTER
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER, UNIT_METRICS
 from tailorfl.report.tables import Column, Summary
 from tailorfl.runs.store import SECONDS
 
@@ -17,8 +17,6 @@ FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
 """Keys of the columns that stand first: quality, for the worst clients too, and costs."""
 FEW_CLIENTS = 10
 """Of so many or fewer clients a tenth is one client."""
-SHARES = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
-"""Metrics shown in percent."""
 SETS = {
     "global": "all clients' data",
     "heldout": "held-out clients",
@@ -32,7 +30,7 @@ MODELS = (("deployed", ""), ("shared", "global"))
 
 def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
     """Return the columns of the comparison of jobs with these summaries."""
-    unit: Any = "percent" if metric in SHARES | {"auc", "c_index"} else "number"
+    unit: Any = "percent" if metric in UNIT_METRICS else "number"
     better: Any = "lower" if metric in LOWER_IS_BETTER else "higher"
     tenth = "client" if are_few(summaries) else "10 % of clients"
     two_models = any({"personal", "global"} <= set(s["metrics"]) for s in summaries)

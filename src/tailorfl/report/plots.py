@@ -17,7 +17,7 @@ import numpy as np
 
 from tailorfl.errors import RunError
 from tailorfl.evaluation.metrics import UNIT_METRICS
-from tailorfl.report.columns import SHARES, metric_name
+from tailorfl.report.columns import metric_name
 from tailorfl.report.tables import human_bytes, over_seeds
 from tailorfl.runs.files import replacing
 
@@ -193,10 +193,10 @@ def _box(axes: Axes, number: int, values: np.ndarray) -> None:
 def _metric_axis(axis: Axis, metric: str, legend: str = "") -> None:
     from matplotlib.ticker import PercentFormatter
 
-    if metric in SHARES:
+    if metric in UNIT_METRICS:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=""))
     axis.set_label_text(
-        literal(f"{metric_name(metric)}{' in %' if metric in SHARES else ''}{legend}", CAPTION)
+        literal(f"{metric_name(metric)}{' in %' if metric in UNIT_METRICS else ''}{legend}", CAPTION)
     )
 
 

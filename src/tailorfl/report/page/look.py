@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import first_few
-from tailorfl.report.columns import SHARES
+from tailorfl.evaluation.metrics import UNIT_METRICS
 from tailorfl.report.plots import COLOURS
 from tailorfl.report.tables import Cell, Column
 
@@ -41,7 +41,7 @@ class Look:
     @property
     def is_share(self) -> bool:
         """Whether it is shown in percent."""
-        return self.metric in SHARES
+        return self.metric in UNIT_METRICS
 
     @property
     def format(self) -> str:
