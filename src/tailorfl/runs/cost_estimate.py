@@ -49,6 +49,8 @@ PROBE_CLIENTS, PROBE_ROUNDS = 16, 4
 """So many small clients at most count so many rounds; half of them have one step of the server's training."""
 QUICK_STEPS = 10
 """The others have so many, or two where that would take long."""
+COUNTED_SCALARS = 10**8
+"""Gradients are counted for every client while all their models together are smaller; else few stand for all."""
 PROBE_SECONDS = 3.0
 """What timing the steps of a method may take."""
 PROBE_REPEATS = 5
@@ -206,6 +208,9 @@ def _round_costs(config: ExperimentConfig, sim: Simulation) -> tuple[dict[str, A
     for result in counted[1:]:
         traffic.add(result.traffic)
     gradients = counted[-1].gradients * larger
+    participants = tuple(range(sim.participants))
+    if not sim.method.pooled and len(participants) * sim.model.scalars <= COUNTED_SCALARS:
+        gradients = _gradients(sim, participants) * len(everyone) / len(participants)
     costs: dict[str, Any] = {
         "trained_scalars": sim.trained_scalars,
         "gradients_per_round": round(gradients),
@@ -237,6 +242,16 @@ def _counted_rounds(sim: Simulation, clients: tuple[int, ...]) -> tuple[float, l
     sim.method, sim.robust = method, rule
     of_a_step = max(server[taken] - server[1], 0.0) / max(taken - 1, 1)
     return server[1] + of_a_step * (steps - 1), rounds
+
+
+def _gradients(sim: Simulation, clients: tuple[int, ...]) -> float:
+    """Return the gradients of single samples that these clients compute in a round, a few of them counted at a time."""
+    total = 0.0
+    for start in range(0, len(clients), PROBE_CLIENTS):
+        some = clients[start : start + PROBE_CLIENTS]
+        work, _ = work_of(sim, sim.method.broadcast(sim.server, some), some, sim.round)
+        total += sum(work[i].gradients for i in some)
+    return total
 
 
 def _client_seconds(
