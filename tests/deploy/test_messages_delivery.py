@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from deploy.federation import Ask, Federation, LostError, became, fates, is_replayed, is_training, small
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.transport import Arrival, Letter
@@ -65,6 +66,7 @@ class Slow(Federation):
         return super().receive([t for t in tickets if self.until.is_set() or t not in self.held])
 
 
+@pytest.mark.slow
 def test_late(tmp_path: Path) -> None:
     """An answer that comes a round later counts for neither; the client is asked again only when it is done."""
     result = run(Slow(tmp_path), rounds=5, deploy={"round_seconds": 2.0})
@@ -91,6 +93,7 @@ class Expiring(Slow):
         return super().send(letters, seconds)
 
 
+@pytest.mark.slow
 def test_a_letter_that_is_given_up_when_its_time_ends_is_late(tmp_path: Path) -> None:
     """The client is asked again when it says who it is."""
     result = run(Expiring(tmp_path), rounds=5, deploy={"round_seconds": 1.5})

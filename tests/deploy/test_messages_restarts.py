@@ -127,6 +127,7 @@ def used(folder: Path, client: int) -> list[tuple[int, list[Any]]]:
     return [(e["number"], e["uses"]) for e in entries if e["kind"] == "train" and e["uses"]]
 
 
+@pytest.mark.slow
 def test_a_question_again(federation: Federation) -> None:
     """The very same question gets the very same answer; an older one is refused; a new one of that round is new."""
     result = federation.host(small("apfl", train=PRIVATE))
@@ -145,6 +146,7 @@ def test_a_question_again(federation: Federation) -> None:
     is_replayed(result, federation.folder)
 
 
+@pytest.mark.slow
 def test_what_was_not_accepted_is_in_the_ledger(federation: Federation) -> None:
     """Noise was used for an answer that got lost: the client's own ledger knows, whatever the server counts."""
 

@@ -136,6 +136,7 @@ def test_some_with_files_and_some_without_are_refused(files: Path, tmp_path: Pat
         deployed(config, tmp_path, owners(tmp_path, files, config))
 
 
+@pytest.mark.slow
 def test_private_training_draws_from_a_secret_of_the_client(tmp_path: Path) -> None:
     """Whoever knows the experiment and its seed cannot draw batches and noise again; the client itself can."""
     files = tmp_path / "files"
@@ -168,6 +169,7 @@ def test_images_give_the_numbers_of_the_simulation(options: dict[str, Any], tmp_
     assert {"p(bird)", "p(cat)", "p(dog)"} <= set(table.columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", pytest.param("binary", **SLOW)])
 def test_texts_give_the_numbers_of_the_simulation(task: str, tmp_path: Path) -> None:
     write_texts(tmp_path / "files", task == "binary")

@@ -83,6 +83,7 @@ def lines_of(state: Path) -> int:
     return len((state / NAME).read_bytes().splitlines()) if (state / NAME).is_file() else 0
 
 
+@pytest.mark.slow
 def test_without_noise_epsilon_has_no_bound(tmp_path: Path) -> None:
     ran(small(rounds=1), tmp_path)
     entries = verified(tmp_path / "state-0")
@@ -184,6 +185,7 @@ def damaged_in_round_3(federation: Federation, name: str, **deploy: object) -> P
     return Packet.decoded(answers[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["answer-000003.packet", "????????????????????????????????.json"])
 def test_what_can_be_made_anew_is(name: str, federation: Federation, tmp_path: Path) -> None:
     """A damaged answer is trained once more, to the same bits; a damaged agreement is asked for again."""
@@ -197,6 +199,7 @@ def test_a_damaged_job_is_named(federation: Federation) -> None:
     assert "its files" in answer.facts["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lost_state", "kind"), [("refuse", "failure"), ("restart", "train")])
 def test_a_damaged_state_begins_anew_where_the_server_says_so(
     lost_state: str, kind: str, federation: Federation
@@ -206,6 +209,7 @@ def test_a_damaged_state_begins_anew_where_the_server_says_so(
     assert answer.facts.get("code") == ("state-missing" if kind == "failure" else None)
 
 
+@pytest.mark.slow
 def test_another_name_is_another_experiment(tmp_path: Path) -> None:
     """The same settings under another name begin with states of their own, beside those of the first."""
     first = small("ditto", rounds=2)
@@ -307,6 +311,7 @@ def asked(state: Path, question: Packet, policy: Policy = DEFAULT_POLICY, **fact
         member.close()
 
 
+@pytest.mark.slow
 @pytest.mark.threat(
     "a fault",
     "an older copy of a client's folder",

@@ -110,6 +110,7 @@ def test_further_metrics_of_classes_are_those_of_the_simulation(tmp_path: Path) 
     are_recorded(result, is_simulated(result, tmp_path), ("ece", "brier"))
 
 
+@pytest.mark.slow
 def test_a_client_may_be_a_new_process_for_every_message(tmp_path: Path) -> None:
     """As where it is started for each question: what was agreed on lies on the client's disk."""
 

@@ -70,6 +70,7 @@ def test_a_poisoned_reply_is_taken_where_there_is_no_bound(tmp_path: Path) -> No
     assert became(result, 1, 1).fate == "accepted"
 
 
+@pytest.mark.slow
 @pytest.mark.threat(
     "a client",
     "replies with ever more",
@@ -111,6 +112,7 @@ def test_a_slow_rise_is_refused_once_it_is_ten_times_the_others(tmp_path: Path) 
     assert {became(result, round, 0).fate for round in range(1, 7)} == {"accepted"}
 
 
+@pytest.mark.slow
 @pytest.mark.threat(
     "a client",
     "replies with numbers of what is not there",
@@ -201,6 +203,7 @@ DESCRIPTIONS: list[dict[str, Any]] = [
 """What one client says of its data, one lie after the other; at last it refuses to say anything."""
 
 
+@pytest.mark.slow
 @pytest.mark.threat(
     "a client", "describes what it cannot have", now="turned away; the server waits for an honest one"
 )
@@ -310,6 +313,7 @@ def test_too_few_agree(tmp_path: Path) -> None:
         tampered(small("fedavg", rounds=1), tmp_path, meddle)
 
 
+@pytest.mark.slow
 def test_two_experiments_of_one_folder_but_another_name(federation: Federation, tmp_path: Path) -> None:
     """A name and the states under it belong together, at a client and at the server."""
     config = small(rounds=1)

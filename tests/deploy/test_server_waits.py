@@ -89,6 +89,7 @@ def test_a_finished_federation_hands_out_what_is_missing_and_nothing_else(federa
     assert "finish" not in {Packet.decoded(question).kind for _, question, _ in federation.passed[last:]}
 
 
+@pytest.mark.slow
 def test_the_model_that_is_fetched_late_is_that_of_a_client_that_was_there(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_who_cannot_take_its_model_ends_with_the_reason(
     assert not federation.people[100].turned_away
 
 
+@pytest.mark.slow
 @pytest.mark.threat(
     "a fault", "a client never answers the last message", now="the server ends all the same, in bounded time"
 )
@@ -148,6 +150,7 @@ def test_the_end_does_not_wait_for_whoever_says_nothing(
 # -- rounds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.threat(
     "a fault", "nobody is there", now="no round passes", before="rounds passed without anybody"
 )
@@ -203,6 +206,7 @@ def test_min_replies_says_how_many_are_enough(federation: Federation) -> None:
     is_replayed(result, federation.folder)
 
 
+@pytest.mark.slow
 def test_min_replies_may_change_when_the_server_is_started_again(federation: Federation) -> None:
     """As every setting of `deploy`: it decides whether a round passes, which the trace tells, and no number."""
     config = small(rounds=3, deploy={"wait_seconds": 0.2})
@@ -215,6 +219,7 @@ def test_min_replies_may_change_when_the_server_is_started_again(federation: Fed
     is_replayed(result, federation.folder)
 
 
+@pytest.mark.slow
 def test_a_server_that_begins_again_does_not_need_everybody(federation: Federation) -> None:
     config = small(rounds=4, deploy={"wait_seconds": 0.3})
     federation.meddle = leaving(federation, 100, 101, 102, after=2)
@@ -230,6 +235,7 @@ def test_a_server_that_begins_again_does_not_need_everybody(federation: Federati
 # -- leaving ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"fraction": 0.67}])
 def test_a_client_leaves_for_good(federation: Federation, options: dict[str, Any]) -> None:
     """It says so in place of an answer; nobody waits for it any more, and the run is played again to the bit."""

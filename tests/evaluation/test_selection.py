@@ -188,6 +188,7 @@ class Interrupted(Observer):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path: Path) -> None:
     whole = run_experiment(load(SETTINGS), tmp_path / "whole")
     for where in ("memory", "disk"):

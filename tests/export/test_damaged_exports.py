@@ -117,6 +117,7 @@ def test_its_own_code_does_not_load_it_either(
             loaded(folder).load()
 
 
+@pytest.mark.slow
 def test_the_printed_lines_stop_at_a_damaged_export(home: Path, tmp_path: Path) -> None:
     (one,) = export(home / "run", tmp_path / "it's", clients=["ash"])
     words = [sys.executable, "-c", one.lines]

@@ -64,10 +64,12 @@ def test_models_of_every_method_leave_the_tool(tmp_path: Path) -> None:
     assert leaving(tmp_path, NAMES) > 2 * (len(NAMES) + len(MORE))
 
 
+@pytest.mark.slow
 def test_models_of_unlike_methods_leave_the_tool(tmp_path: Path) -> None:
     assert leaving(tmp_path, UNLIKE) == 2 * (len(UNLIKE) + len(MORE)) + 5
 
 
+@pytest.mark.slow
 def test_what_is_noted_tells_models_apart(tmp_path: Path) -> None:
     """The test above would see another client's weights in an export."""
     tailorfl.run(SMALL, methods=["local"], out=tmp_path / "run", progress=False)

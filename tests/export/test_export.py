@@ -160,6 +160,7 @@ def make(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     return Twisted(int(np.prod(input_shape)), outputs)
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_copied_is_exported_as_a_program(tmp_path: Path) -> None:
     tailorfl.run(
         QUICK, method="local", data={"samples": 90, "clients": 2}, model=f"{__name__}:make", out=tmp_path / "run",

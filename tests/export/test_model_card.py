@@ -201,6 +201,7 @@ def pushed(
     )
 
 
+@pytest.mark.slow
 def test_an_export_is_uploaded_whole_and_private(run: Path, hub: Any, tmp_path: Path) -> None:
     endpoint, received = hub
     done = pushed(run, tmp_path, endpoint, "sam/heart", "--client", "client-1", "--license", "mit")
@@ -214,6 +215,7 @@ def test_an_export_is_uploaded_whole_and_private(run: Path, hub: Any, tmp_path: 
     assert CARD in received["files"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_upload_to_a_hub_that_refuses_or_is_not_there_is_an_error(
     run: Path, hub: Any, tmp_path: Path, closed: bool

@@ -183,6 +183,7 @@ def test_images_are_read_by_their_names(tmp_path: Path) -> None:
         predict(tmp_path / "run", tmp_path / "other.png", client="south")
 
 
+@pytest.mark.slow
 def test_choices_among_options_are_read_from_json_lines(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     lines = [

@@ -129,6 +129,7 @@ def test_merged_weights_need_no_peft(tmp_path: Path, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(code.load()(seen["raw"]), seen["outputs"], atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_classifier_on_a_vision_transformer_leaves_with_its_head(tmp_path: Path) -> None:
     for name, model in (("lora", {"lora": 2}), ("adapters", {"adapter_size": 2}), ("whole", {})):
         tailorfl.run(
@@ -144,6 +145,7 @@ def test_a_classifier_on_a_vision_transformer_leaves_with_its_head(tmp_path: Pat
         assert_gives(one.path)
 
 
+@pytest.mark.slow
 def test_onnx_and_torchscript_give_the_same_outputs(tmp_path: Path) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
@@ -162,6 +164,7 @@ def test_onnx_and_torchscript_give_the_same_outputs(tmp_path: Path) -> None:
     torch.testing.assert_close(traced(seen["raw"]), seen["outputs"], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_vote_of_neighbours_leaves_as_torchscript_and_onnx_says_that_it_has_no_words_for_it(
     tmp_path: Path,
 ) -> None:

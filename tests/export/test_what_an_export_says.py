@@ -192,6 +192,7 @@ def test_a_merged_model_has_no_lora_and_the_same_outputs(name: str, head: str) -
         torch.testing.assert_close(found(x), net(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_was_merged_may_differ_by_more_than_what_was_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

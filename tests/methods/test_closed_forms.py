@@ -160,6 +160,7 @@ class TestFedCLUP:
         assert (ratios <= sharper + 1e-6).all(), ratios
 
 
+@pytest.mark.slow
 def test_pfedme_local_step_does_not_move_the_fixed_point_at_one_local_round() -> None:
     limit = row("pfedme").limit
     assert limit is not None

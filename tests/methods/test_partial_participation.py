@@ -54,6 +54,7 @@ def distance(found: Floats, error: Floats, target: Floats) -> float:
     return float((np.maximum(np.abs(found - target) - 3e-5, 0) / np.maximum(error, 1e-9)).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_of(3, with_limit()))
 def test_the_iterates_average_to_the_closed_form(name: str) -> None:
     sim, limit = limit_simulation(name, weights="uniform", fraction=0.67, seed=1)
@@ -73,6 +74,7 @@ def test_the_iterates_average_to_the_closed_form(name: str) -> None:
         assert distance(found, error, targets(wrong)) > 2 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_more_local_steps_bias_fedavg_under_partial_participation_too() -> None:
     """The average goes to the optimum of (I − (I−ηH_i)^K), far from the pooled one in standard errors."""
     K = 5

@@ -194,6 +194,7 @@ def places_of(shape: torch.Size) -> set[int]:
     return {t.data_ptr() for t in found if t.device.type == "cpu"}
 
 
+@pytest.mark.slow
 def test_the_backbone_is_held_once(federation: Federation) -> None:
     """No tensor of the size of a frozen one exists twice, after training and evaluating in both engines."""
     shape = torch.Size((8 * NARROW, 8 * NARROW, 3, 3))

@@ -93,6 +93,7 @@ def test_a_target_in_percent_is_refused_with_the_share_that_was_meant() -> None:
     assert not Path("unused-folder-of-a-refused-run").exists()
 
 
+@pytest.mark.slow
 def test_participants_are_those_of_the_round_on_their_own_test_parts(run: ExperimentResult) -> None:
     clients, rounds = run.clients, run.rounds
     for label in ("local", "ditto"):
@@ -132,6 +133,7 @@ def test_where_the_cohort_is_secret_nobody_is_told_who_took_part(tmp_path: Path)
         )
 
 
+@pytest.mark.slow
 def test_the_report_has_the_target_and_the_choice_of_rounds(run: ExperimentResult) -> None:
     markdown, page = (file.read_text() for file in write_report(run))
     for text in (markdown, page):

@@ -47,6 +47,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     return out, looking.seen
 
 
+@pytest.mark.slow
 def test_every_look_is_one_round_further(looked: tuple[Path, list[dict[str, Any]]]) -> None:
     _, seen = looked
     assert len(seen) == 16

@@ -35,6 +35,7 @@ def loaded(folder: Path, *names: str) -> Matrix:
     return matrix(found, by_federation(found))
 
 
+@pytest.mark.slow
 def test_folders_of_the_same_data_are_one_federation(folder: Path) -> None:
     found = loaded(folder, "few", "more", "ditto")
     assert list(found.results) == ["few", "more"]
@@ -60,6 +61,7 @@ def test_every_federation_is_ranked_by_its_own_metric(folder: Path) -> None:
     assert found.ranking.ranks.tolist() == rankdata(signed, axis=1).tolist()
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     shown = invoke("report", "few", "more", "linear", "-o", "all", env={"COLUMNS": "120"})

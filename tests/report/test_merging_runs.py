@@ -49,6 +49,7 @@ def test_a_job_for_each_seed_gives_the_table_of_one_for_all() -> None:
     assert merged.table["share_beating_local"].equals(whole.table["share_beating_local"])
 
 
+@pytest.mark.slow
 def test_methods_of_several_folders_share_their_local() -> None:
     for folder, methods in (("a", ["local", "fedavg"]), ("b", ["ditto"])):
         tailorfl.run({**SETTINGS, "methods": methods, "seeds": 2}, out=folder)
@@ -60,6 +61,7 @@ def test_methods_of_several_folders_share_their_local() -> None:
     assert not merged.unlike
 
 
+@pytest.mark.slow
 def test_the_same_method_with_other_settings_stands_apart_and_the_report_says_so() -> None:
     tailorfl.run({**SETTINGS, "seeds": 1}, out="slow")
     tailorfl.run({**SETTINGS, "seeds": 1, "train": {"lr": 0.3}}, out="fast")
@@ -110,6 +112,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert "--out" in invoke("report", "a", "b", code=2)
 
 
+@pytest.mark.slow
 def test_jobs_that_are_missing_are_named_with_their_folder() -> None:
     for seed in (0, 1):
         tailorfl.run({**SETTINGS, "seeds": [seed]}, out=f"job-{seed}")
@@ -119,6 +122,7 @@ def test_jobs_that_are_missing_are_named_with_their_folder() -> None:
     assert "job-1: ditto, seed 1: damaged" in Path("out/report.md").read_text()
 
 
+@pytest.mark.slow
 def test_variants_are_put_together_each() -> None:
     two = {"a": {"train": {"lr": 0.1}}, "b": {"train": {"lr": 0.2}}}
     for seed in (0, 1):

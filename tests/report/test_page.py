@@ -207,6 +207,7 @@ def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None
     assert "labels" not in result.jobs[0][1].config
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_and_tables_where_it_is_told(
     run: ExperimentResult, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +225,7 @@ def test_the_command_writes_the_page_and_tables_where_it_is_told(
     assert Path("t.csv").read_text().splitlines()[1].startswith("local,local,3,")
 
 
+@pytest.mark.slow
 def test_a_table_for_latex_has_the_chosen_columns_and_none_is_empty(
     run: ExperimentResult, tmp_path: Path
 ) -> None:
@@ -251,6 +253,7 @@ def test_a_table_for_latex_has_the_chosen_columns_and_none_is_empty(
     invoke("report", run.path, "--columns", "mean", code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plotting")
 def test_pictures_are_written_as_pdf_into_a_folder(run: ExperimentResult, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "pictures"
@@ -272,6 +275,7 @@ def test_labels_of_reductions_carry_their_mark_in_latex(tmp_path: Path) -> None:
     assert r"\footnotesize $^\dagger$ frozen: " in text
 
 
+@pytest.mark.slow
 def test_tuning_shows_what_was_chosen_and_what_a_budget_promises(
     run: ExperimentResult, tmp_path: Path
 ) -> None:

@@ -177,6 +177,7 @@ def test_published_numbers_of_rounds_chosen_on_test_data(metric: str, tmp_path: 
     assert rows["ours"].tolist() == pytest.approx([*expected.values(), math.nan, math.nan], nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_the_worst_client_is_named(task: str, tmp_path: Path) -> None:
     """The labels of west do not follow its features: nothing can be learned there, and elsewhere all."""

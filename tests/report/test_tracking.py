@@ -124,6 +124,7 @@ def test_trackers_hold_the_records_also_after_kills(tmp_path: Path, database: st
     check_all(out, database, "tracked")
 
 
+@pytest.mark.slow
 def test_wandbs_own_command_takes_the_offline_run(tmp_path: Path) -> None:
     settings = {**SMALL, "methods": ["fedavg"], "rounds": 1, "track": {"wandb": "offline"}}
     tailorfl.run(settings, out=tmp_path / "out")

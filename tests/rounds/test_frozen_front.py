@@ -171,6 +171,7 @@ def test_it_changes_nothing_but_the_rounding(
     assert apart(whole, outcome(sim)) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "engine"),
     [

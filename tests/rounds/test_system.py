@@ -113,6 +113,7 @@ def test_rates_of_a_file(tmp_path: Path) -> None:
 # -- when clients are there ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_wave_has_its_share_of_every_day_and_knows_when_it_turns() -> None:
     wave = Wave(3, 0.4, 10.0, 0.5)
     grid = np.arange(0, 20, 0.02)

@@ -67,6 +67,7 @@ def compared(budget: str, out: Path) -> dict[str, dict[str, Any]]:
     return {summary["label"]: summary for summary, _ in found.jobs}
 
 
+@pytest.mark.slow
 def test_a_budget_of_gradients_gives_every_method_those_of_fedavg(tmp_path: Path) -> None:
     found = compared("gradients", tmp_path / "out")
     assert found["fedavg"]["rounds"] == found["local"]["rounds"] == 8
@@ -76,6 +77,7 @@ def test_a_budget_of_gradients_gives_every_method_those_of_fedavg(tmp_path: Path
     assert abs(found["fedrep"]["gradients"] - allowed) <= found["fedrep"]["gradients"] / 2 / 2 + 1
 
 
+@pytest.mark.slow
 def test_a_budget_of_bytes_counts_both_ways_and_leaves_out_who_sends_nothing(tmp_path: Path) -> None:
     found = compared("bytes", tmp_path / "out")
     assert found["fedavg"]["rounds"] == found["local"]["rounds"] == 8
@@ -83,6 +85,7 @@ def test_a_budget_of_bytes_counts_both_ways_and_leaves_out_who_sends_nothing(tmp
     assert found["local"]["bytes_up"] == 0
 
 
+@pytest.mark.slow
 def test_without_a_budget_all_get_the_same_rounds(tmp_path: Path) -> None:
     found = compared("rounds", tmp_path / "out")
     assert [found[n]["rounds"] for n in ("local", "fedavg", "fedrep", "scaffold", "ditto")] == [8, 8, 8, 8, 5]

@@ -78,6 +78,7 @@ def harmed(*names: str) -> pytest.MarkDecorator:
     )
 
 
+@pytest.mark.slow
 @harmed("summary.json", "rounds.jsonl", "clients.jsonl", "config.json", "privacy.csv")
 def test_a_damaged_job_is_named_and_in_no_table(
     folder: Path, harm: Callable[[Path], None], name: str

@@ -122,6 +122,7 @@ def test_choosing_models_counts_the_validation_parts_that_no_record_shows() -> N
     assert rounds_between(*chosen) > rounds_between(*last)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_then_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, sim = made("train.epochs=1", "fraction=0.5", "rounds=33", "seeds=2", method="fedavg,ditto")
     every = rounds_between(config, sim)

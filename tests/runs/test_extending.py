@@ -85,6 +85,7 @@ def test_more_seeds_and_methods_equal_an_experiment_that_had_them_all(out: Path,
     assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_path: Path) -> None:
     file = tmp_path / "more.yaml"
     more = {**TINY, "methods": ["ditto", {"name": "ditto", "label": "Ditto 0.1", "lam": 0.1}]}
@@ -97,6 +98,7 @@ def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_p
     assert tailorfl.load_config(tmp_path / "out" / "config.yaml").seeds == (0, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "methods"), [(3, MANY), (2, ["fedavg_ft", "fedbn"])], ids=["not evaluated", "evaluated"]
 )
@@ -143,6 +145,7 @@ def test_an_extension_that_is_stopped_is_resumed(tmp_path: Path, monkeypatch: py
     assert_identical(numbers(out), numbers(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_choice_by_validation_is_made_anew_where_the_last_round_was_no_candidate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,6 +159,7 @@ def test_a_choice_by_validation_is_made_anew_where_the_last_round_was_no_candida
     assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_too(tmp_path: Path) -> None:
     short = {**TINY, "methods": ["fedavg", "fedrep"], "budget": "gradients", "rounds": 8}
     tailorfl.run(short, out=tmp_path / "out")
@@ -185,6 +189,7 @@ def test_where_the_number_of_rounds_decides_more_are_refused(
     tailorfl.run(out=tmp_path / "out", extend=True, seeds=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [{"kind": "inverse"}, {"kind": "step", "milestones": [2]}])
 def test_schedules_of_round_numbers_go_on(schedule: dict[str, Any], tmp_path: Path) -> None:
     short = {**TINY, "train": {"round_schedule": schedule}}
@@ -234,6 +239,7 @@ def test_privacy_was_planned_for_its_rounds() -> None:
     assert "ε" in extension.tied(Job(config, config.methods[1], 0))
 
 
+@pytest.mark.slow
 def test_resume_begins_where_nothing_is_and_goes_on_with_the_same_command(tmp_path: Path) -> None:
     """As a queue sends it: again after every loss of the machine."""
     out, file = tmp_path / "out", tmp_path / "experiment.yaml"
@@ -285,6 +291,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert "no config.yaml" in invoke("compare", "--extend", str(tmp_path), "seeds=3", code=2)
 
 
+@pytest.mark.slow
 def test_variants_are_extended_each(tmp_path: Path) -> None:
     recipe = tmp_path / "two.yaml"
     two = {"a": {"train": {"lr": 0.1}}, "b": {"train": {"lr": 0.2}}}

@@ -57,6 +57,7 @@ def test_an_estimate_has_what_it_takes() -> None:
     assert row["gradients_per_round"] == plain["gradients_per_round"]  # which count what trains
 
 
+@pytest.mark.slow
 def test_bench_says_what_it_brings() -> None:
     found = tailorfl.bench({**FROZEN, "engine": "sequential"}, seconds=1e-6)
     assert "computed once for each sample" in found.features

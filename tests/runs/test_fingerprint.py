@@ -51,6 +51,7 @@ def edit(out: Path, **groups: Any) -> None:
     file.write_text(yaml.safe_dump(content))
 
 
+@pytest.mark.slow
 def test_an_untouched_experiment_goes_on(tmp_path: Path) -> None:
     out = started(tmp_path / "run")
     resumed = tailorfl.run(None, out=out, resume=True)
@@ -84,6 +85,7 @@ def test_changed_settings_are_refused_by_name_and_nothing_is_trained(
     assert sorted(p for p in out.rglob("*") if p.is_file()) == before
 
 
+@pytest.mark.slow
 def test_what_changes_no_number_may_change(tmp_path: Path) -> None:
     out = started(tmp_path / "run")
     edit(out, description="other", checkpoint_every=1, engine={"name": "sequential"}, seeds=[0, 1, 5])
@@ -122,6 +124,7 @@ def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         tailorfl.run(None, out=out, resume=True)
 
 
+@pytest.mark.slow
 def test_force_goes_on_and_the_report_says_so(tmp_path: Path) -> None:
     out = started(tmp_path / "run")
     edit(out, train={"lr": 0.9})
@@ -158,6 +161,7 @@ def test_the_folder_says_what_was_run(tmp_path: Path) -> None:
     assert len(result.jobs) == 1
 
 
+@pytest.mark.slow
 def test_lengths_in_steps_are_written_out_and_resumed(tmp_path: Path) -> None:
     methods = [{"name": "fedrep", "head_steps": 2}, "plgu_grep"]
     out = tailorfl.run({**TINY, "model": "mlp", "methods": methods, "seeds": 1}, out=tmp_path / "run").path

@@ -49,6 +49,7 @@ def least_squares(train: pd.DataFrame, test: pd.DataFrame) -> float:
     return float(np.square(y @ weights - test["pain"].to_numpy()).mean())
 
 
+@pytest.mark.slow
 def test_a_regression_is_least_squares_and_small_is_good(table: Path, tmp_path: Path) -> None:
     result = tailorfl.run(
         name="pain",

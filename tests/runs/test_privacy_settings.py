@@ -114,6 +114,7 @@ def test_what_is_not_covered_is_said_before_data_are_read(
 # -- the noise of a wanted ε ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @opacus
 @pytest.mark.parametrize("level", ["sample", "client"])
 @pytest.mark.parametrize("name", ["fedavg_ft", "ditto"])
@@ -133,6 +134,7 @@ def test_the_client_that_spends_most_ends_just_below_the_target(name: str, level
     assert after.largest <= before.largest
 
 
+@pytest.mark.slow
 @opacus
 def test_noise_is_that_of_the_costliest_client() -> None:
     ledger = PrivacyLedger()
@@ -373,6 +375,7 @@ def test_an_interrupted_private_run_ends_as_an_uninterrupted_one(tmp_path: Path)
     assert json.loads(first[1])["metrics"] == json.loads(second[1])["metrics"]
 
 
+@pytest.mark.slow
 @opacus
 def test_the_dry_run_tells_noise_and_epsilon() -> None:
     methods = [

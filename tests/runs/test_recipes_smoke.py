@@ -49,6 +49,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
+@pytest.mark.slow
 def test_features_of_images(features: Path) -> None:
     with np.load(features / "runs/features/cifar10.npz") as found:
         assert found["x"].shape == (1500, 128)

@@ -41,6 +41,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_says_it_once_a_line_and_its_table_and_report_keep_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

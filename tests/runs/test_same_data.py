@@ -110,6 +110,7 @@ class StopBeforeTheSecond(Observer):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @each_kind
 def test_two_seeds_are_resumed_extended_and_merged(kind: str, tmp_path: Path) -> None:
     source = ran(kind, tmp_path / "whole", [0, 1])

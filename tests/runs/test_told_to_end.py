@@ -67,6 +67,7 @@ def facts(file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "said"),
     [(signal.SIGTERM, "stopped by SIGTERM"), (signal.SIGINT, "stopped by Ctrl-C")],
@@ -190,6 +191,7 @@ def test_pictures_left_half_written_are_removed_by_the_next_run(tmp_path: Path) 
     assert sorted(file.name for file in out.glob(".*.part")) == [".hidden.part", used.name]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plotting")
 def test_a_report_during_a_run_agrees_with_its_pictures(tmp_path: Path) -> None:
     """A run that ends while a report is written has the last word, and the report is of the same jobs as the plots."""

@@ -32,6 +32,7 @@ def test_results_do_not_depend_on_workers_nor_on_where_states_lie(tmp_path: Path
     assert not [file for file in (tmp_path / "states=disk").rglob("*states*") if file.is_file()]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [*SETTINGS, "engine.workers=2", "engine.chunk=2", "checkpoint_every=1"]
     whole = run_experiment(load(None, settings), tmp_path / "whole").clients

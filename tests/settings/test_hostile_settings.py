@@ -233,6 +233,7 @@ LABELS = [
 ]
 
 
+@pytest.mark.slow
 def test_labels_with_signs_of_all_languages_come_out_as_they_are(tmp_path: Path) -> None:
     settings = {
         "name": "[/odd]",

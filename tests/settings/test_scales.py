@@ -69,6 +69,7 @@ def test_a_scale_that_there_is_not(recipe: Path) -> None:
         load(recipe)
 
 
+@pytest.mark.slow
 def test_what_a_scale_needs_is_said_first_and_it_is_resumed_by_the_same_command(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_audits_that_say_nothing_are_refused() -> None:
         audit_samples(SampleDP(1.0, 1.0, "shuffle"), trials=3)
 
 
+@pytest.mark.slow
 @opacus
 def test_the_command_shows_both_and_fails_where_the_promise_is_broken() -> None:
     arguments = ["--trials", "600", "--steps", "2", "--noise", "2"]

@@ -277,6 +277,7 @@ class TestNoise:
         with pytest.raises(ValueError, match="two"):
             shared_variance([one])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("tested", [200, 50])
     def test_with_the_spread_over_seeds_it_is_the_error_of_the_mean(self, tested: int) -> None:
         """Brute force: a pool of 200 samples drawn anew 200 times, of which 4 seeds test all, or 50 each."""

@@ -406,6 +406,7 @@ variants:
 
 
 class TestFolders:
+    @pytest.mark.slow
     def test_numbers_and_facts_are_those_of_the_records(self, folder: Path) -> None:
         found = of_folder(folder)
         assert (found.recipe, found.scale, len(found.rows)) == ("tiny", "", 8)
@@ -491,6 +492,7 @@ class TestFolders:
         keep_records(of_folder(place), place, [])  # of what was kept nothing is lost
         assert kept == {name: (place / name).read_bytes() for name in kept}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "metric", ["mean", "weighted_mean", "deployed.global", "personal.local.accuracy.mean"]
     )
@@ -563,6 +565,7 @@ class TestFolders:
         with pytest.raises(RunError, match="holds no results"):
             gathered([tmp_path])
 
+    @pytest.mark.slow
     def test_a_report_shows_the_claims_of_its_recipe(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -578,6 +581,7 @@ class TestFolders:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_prints_writes_and_keeps(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -600,6 +604,7 @@ class TestCommand:
             assert isinstance(error, ConfigError)
             assert value in str(error)
 
+    @pytest.mark.slow
     def test_outside_a_clone_it_says_where_results_lie(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -704,6 +709,7 @@ def test_errors_whose_slopes_are_claimed_are_those_of_least_squares() -> None:
     assert np.mean(alone) == pytest.approx(3 / (50 - 4), rel=0.1)
 
 
+@pytest.mark.slow
 def test_results_of_claims_are_up_to_date() -> None:
     """Where this fails: python -m studies.claims --write results/claims.md"""
     pytest.importorskip("opacus")

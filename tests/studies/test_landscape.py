@@ -98,6 +98,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ExperimentResult:
     )
 
 
+@pytest.mark.slow
 def test_a_landscape_of_a_stored_run_has_its_models_losses(run: ExperimentResult, tmp_path: Path) -> None:
     found = landscape(run.path, ["global", "1", "4"], method="ditto", part="local", points=5)
     sim = restore(run.path, "ditto").sim

@@ -133,6 +133,7 @@ class Opinionated(Plain):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "check"),
     [
@@ -151,6 +152,7 @@ def test_a_wrong_one_is_found(method: Method, check: str) -> None:
         check_method(Contract(method, **PROMISED))
 
 
+@pytest.mark.slow
 def test_one_that_owns_up_to_a_look_is_refused_privacy_and_passes() -> None:
     check_method(Owning)
 

@@ -281,6 +281,7 @@ def test_separable_classes_have_no_optimum_and_are_trained() -> None:
     assert facts.radius.value > 0
 
 
+@pytest.mark.slow
 def test_a_pilot_trains_at_most_so_many_clients_thirty_by_default() -> None:
     source = synthetic_linear(40, 8, 1, 2, seed=0)
     given = natural(source), objective_for(source, model_for(source)), TrainConfig()

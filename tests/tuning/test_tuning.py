@@ -124,6 +124,7 @@ def test_a_value_at_the_edge_is_said_and_widening_goes_beyond_it_within_the_budg
     assert wide.methods[0].samples == narrow.samples == wide.samples
 
 
+@pytest.mark.slow
 def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     step = Simulation.step

@@ -67,6 +67,7 @@ def test_trials_that_are_under_way_count_as_the_mean_of_the_others() -> None:
     assert not left(100, 10, [], begun=10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("a_quick_estimate")
 @pytest.mark.parametrize("budget", ["rounds", "gradients"])
 def test_a_dry_run_foresees_as_many_trials_as_there_then_are(budget: str, tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def assert_goes_on(folder: Path, finished: Path) -> None:
     assert (folder / TUNED).read_bytes() == (finished / TUNED).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "budget"), [("tpe", "4x3x2"), pytest.param("halving", "3x9x1", marks=pytest.mark.slow)]
 )
