@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from deploy.federation import Ask, Federation, LostError, became, fates, is_replayed, is_training, small
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.transport import Arrival, Letter
