@@ -14,11 +14,12 @@ import pytest
 
 from deploy.running import free_port, until
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, revoke, server_keys
+from tailorfl.deploy.reaching import Reach
 from tailorfl.deploy.transport import Arrival, Letter
 from tailorfl.errors import RunError
 
 pytest.importorskip("flwr")
-from tailorfl.deploy import flower_client, flower_server
+from tailorfl.deploy import flower_client, flower_server, running
 from tailorfl.deploy.flower_client import Connection, ForgottenError, ServerMessage, UnreachableError
 from tailorfl.deploy.flower_server import Link
 
@@ -262,6 +263,22 @@ def test_several_clients_at_once(ends: Ends) -> None:
         thread.join(20)
     for node, ticket in zip(nodes, tickets, strict=True):
         assert ends.arrival(ticket).body == (str(node).encode() * 10**5)[::-1]
+
+
+def test_a_client_that_hears_nothing_says_so_once(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, said = time.monotonic() + 1.2, list[str]()
+
+    class Member:
+        turned_away = ""
+
+        @property
+        def ended(self) -> bool:
+            return time.monotonic() > end
+
+    monkeypatch.setattr(running, "SILENCE", 0.2)
+    client, server = ends.client(), f"127.0.0.1:{ends.port}"
+    running._answer_all(client, Reach(server, None, said.append), Member(), said.append, False)  # type: ignore[arg-type]
+    assert len(said) == 1
 
 
 def test_a_port_that_is_taken(ends: Ends) -> None:

@@ -26,6 +26,8 @@ LEAST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two looks for a letter: few while a job runs, more the longer none came."""
 PATIENCE = 20.0
 """The pause is the time since the last letter divided by this."""
+SILENCE = 60.0
+"""After so many seconds without a message a client says once that it is waiting."""
 AGAIN = 1.0
 """Seconds between two tries to reach a server."""
 
@@ -137,7 +139,7 @@ def _answer_all(
     connection: Connection, reach: Reach, member: ClientSession, notify: Notify, stay: bool
 ) -> None:
     question: ServerMessage | None = None
-    answer, last = b"", time.monotonic()
+    answer, last, is_waiting = b"", time.monotonic(), False
     while question is not None or (not member.turned_away and (stay or not member.ended)):
         raise_if_told()
         try:
@@ -145,11 +147,15 @@ def _answer_all(
                 question = connection.receive()
                 reach.succeeded()
                 if question is None:
-                    time.sleep(_pause(time.monotonic() - last))
+                    idle = time.monotonic() - last
+                    if idle > SILENCE and not is_waiting:
+                        notify(f"no message for {idle:.0f} s; the server may be waiting for other clients")
+                        is_waiting = True
+                    time.sleep(_pause(idle))
                     continue
                 answer = _answer(member, question, notify)
             connection.send(question, answer)
-            question, last = None, time.monotonic()
+            question, last, is_waiting = None, time.monotonic(), False
         except ForgottenError:  # a server that was started again asks again, and gets the answer that is kept
             question = None
         except UnreachableError as error:
