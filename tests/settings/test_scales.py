@@ -37,6 +37,8 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_a_scale_changes_the_recipe_overrides_change_the_scale_and_variants_change_both(recipe: Path) -> None:
     base, smoke = load(recipe), load(recipe, ["train.lr=0.7"], scale="smoke")
+    for overrides in (["scale=smoke", "train.lr=0.7"], {"scale": "smoke", "train": {"lr": 0.7}}):
+        assert load(recipe, overrides) == smoke
     assert (base.rounds, base.scale, base.data.clients) == (9, None, 4)
     assert (smoke.rounds, smoke.seeds, smoke.scale, smoke.train.lr) == (1, (0,), "smoke", 0.7)
     assert {name: one.rounds for name, one in expand(smoke).items()} == {"a": 2, "b": 1}

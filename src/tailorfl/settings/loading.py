@@ -76,7 +76,7 @@ def load(
             `methods.ditto.lam=1` for one with several. What another name puts out of force is said in a warning.
             Or a mapping from Python, whose groups are merged key by key.
         methods: what to compare where neither names a method.
-        scale: one of its `scales`, whose changes are made before the overrides.
+        scale: one of its `scales`, whose changes are made before the overrides; `scale=small` among these is the same.
         may_import: whether the experiment may name the modules in the overrides (see `tailorfl.modules`): never where
             these come from a file, only where whoever runs the experiment wrote them.
 
@@ -94,6 +94,7 @@ def load(
     raw = _plain(base)
     origin = f"'{base}'" if isinstance(base, str | Path) and not overrides else "the settings"
     _use_plural(raw, origin)
+    scale = scale or next((value for path, value in _changes(overrides) if path == ["scale"]), None)
     if scale is not None:
         _use_scale(raw, scale, origin)
     before = deepcopy(raw)
