@@ -20,6 +20,7 @@ ROOT = Path(tailorfl.__file__).parent
 # stand in one line they do not see each other.
 LAYERS = (
     ("settings",),
+    ("partition",),
     ("models", "data", "privacy"),
     ("training",),
     ("core",),
@@ -260,10 +261,10 @@ def test_files_and_functions_are_small(layer):
 
 def test_the_rules_themselves():
     assert allowed("settings") == {"settings", *GROUND}
-    assert allowed("models") == {"models", "settings", *GROUND}
-    assert allowed("data") == {"data", "settings", *GROUND}
-    assert allowed("privacy") == {"privacy", "settings", *GROUND}
-    assert allowed("training") == {"privacy", "training", "models", "data", "settings", *GROUND}
+    assert allowed("models") == {"models", "partition", "settings", *GROUND}
+    assert allowed("data") == {"data", "partition", "settings", *GROUND}
+    assert allowed("privacy") == {"privacy", "partition", "settings", *GROUND}
+    assert allowed("training") == {"training", "privacy", "models", "data", "partition", "settings", *GROUND}
     assert allowed("core") == allowed("training") | {"core"}
     assert allowed("theory") == allowed("core") | {"theory"}
     assert allowed("methods") == allowed("core") | {"methods", "theory", "engines"}

@@ -16,10 +16,10 @@ import torch
 from tailorfl.data import build as build_module
 from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
-from tailorfl.data.partition import available
 from tailorfl.data.source import Source
 from tailorfl.data.validate import weaknesses
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition import available
 
 WRITERS = tuple(f"writer{i}" for i in range(8))
 DOMAINS = ("art", "photo", "sketch", "word")

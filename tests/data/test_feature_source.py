@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tailorfl.data.build import build
-from tailorfl.data.partition import partition
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition import partition
 
 
 def arrays(**more: object) -> dict[str, object]:

@@ -25,10 +25,10 @@ from tailorfl.data.instructions import (
 )
 from tailorfl.data.registry import load_source
 from tailorfl.data.rouge import rouge1
-from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import load_tokenizer
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
+from tailorfl.partition.rows import spread_indices
 
 WORDS = load_tokenizer("byte")
 TASKS = {

@@ -15,7 +15,7 @@ from tailorfl.cli.screen import BORDER, make_table, print_json, say, show_table,
 
 if TYPE_CHECKING:
     from tailorfl.data.overview import Overview
-    from tailorfl.data.rows import Ints
+    from tailorfl.partition.rows import Ints
 
 app = typer.Typer(no_args_is_help=True, help="Look at clients' data before anything trains.")
 

@@ -47,9 +47,9 @@ def described(name: str, kind: str | None = None) -> list[Entry]:
 def _more(kind: str, name: str) -> Entry:
     """Return what only `show` has: texts, and of methods what proves what."""
     from tailorfl.core.method import methods
-    from tailorfl.data.partition import RECIPES
     from tailorfl.data.registry import loader_of
     from tailorfl.models.registry import FACTORIES
+    from tailorfl.partition import RECIPES
 
     if kind == "methods":
         facts = _facts().get(name, {})
@@ -116,7 +116,7 @@ def _models() -> Iterator[Entry]:
 
 def _partitions() -> Iterator[Entry]:
     from tailorfl.data.dealing import DEFAULT_BINS
-    from tailorfl.data.partition import RECIPES
+    from tailorfl.partition import RECIPES
 
     for name, recipe in sorted(RECIPES.items()):
         parameters = inspect.signature(recipe.function).parameters

@@ -29,12 +29,12 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.preparation import plain, prepared
 from tailorfl.data.public import own_public_rows, public_from_rows, public_set, subset
 from tailorfl.data.registry import data_sources, load_source
-from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.shifts import own_shifts
 from tailorfl.data.source import Source
 from tailorfl.data.splits import SplitRule, read_split, split_clients, stream
 from tailorfl.data.validate import validate
 from tailorfl.errors import ConfigError
+from tailorfl.partition.rows import Ints, Rows
 from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
 from tailorfl.settings.errors import explain
 

@@ -27,7 +27,6 @@ from tailorfl.data.columns import (
     words_of,
 )
 from tailorfl.data.labels import FEW_ROWS
-from tailorfl.data.rows import Ints
 from tailorfl.data.summaries import (
     CLASSES,
     OTHER,
@@ -40,6 +39,7 @@ from tailorfl.data.summaries import (
     moments,
 )
 from tailorfl.errors import DataError, first_few
+from tailorfl.partition.rows import Ints
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only where tables are read: it takes 60 MB

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from tailorfl.data.federation import Federation
 from tailorfl.data.folder import channel_statistics
-from tailorfl.data.partition import partition, recipe_named
-from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.scaling import PRIVATE_SCALING
 from tailorfl.data.source import Source
 from tailorfl.data.splits import SplitRule, evenly_spaced, own_rows, random_starts
 from tailorfl.errors import ConfigError, DataError, check_known, unknown
+from tailorfl.partition import partition, recipe_named
+from tailorfl.partition.rows import Ints, Rows
 from tailorfl.printable import shown
 
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source, clean_names
 from tailorfl.errors import DataError
+from tailorfl.partition.rows import Ints, Rows
 
 Part = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")

@@ -19,12 +19,12 @@ from tailorfl.data.columns import numbered
 from tailorfl.data.huggingface import huggingface
 from tailorfl.data.locations import VARIABLE, data_folders
 from tailorfl.data.registry import data_source
-from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source, labelled
 from tailorfl.data.text import TEXTS, reading_of, text_classes, token_info, tokenized
 from tailorfl.data.tokenizers import load_tokenizer
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
 from tailorfl.hub import unreachable
+from tailorfl.partition.rows import spread_indices
 
 SUBJECTS = ("World", "Sports", "Business", "Sci/Tech")
 """The classes of AG News."""

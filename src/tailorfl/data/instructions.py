@@ -13,11 +13,11 @@ import torch
 from tailorfl.data.locations import data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.rouge import rouge1
-from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.text import left_of, numbered, token_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, room_for, shortened, single, stacked
 from tailorfl.errors import ConfigError, DataError, check_known
+from tailorfl.partition.rows import spread_indices
 
 OPTIONS = "OPTIONS:"
 SUFFIXES = (".jsonl", ".json")

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailorfl.data.federation import PARTS, Federation
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
+from tailorfl.partition.rows import Ints
 
 Floats = NDArray[np.float64]
 

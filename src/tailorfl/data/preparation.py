@@ -20,11 +20,11 @@ from torch import Tensor
 from tailorfl.data.columns import class_names, kind_of, numbers_of, numeric, tidy, words_of
 from tailorfl.data.constants import Constants, combine, read_constants
 from tailorfl.data.federation import Federation
-from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import FITTED_TABLE, PRIVATE_SCALING, check_unshared, standardised
 from tailorfl.data.source import Source, strata_of
 from tailorfl.data.summaries import CLASSES, Roles, Summary, summarise
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition.rows import Ints
 from tailorfl.settings.data import Normalisation
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from numpy.random import Generator
 
 from tailorfl.data.dealing import official_part
 from tailorfl.data.registry import load_source
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
 from tailorfl.data.splits import stream
 from tailorfl.errors import DataError
+from tailorfl.partition.rows import Ints
 
 OWN_SHARE = 0.1
 

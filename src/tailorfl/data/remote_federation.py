@@ -15,10 +15,10 @@ import torch
 
 from tailorfl.data.federation import PARTS, Federation
 from tailorfl.data.public import subset
-from tailorfl.data.rows import Ints
 from tailorfl.data.scaling import FITTED_IMAGES, FITTED_TABLE, PRIVATE_SCALING
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
+from tailorfl.partition.rows import Ints
 
 REMOTE = "hollow"
 """Key of `Source.info`: True where all samples of clients are elsewhere, as on the server."""

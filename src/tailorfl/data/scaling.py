@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.federation import PARTS, Federation
-from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError
+from tailorfl.partition.rows import Ints
 from tailorfl.settings.data import Normalisation
 
 Channels = Literal["train", "public"]

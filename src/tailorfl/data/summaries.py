@@ -36,9 +36,9 @@ from tailorfl.data.columns import (
     tidy,
     words_of,
 )
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import Task
 from tailorfl.errors import DataError
+from tailorfl.partition.rows import Ints
 from tailorfl.settings.base import Names, listed
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from tailorfl.data.columns import (
 )
 from tailorfl.data.locations import read_data_file
 from tailorfl.data.registry import data_source
-from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source, Task, labelled
 from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import reading_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, pair, single, stacked
 from tailorfl.errors import ConfigError, DataError, check_known
+from tailorfl.partition.rows import spread_indices
 
 if TYPE_CHECKING:
     import pandas as pd

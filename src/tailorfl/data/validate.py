@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from tailorfl.data.federation import PARTS, Federation, Part
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import all_finite
 from tailorfl.errors import DataError, first_few
+from tailorfl.partition.rows import Ints
 
 _SHOWN = 5
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.data.rows import Ints
 from tailorfl.evaluation import parts
 from tailorfl.evaluation.calibration import FURTHER, further_parts, probabilities
 from tailorfl.evaluation.metrics import ClassCounts, compute_parts
 from tailorfl.evaluation.parts import Floats
 from tailorfl.evaluation.predictions import Predictions
+from tailorfl.partition.rows import Ints
 from tailorfl.training.keys import generator
 
 RESAMPLES = 2000

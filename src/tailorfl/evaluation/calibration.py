@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tailorfl.data.rows import Ints
 from tailorfl.evaluation import parts
 from tailorfl.evaluation.metrics import METRICS, auc_parts
 from tailorfl.evaluation.parts import Bools, Floats
+from tailorfl.partition.rows import Ints
 
 if TYPE_CHECKING:
     from torch import Tensor

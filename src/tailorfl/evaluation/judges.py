@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import Method
-from tailorfl.data.rows import spread_indices
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine, Inference
 from tailorfl.evaluation.calibration import further_parts
@@ -26,6 +25,7 @@ from tailorfl.evaluation.generation import earned, teacher_forced
 from tailorfl.evaluation.metrics import compute_parts, credited
 from tailorfl.evaluation.parts import means
 from tailorfl.evaluation.portions import Portions, alike
+from tailorfl.partition.rows import spread_indices
 from tailorfl.settings.eval import GenerationConfig
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, rows_at_once

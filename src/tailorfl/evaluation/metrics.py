@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tailorfl.data.rows import Ints
 from tailorfl.errors import unknown
 from tailorfl.evaluation import parts
 from tailorfl.evaluation.parts import Floats
+from tailorfl.partition.rows import Ints
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.data.rows import Ints
+from tailorfl.partition.rows import Ints
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
+from tailorfl.partition.rows import Ints, Rows
 from tailorfl.rounds.groups import Group
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree

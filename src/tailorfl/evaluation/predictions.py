@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
+from tailorfl.partition.rows import Ints
 
 
 @dataclass(frozen=True)

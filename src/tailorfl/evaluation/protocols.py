@@ -30,7 +30,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
 from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.judges import make_judge
@@ -42,6 +41,7 @@ from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.sharpness import sharpness
 from tailorfl.evaluation.summary import OF_RECORD, Record
 from tailorfl.models.functional import Model
+from tailorfl.partition.rows import Ints, Rows
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import GenerationConfig

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source, copied
 from tailorfl.engines.devices import HOST
 from tailorfl.engines.memory import free_memory
@@ -32,6 +31,7 @@ from tailorfl.errors import RunError
 from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeaturesError, find_boundary
 from tailorfl.models.functional import Model
 from tailorfl.models.module_tensors import tensors_of
+from tailorfl.partition.rows import Ints
 from tailorfl.settings.engine import FeaturePlace
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree

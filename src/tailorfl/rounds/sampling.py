@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorfl.data.federation import Federation
-from tailorfl.data.rows import Ints, Rows
 from tailorfl.data.source import Source
+from tailorfl.partition.rows import Ints, Rows
 from tailorfl.rounds.groups import Group, by_group
 from tailorfl.settings.experiment import CYCLIC, Sampling
 from tailorfl.training.cohort import Cohort, TrainConfig

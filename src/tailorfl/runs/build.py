@@ -18,7 +18,6 @@ from tailorfl.core.method import check_aggregates, make_method, needs_one_archit
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.locations import data_file
-from tailorfl.data.partition import recipe_named
 from tailorfl.data.registry import loader_of
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.source import Source
@@ -31,6 +30,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build, options_of
 from tailorfl.models.weights import load_weights
 from tailorfl.modules import find
+from tailorfl.partition import recipe_named
 from tailorfl.rounds.buffered import Buffered, check_buffered
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.frozen_front import FeatureSettings

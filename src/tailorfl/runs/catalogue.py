@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tailorfl.core.method import methods
-from tailorfl.data.partition import RECIPES, recipe_named
 from tailorfl.data.registry import loader_of, sources
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.errors import RunError
 from tailorfl.models.registry import FACTORIES, available, options_of
+from tailorfl.partition import RECIPES, recipe_named
 from tailorfl.rounds.robust import RULES
 from tailorfl.runs.files import write_text
 from tailorfl.settings.catalogue import CATALOGUE, Kind, source_digest

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailorfl.data.rows import Ints
+from tailorfl.partition.rows import Ints
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import DENSE, Pilot
 from tailorfl.theory.spread import Floats

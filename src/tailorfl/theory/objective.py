@@ -10,10 +10,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.func import grad, jacrev, jvp, vmap
 
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
+from tailorfl.partition.rows import Ints
 from tailorfl.training import tree
 from tailorfl.training.objective import Loss
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.data.federation import Federation
-from tailorfl.data.rows import Ints
 from tailorfl.errors import DataError, DivergenceError
+from tailorfl.partition.rows import Ints
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.spread import Floats
 from tailorfl.training import tree

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.data.rows import Ints
+from tailorfl.partition.rows import Ints
 from tailorfl.theory.checks import require_counts, require_share
 
 Floats = NDArray[np.float64]

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
-from tailorfl.data.rows import Ints
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.errors import ConfigError
+from tailorfl.partition.rows import Ints
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.settings.train import ClassWeights
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailorfl.data.partition import partition
-from tailorfl.data.partition.groups import natural
+from tailorfl.partition import partition
+from tailorfl.partition.groups import natural
 
 GROUPS = np.repeat(np.array([7, 2, 9, 4]), [10, 20, 30, 40])
 

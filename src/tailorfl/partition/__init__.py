@@ -15,20 +15,20 @@ from typing import Any
 
 from numpy.random import Generator
 
-from tailorfl.data.partition.classes import (
+from tailorfl.errors import DataError, check_known
+from tailorfl.partition.classes import (
     class_groups,
     classes_prob,
     fedclup_classes,
     labels_per_client,
     shards,
 )
-from tailorfl.data.partition.deal import Deal
-from tailorfl.data.partition.flower import flwr
-from tailorfl.data.partition.groups import domain, natural
-from tailorfl.data.partition.published import niid_bench, sorted_shards
-from tailorfl.data.partition.skew import dirichlet, dirichlet_perada, iid, quantity
-from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError, check_known
+from tailorfl.partition.deal import Deal
+from tailorfl.partition.flower import flwr
+from tailorfl.partition.groups import domain, natural
+from tailorfl.partition.published import niid_bench, sorted_shards
+from tailorfl.partition.rows import Ints
+from tailorfl.partition.skew import dirichlet, dirichlet_perada, iid, quantity
 
 __all__ = ["RECIPES", "Deal", "Recipe", "available", "partition", "recipe_named"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from tailorfl.data.rows import Ints, Rows
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition.rows import Ints, Rows
 from tailorfl.printable import shown
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorfl.data.partition.deal import (
+from tailorfl.partition.deal import (
     NOBODY,
     assign,
     count_table,

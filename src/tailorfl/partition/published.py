@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from tailorfl.data.partition.deal import (
+from tailorfl.errors import DataError, check_known
+from tailorfl.partition.deal import (
     NOBODY,
     Deal,
     assign,
@@ -16,8 +17,7 @@ from tailorfl.data.partition.deal import (
     require_enough,
     require_whole,
 )
-from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError, check_known
+from tailorfl.partition.rows import Ints
 
 KINDS = ("iid", "dirichlet", "labels")
 _DRAWS = 1000

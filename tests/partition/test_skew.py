@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tailorfl.data.partition import Deal, partition
-from tailorfl.data.partition.skew import _balanced_counts
-from tailorfl.data.rows import Rows
+from tailorfl.partition import Deal, partition
+from tailorfl.partition.rows import Rows
+from tailorfl.partition.skew import _balanced_counts
 
 Ints = NDArray[np.int64]
 

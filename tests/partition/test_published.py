@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tailorfl.data.partition import Deal, partition
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition import Deal, partition
 
 Ints = NDArray[np.int64]
 MNIST = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
-from tailorfl.data.rows import Rows
 from tailorfl.data.scaling import standardised
 from tailorfl.data.source import Source
 from tailorfl.data.validate import weaknesses
@@ -23,6 +22,7 @@ from tailorfl.errors import DataError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.partition.rows import Rows
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
 

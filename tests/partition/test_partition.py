@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailorfl.data.partition import RECIPES, Deal, available, partition
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition import RECIPES, Deal, available, partition
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ def deal(name: str, seed: int, test: bool = True) -> Deal:
 
 
 def test_every_recipe_is_tested_here() -> None:
-    assert sorted([*CASES, "flwr"]) == available() == sorted(RECIPES)  # flwr: test_partition_flower.py
+    assert sorted([*CASES, "flwr"]) == available() == sorted(RECIPES)  # flwr: test_flower_partitioner.py
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.random import Generator
 
-from tailorfl.data.partition.deal import (
+from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition.deal import (
     Deal,
     Floats,
     assign,
@@ -23,8 +24,7 @@ from tailorfl.data.partition.deal import (
     require_whole,
     share_out,
 )
-from tailorfl.data.rows import Ints
-from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition.rows import Ints
 
 _DRAWS = 100
 _WORK = 20_000_000  # gamma draws that all re-draws together may cost, about half a second

@@ -7,7 +7,8 @@ import logging
 import numpy as np
 from numpy.random import Generator
 
-from tailorfl.data.partition.deal import (
+from tailorfl.errors import DataError
+from tailorfl.partition.deal import (
     NOBODY,
     Deal,
     are_small,
@@ -16,8 +17,7 @@ from tailorfl.data.partition.deal import (
     require_whole,
     share_out,
 )
-from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError
+from tailorfl.partition.rows import Ints
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from tailorfl.data.partition.deal import NOBODY, Deal, positions_of
-from tailorfl.data.rows import Ints
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
+from tailorfl.partition.deal import NOBODY, Deal, positions_of
+from tailorfl.partition.rows import Ints
 
 COLUMN = "label"
 """The name of the column of classes for partitioners."""

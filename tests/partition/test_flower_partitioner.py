@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tailorfl.data.build import build
-from tailorfl.data.partition import partition
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
+from tailorfl.partition import partition
 from tailorfl.settings.loading import load
 
 STRATA = np.random.default_rng(0).integers(0, 6, 400)

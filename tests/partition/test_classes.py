@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailorfl.data.partition import Deal, partition
-from tailorfl.data.partition.classes import _distinct_classes
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.partition import Deal, partition
+from tailorfl.partition.classes import _distinct_classes
 
 Ints = NDArray[np.int64]
 

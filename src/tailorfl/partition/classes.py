@@ -6,7 +6,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from tailorfl.data.partition.deal import (
+from tailorfl.errors import DataError, check_known
+from tailorfl.partition.deal import (
     NOBODY,
     Deal,
     Floats,
@@ -15,8 +16,7 @@ from tailorfl.data.partition.deal import (
     require_whole,
     share_out,
 )
-from tailorfl.data.rows import Ints
-from tailorfl.errors import DataError, check_known
+from tailorfl.partition.rows import Ints
 
 CUTS = ("none", "drawn", "sorted")
 
