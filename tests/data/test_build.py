@@ -15,11 +15,14 @@ import torch
 
 from tailorfl.data import build as build_module
 from tailorfl.data.build import build
+from tailorfl.data.dealing import Dealt, split_in_turn
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
+from tailorfl.data.splits import read_split
 from tailorfl.data.validate import weaknesses
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.partition import available
+from tailorfl.partition.rows import Rows
 
 WRITERS = tuple(f"writer{i}" for i in range(8))
 DOMAINS = ("art", "photo", "sketch", "word")
@@ -347,3 +350,14 @@ def test_ten_thousand_clients_are_built_in_seconds() -> None:
     federation = build(source=big, partition="dirichlet", clients=10_000)
     assert time.process_time() - started < 6.0  # about 0.7 s on an idle core
     assert federation.sizes().min() >= 7
+
+
+def test_public_constants_stay_where_clients_join_in_turn() -> None:
+    images = torch.arange(8 * 3 * 4 * 4).reshape(8, 3, 4, 4).to(torch.uint8)
+    toy = Source(
+        "toy", images, torch.arange(8) % 2, "classification", 2, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0)
+    )
+    rows = Rows.of([np.arange(0, 4), np.arange(4, 8)])
+    dealt = Dealt(rows, None, ("a", "b"), 2, np.empty(0, dtype=np.int64))
+    federation = split_in_turn(toy, dealt, (("a",), ("b",)), read_split(None, False), 0)
+    assert (federation.source.mean, federation.source.std) == (toy.mean, toy.std)

@@ -127,3 +127,12 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(MissingExtraError, match=r"pip install .*'transformers"):
         load_tokenizer(str(tmp_path))
     assert load_tokenizer("byte").name == "byte"
+
+
+def test_a_tokenizer_that_writes_a_pair_otherwise_than_its_texts_is_refused() -> None:
+    class Joining:
+        def __call__(self, first: str, second: str = "", **_: bool) -> dict[str, list[int]]:
+            return {"input_ids": [9] if second else list(first.encode())}
+
+    with pytest.raises(DataError, match="'joining'"):
+        tokenizers._marks("joining", Joining())

@@ -386,6 +386,13 @@ def test_files_that_hold_something_else(folder: Path, name: str, content: bytes 
     assert all(bad for bad, _ in found)
 
 
+def test_a_job_whose_environment_is_no_group_is_not_resumed(folder: Path) -> None:
+    file = folder / "ditto" / "seed-1" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "environment": []}))
+    with pytest.raises(RunError, match=r"config\.json"):
+        tailorfl.run(None, out=folder, resume=True)
+
+
 @pytest.mark.parametrize("line", [b"[1]\n", b"1\n", b'{"round": "x"}\n', b'{"round": 1.5}\n', b"null\n"])
 def test_records_that_are_none_of_a_round(folder: Path, line: bytes) -> None:
     job = folder / "local" / "seed-0"

@@ -163,3 +163,10 @@ def test_nested_options_are_set_beside_the_others() -> None:
     assert new.options["distil"] == {"steps": 7, "lr": 0.01}
     assert new.train["lr"] == 0.3
     assert config.methods[0].options["distil"] == {"steps": 7}
+
+
+def test_a_range_of_whole_ends_is_whole_only_where_the_setting_is() -> None:
+    config = experiment(search={"train.lr": {"low": 1, "high": 4}, "train.batch_size": {"low": 1, "high": 4}})
+    space = spaces(config)["ditto"]
+    assert space["train.lr"] == Range(1, 4, False, False)
+    assert space["train.batch_size"] == Range(1, 4, False, True)
