@@ -163,6 +163,11 @@ def test_worst_clients_and_labels_are_those_of_the_records(run: ExperimentResult
     counts = np.array([row["count"] for row in data["labels"]]).reshape(7, 10)
     assert (counts == federation.describe("train")).all()
     assert counts.sum(axis=1).tolist() == federation.sizes("train").tolist()
+    shares = np.array([row["share"] for row in data["labels"]]).reshape(7, 10)
+    assert shares == pytest.approx(counts / counts.sum(axis=1, keepdims=True), abs=1e-5)
+    assert {(row["id"], row["of"]) for row in data["labels"]} == {
+        (row["id"], int(total)) for row, total in zip(data["labels"][::10], counts.sum(axis=1), strict=True)
+    }
 
 
 def test_curves_have_every_evaluated_round_and_its_interval(run: ExperimentResult, text: str) -> None:

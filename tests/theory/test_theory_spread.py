@@ -65,6 +65,14 @@ def test_client_spread_recovers_every_clients_own() -> None:
     assert found == pytest.approx(v2, rel=0.25, abs=0.02)
 
 
+def test_client_spread_has_the_unit_of_squared_weights() -> None:
+    rng = np.random.default_rng(3)
+    optima = around(rng, 1.0) * rng.uniform(0.5, 2.0, (CLIENTS, 1))
+    a, b = halves(rng, optima)
+    gram, noise = a @ b.T, ((a - b) ** 2).sum(1) / 2
+    assert client_spread(9 * gram, 9 * noise, DIM) == pytest.approx(9 * client_spread(gram, noise, DIM))
+
+
 def test_client_spread_is_pulled_together_where_clients_do_not_differ_in_it() -> None:
     """One spread for all: the estimates' scatter is noise, and shrinking takes most of it away."""
     rng, raw_error, error = np.random.default_rng(3), 0.0, 0.0
