@@ -1,7 +1,7 @@
-"""Makes the table of docs/published-numbers.md out of kept numbers, and keeps those of result folders.
+"""Makes the table of results/published_numbers/README.md out of kept numbers, and keeps those of result folders.
 
     python docs/published_table.py                       prints the table
-    python docs/published_table.py --write               puts it into docs/published-numbers.md
+    python docs/published_table.py --write               puts it into results/published_numbers/README.md
     python docs/published_table.py --keep FOLDER ...     first keeps our numbers of these results of recipes
 
 Kept is one row a seed of every number that a recipe's `published` has, and the mean of lines that have none. Seeds of
@@ -24,7 +24,7 @@ from tailorfl.settings.loading import expand, load
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMBERS = ROOT / "results" / "published_numbers" / "numbers.csv"
-PAGE = ROOT / "docs" / "published-numbers.md"
+PAGE = NUMBERS.with_name("README.md")
 BEGIN, END = "<!-- numbers: made by docs/published_table.py -->\n", "<!-- end of numbers -->\n"
 RECIPES = ("fedavg_mnist", "niid_bench", "lg_fedavg_mnist", "heart", "tcga", "school", "pfedme_mnist")
 HEAD = ("Recipe", "Method", "Number", "Published", "Ours", "Seeds", "Difference", "Noise", "Verdict")
@@ -125,7 +125,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="put the table into docs/published-numbers.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into results/published_numbers/README.md"
+    )
     parser.add_argument(
         "--keep", nargs="*", type=Path, default=[], metavar="FOLDER", help="results of recipes"
     )

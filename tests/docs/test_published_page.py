@@ -14,8 +14,6 @@ from tailorfl.evaluation.seeds import noise
 from tailorfl.report.published import beside
 from tailorfl.settings.loading import load
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
 def made(script: Callable[[str], ModuleType]) -> ModuleType:
@@ -23,7 +21,7 @@ def made(script: Callable[[str], ModuleType]) -> ModuleType:
 
 
 def test_the_table_is_that_of_the_kept_numbers(made: ModuleType) -> None:
-    page = (ROOT / "docs" / "published-numbers.md").read_text(encoding="utf-8")
+    page = made.PAGE.read_text(encoding="utf-8")
     assert made.insert(page, made.table()) == page, "run: python docs/published_table.py --write"
 
 
