@@ -21,6 +21,7 @@ from tailorfl.cli import (
     reports,
     theory,
     tune,
+    unlearn,
     watching,
 )
 from tailorfl.cli import (
@@ -104,7 +105,12 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "report": reports.report,
         "gains": reports.gains,
     },
-    "Own data": {"data": data.app, "export": export.export_command, "predict": export.predict_command},
+    "Own data": {
+        "data": data.app,
+        "export": export.export_command,
+        "predict": export.predict_command,
+        "unlearn": unlearn.command,
+    },
     "Real federation": {"deploy": deploy.app, "server": deploy.server, "client": deploy.client},
     "Look": {"watch": watching.watch, "board": watching.board, "check": reports.check},
     "Advanced": {

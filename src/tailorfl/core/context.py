@@ -47,6 +47,15 @@ class Context:
         return {c.architecture: c for c in self.siblings or (self,)}
 
     @property
+    def members(self) -> Tensor:
+        """Which of the places 0..num_clients-1 have a client with samples, bool [num_clients]; by default all.
+
+        The place of a client that was left out (`data.excluded_clients`) is empty.
+        """
+        sizes = self.sizes[: self.num_clients] or (1,) * self.num_clients
+        return torch.tensor(sizes) > 0
+
+    @property
     def dtype(self) -> torch.dtype:
         """In what precision the model is trained."""
         first: Tensor = self.init.get(self.split.trainable[0])

@@ -87,9 +87,10 @@ class Replies:
         if self.rate is not None:
             return self.rate
         clients, context = len(self.clients), self.context
+        total = int(context.members.sum())
         if self.weighting == "uniform":
-            return clients / context.num_clients
-        return float(self.samples.sum()) / (context.samples * context.num_clients)
+            return clients / total
+        return float(self.samples.sum()) / (context.samples * total)
 
     @property
     def parameters(self) -> frozenset[str]:

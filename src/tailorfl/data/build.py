@@ -24,6 +24,7 @@ from tailorfl.data.dealing import (
     official_part,
     split_in_turn,
     to_be_tested,
+    without_clients,
 )
 from tailorfl.data.federation import Federation
 from tailorfl.data.preparation import plain, prepared
@@ -52,6 +53,7 @@ def build(
     split: str | Mapping[str, Any] | None = None,
     heldout_clients: int | Sequence[str] = _SET.heldout_clients,
     heldout_domain: str | Sequence[str] | None = None,
+    excluded_clients: Sequence[str] = _SET.excluded_clients,
     public: str | Source | None = None,
     public_samples: int | None = None,
     corruptions: Mapping[str, Any] | None = None,
@@ -111,6 +113,9 @@ def build(
     else:
         federation = _split(source, rows, dealt, rule, stream(seed, "split"))
         federation = federation.of_clients(order) if len(order) else federation
+    if config.excluded_clients:
+        founders = federation.names[: len(joined[0])] if len(order) and path is not None else None
+        federation = without_clients(federation, config.excluded_clients, dealt, founders)
     if normalise != "none":
         federation = prepared(federation, normalise, len(joined[0]) if len(order) else None)
     shifted = _shifted(federation, rows, domains, config, seed)
@@ -119,7 +124,7 @@ def build(
     )
     shared = _public(federation.source, own_public, public, config.public_samples, seed)
     federation = replace(federation, public=shared, shifted=shifted)
-    validate(federation)
+    validate(federation, config.excluded_clients)
     return federation
 
 

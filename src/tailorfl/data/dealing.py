@@ -313,6 +313,32 @@ def in_turn(joined: Sequence[Sequence[str]], names: Sequence[str], all_of_them: 
     return order
 
 
+def without_clients(
+    federation: Federation, names: Sequence[str], dealt: Dealt, founders: Sequence[str] | None
+) -> Federation:
+    """Return the federation without these clients, whose images no statistics that scale images are of.
+
+    Args:
+        federation: of all clients.
+        names: of those that are left out.
+        dealt: the rows of each client, before they were split.
+        founders: those whose images make the statistics; None: all training images of the source do.
+
+    Raises:
+        ConfigError: one of them is no training client, or nobody is left.
+    """
+    remaining, source = federation.without(names), federation.source
+    if source.mean is None or PRIVATE_SCALING not in source.info:
+        return remaining
+    rows = {name: dealt.rows[dealt.names.index(name)] for name in (*names, *(founders or ()))}
+    fitted = np.flatnonzero(~official_part(source))
+    if founders is not None:
+        fitted = np.concatenate([rows[name] for name in founders])
+    fitted = np.setdiff1d(fitted, np.concatenate([rows[name] for name in names]))
+    mean, std = channel_statistics(source.x[torch.from_numpy(fitted)])
+    return replace(remaining, source=replace(source, mean=mean, std=std))
+
+
 def split_in_turn(
     source: Source, dealt: Dealt, joined: Sequence[Sequence[str]], rule: SplitRule, seed: int
 ) -> Federation:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tailorfl.data.source import Source, clean_names
-from tailorfl.errors import DataError
+from tailorfl.errors import ConfigError, DataError, check_known
 from tailorfl.partition.rows import Ints, Rows
 
 Part = Literal["train", "val", "test"]
@@ -75,6 +75,41 @@ class Federation:
         train, val, test = (Rows.of(rows).of_clients(order) for rows in (self.train, self.val, self.test))
         names = tuple(self.names[i] for i in order.tolist())
         return replace(self, train=train, val=val, test=test, names=names, num_clients=len(order))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The training clients that have samples: all but those that were left out by `without`."""
+        return tuple(np.flatnonzero(self.sizes()[: self.num_clients]).tolist())
+
+    def number(self, client: str) -> int:
+        """Return the number of a client that is named by its name, or by its number where no name is like that.
+
+        Raises:
+            ConfigError: there is none, or it was left out.
+        """
+        numbers = (*self.members, *range(self.num_clients, len(self)))
+        by_name = {self.names[i]: i for i in numbers}
+        if client not in self.names and client.isdecimal() and int(client) in numbers:
+            return int(client)
+        check_known("client of the run", client, by_name)
+        return by_name[client]
+
+    def without(self, names: Sequence[str]) -> Federation:
+        """Return the federation in which the places of these training clients are empty; the others keep theirs.
+
+        Raises:
+            ConfigError: one of them is no training client, or nobody is left.
+        """
+        training = self.names[: self.num_clients]
+        for name in names:
+            check_known("training client", name, training)
+        if names and set(names) >= {training[i] for i in self.members}:
+            raise ConfigError(
+                f"no client is left to train without {', '.join(names)}; exclude fewer (data.excluded_clients)"
+            )
+        places = np.array([training.index(name) for name in names], dtype=np.int64)
+        train, val, test = (self.part(part).emptied(places) for part in PARTS)
+        return replace(self, train=train, val=val, test=test)
 
     def sizes(self, part: Part = "train") -> Ints:
         """`[clients]` int64 number of samples of every client in one part, held-out clients included."""

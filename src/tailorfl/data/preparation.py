@@ -221,17 +221,16 @@ def prepared(federation: Federation, by: Normalisation, founders: int | None = N
             )
         return standardised(federation, by)
     check_medians(table.roles, by)
-    places = map(federation.places, range(len(federation)))
-    clients = [
-        ClientRows(name, rows, parts["train"])
-        for name, (rows, parts) in zip(federation.names, places, strict=True)
-    ]
+    # A client that was left out has no rows, and so no part in any constant.
+    places = {i: federation.places(i) for i in range(len(federation)) if federation.sizes()[i]}
+    clients = [ClientRows(federation.names[i], rows, parts["train"]) for i, (rows, parts) in places.items()]
     if by == "client":
         check_unshared(np.concatenate([client.rows for client in clients]))
     summaries = [client.summarise(table) for client in clients]
     # Classes are those of every row of the source, discarded ones too: a client's summary of its file has them as well.
     classes = {"classes": tuple(federation.source.info.get("classes", ()))}
-    everyone = combine(summaries[: founders or federation.num_clients]).model_copy(update=classes)
+    fitted = [s for i, s in zip(places, summaries, strict=True) if i < (founders or federation.num_clients)]
+    everyone = combine(fitted).model_copy(update=classes)
     source = by_training_rows(federation.source, everyone, clients, summaries, by)
     return replace(federation, source=source)
 

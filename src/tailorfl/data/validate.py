@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,8 +16,8 @@ from tailorfl.partition.rows import Ints
 _SHOWN = 5
 
 
-def validate(federation: Federation) -> None:
-    """Nothing if a federation can be trained and judged.
+def validate(federation: Federation, excluded: Sequence[str] = ()) -> None:
+    """Nothing if a federation can be trained and judged; clients that were `excluded` have no samples.
 
     Raises:
         DataError: for rows that do not exist, a row in two parts or at two clients, clients without training
@@ -23,7 +25,7 @@ def validate(federation: Federation) -> None:
     """
     _check_rows(federation)
     _check_overlap(federation)
-    _check_train(federation)
+    _check_train(federation, excluded)
     _check_finite(federation)
 
 
@@ -64,8 +66,8 @@ def _check_overlap(federation: Federation) -> None:
             )
 
 
-def _check_train(federation: Federation) -> None:
-    empty = np.flatnonzero(federation.sizes("train") == 0)
+def _check_train(federation: Federation, excluded: Sequence[str]) -> None:
+    empty = np.flatnonzero((federation.sizes("train") == 0) & ~np.isin(federation.names, excluded))
     if len(empty):
         raise DataError(
             f"{len(empty)} clients have no training samples: {_named(federation, empty)}; use fewer clients, "
@@ -106,13 +108,13 @@ def weaknesses(federation: Federation) -> list[str]:
         (train == 1, "have a single training sample"),
         (guessable, "have one class only, so always guessing it is perfect there"),
         (one_class & ~guessable, "have training samples of one class only"),
-        (federation.sizes("test") == 0, "have no test samples and cannot be evaluated"),
+        ((federation.sizes("test") == 0) & (train > 0), "have no test samples and cannot be evaluated"),
     ]
     if len(federation.part("test").once()[0]) > 1:  # one global test set holds unseen classes by intention
         mostly_unseen = 2 * unseen > tested.sum(axis=1)
         cases.append((mostly_unseen, "are tested mostly on classes they have no training samples of"))
     if federation.sizes("val").any():
-        cases.append((federation.sizes("val") == 0, "have no validation samples"))
+        cases.append(((federation.sizes("val") == 0) & (train > 0), "have no validation samples"))
     messages = [
         f"{mask.sum()} of {len(federation)} clients {text}: {_named(federation, np.flatnonzero(mask))}"
         for mask, text in cases

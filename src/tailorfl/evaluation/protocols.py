@@ -97,8 +97,8 @@ def evaluate(
     clients are those that it has chosen. `kept` notes what deployed models say of clients' own samples.
     """
     measure = _Measure(sim, protocol, kept)
-    hostile = tuple(sorted(sim.malicious.clients))
-    everyone = range(sim.federation.num_clients) if clients is None else clients
+    hostile = tuple(sorted(sim.malicious.clients.intersection(sim.federation.members)))
+    everyone = sim.federation.members if clients is None else clients
     training = tuple(i for i in everyone if i not in sim.malicious.clients)
     heldout = tuple(range(sim.federation.num_clients, len(sim.federation.train)))
     own_parts = [s for s in ("val", "local") if s in protocol.sets]

@@ -108,7 +108,7 @@ def export(
         raise ConfigError(f"steps are batches of training and must be at least 0, but are {steps}")
     run = restore(folder, method, seed, source)
     names = run.sim.federation.names
-    numbers = list(range(len(names))) if everyone else [run.number(name) for name in clients or ()]
+    numbers = run.everyone if everyone else [run.number(name) for name in clients or ()]
     check_distinct([*(names[k] for k in numbers), *([GLOBAL] if shared else [])], "the models to export")
     out = Path(out)
     for k in numbers:

@@ -58,7 +58,7 @@ class CFL(Method):
 
     def server_state(self, ctx: Context) -> TensorDict:
         models = TensorDict({n: t[None].clone() for n, t in tree.tensors(ctx.init).items()})
-        return TensorDict({"models": models, "member": torch.zeros(ctx.num_clients, dtype=torch.int64)})
+        return TensorDict({"models": models, "member": torch.where(ctx.members, 0, -1)})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
         member = server["member"].tolist()

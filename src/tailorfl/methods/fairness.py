@@ -110,7 +110,7 @@ class AFL(Method):
     )
 
     def server_state(self, ctx: Context) -> TensorDict:
-        mixture = torch.full((ctx.num_clients,), 1 / ctx.num_clients, dtype=torch.float64)
+        mixture = ctx.members.double() / ctx.members.sum()
         return TensorDict({"w": ctx.init, "mean": ctx.init, "mixture": mixture, "iterates": torch.tensor(0)})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
@@ -130,7 +130,7 @@ class AFL(Method):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         rows, mixture = torch.tensor(replies.clients), server["mixture"]
-        drawn = len(mixture) / len(rows)
+        drawn = int(replies.context.members.sum()) / len(rows)
         theta = tree.weighted_mean(replies.stack["theta"], mixture[rows] * drawn)
         remaining = 1 - drawn * float(
             mixture[rows].sum()

@@ -118,6 +118,12 @@ class Rows(Sequence[Ints]):
         """
         return Rows(names[self.values], self.starts, self.stops)
 
+    def emptied(self, clients: Ints) -> Rows:
+        """Return the Rows in which `clients`, int64, have none."""
+        stops = self.stops.copy()
+        stops[clients] = self.starts[clients]
+        return Rows(self.values, self.starts, stops)
+
     def with_client(self, rows: Ints) -> Rows:
         """Return the Rows with one more client."""
         size = len(self.values)

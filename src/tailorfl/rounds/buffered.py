@@ -102,6 +102,11 @@ class Buffered(Simulation):
         if self.client_dp is not None:
             check_buffered(self.method, 1.0, "uniform", PrivacyConfig(level="client", clip=1.0, noise=0.0))
         clients = self.participants
+        if self.trace is None and len(self.population.present) < clients:
+            raise ConfigError(
+                "system.mode=buffered starts clients one after another, so without one (data.excluded_clients) all "
+                "others would start at other times; replay a trace without it (system.trace), as tailorfl unlearn does"
+            )
         usual = min(USUAL_BUFFER, max(1, clients // 2))
         replies = usual if system.buffer is None else system.buffer
         concurrency = clients if system.concurrency is None else system.concurrency

@@ -110,7 +110,12 @@ class FederatedRun:
         self.updates: PrivateUpdates | None = None
         if client_dp is not None:
             self.updates = PrivateUpdates(
-                client_dp, method.averages_replies, seed, self.sampling, self.fraction, self.participants
+                client_dp,
+                method.averages_replies,
+                seed,
+                self.sampling,
+                self.fraction,
+                len(self.population.present),
             )
         self._check_enough()
         if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
@@ -215,9 +220,10 @@ class FederatedRun:
     def sample(self, round: int) -> tuple[int, ...]:
         """Return the clients of a round in rising order.
 
-        They depend on (seed, round) only, so all methods see the same cohorts.
+        They depend on (seed, round) only, so all methods see the same cohorts. A client that was left out of the
+        federation changes nobody else's: it is missing where it would have been drawn.
         """
-        return sample_clients(
+        drawn = sample_clients(
             self.seed,
             round,
             self.population.sizes,
@@ -225,10 +231,11 @@ class FederatedRun:
             self.sampling,
             may_be_empty=self.cohort_is_secret,
         )
+        return tuple(i for i in drawn if self.population.sizes[i])
 
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Return the clients that train where `sampled` are those that are aggregated."""
-        return tuple(range(self.participants)) if self.method.participation == "all" else sampled
+        return self.population.present if self.method.participation == "all" else sampled
 
     def replies(self, part: Trained) -> Replies:
         """Return the replies of a part of a round for the server."""

@@ -103,7 +103,7 @@ def make_groups(
             task=federation.source.task,
             public=None if public is None else see(public),
             validation=None if validation is None else see(validation),
-            samples=float(sizes.mean()),
+            samples=float(sizes[sizes > 0].mean()),
             sizes=tuple(sizes.tolist()),
             architecture=name,
         )

@@ -141,7 +141,7 @@ class TrafficCount(RoundHook):
                 rows = torch.tensor([positions[i] for i in reached], dtype=torch.int64)
                 message = PerClient(message.payloads, message.rows[rows])
         if run.method.reaches_all:
-            reached = range(run.participants)
+            reached = run.population.present
         buffers = {b for g in groups for b in g.model.buffers}
         if isinstance(message, PerArchitecture):
             for group, positions_of_group in by_group(groups, reached):

@@ -101,7 +101,7 @@ def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = Non
 
 def _plan_deployments(run: FederatedRun, rounds: int, adapt_steps: int | None, ledger: PrivacyLedger) -> None:
     clients = run.federation.num_clients
-    deployments: list[tuple[range, int | None]] = [(range(clients), None)]
+    deployments: list[tuple[Sequence[int], int | None]] = [(run.federation.members, None)]
     if adapt_steps is not None:
         deployments.append((range(clients, len(run.federation.train)), adapt_steps))
     for ids, steps in deployments:

@@ -96,12 +96,14 @@ class Population:
         """Return the number of clients."""
         return len(self._train)
 
+    @cached_property
+    def present(self) -> tuple[int, ...]:
+        """The clients that have samples, in rising order; the others were left out of the federation."""
+        return tuple(np.flatnonzero(self.sizes).tolist())
+
     def members(self, group: Group) -> Sequence[int]:
         """Return the clients of a group, in rising order."""
-        total = len(self)
-        if isinstance(group.clients, range):
-            return group.clients[:total]
-        return sorted(i for i in group.clients if i < total)
+        return [i for i in self.present if i in group.clients]
 
     def cohort(
         self, ids: Sequence[int], round: int, train: TrainConfig, limit: int | None = None, own: bool = False

@@ -176,7 +176,7 @@ class Spent:
 
         rows = []
         for purpose, client, use, steps in self.ledger.rows():
-            epsilon_of, accountant = self.epsilons[0 if client == EVERYONE else client]
+            epsilon_of, accountant = self.epsilons[min(self.epsilons) if client == EVERYONE else client]
             uses = (purpose, use.rate, use.gradients, steps, use.noise, self.settings.delta)
             rows.append(("all" if client == EVERYONE else client, *uses, epsilon_of, accountant))
         text = io.StringIO()
@@ -192,9 +192,9 @@ def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spe
     dp = sim.train.dp if sim.train.dp is not None else sim.client_dp
     assert dp is not None
     book = sim.ledger if ledger is None else ledger
-    ids = sorted({*range(sim.participants), *book.clients})
+    ids = sorted({*sim.population.present, *book.clients})
     epsilons = {i: _told(book.entries(i), settings.delta, settings.accountant) for i in ids}
-    noises = dp.own[: sim.participants] if isinstance(dp, SampleDP) else ()
+    noises = tuple(dp.own[i] for i in sim.population.present) if isinstance(dp, SampleDP) and dp.own else ()
     result = Spent(settings, dp.noise, book, epsilons, sim.participants, sim.cohort_is_secret, noises)
     if any(by != settings.accountant for _, by in epsilons.values()):
         log.warning(

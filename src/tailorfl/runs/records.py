@@ -77,7 +77,7 @@ def summary_of(
         "reductions": remarks(sim, sim.round),
         "seconds": seconds,
         "engine": sim.engine.name,
-        "clients": sim.federation.num_clients,
+        "clients": len(sim.federation.members),
         **_malicious(sim),
         **_features(sim),
         **({} if sim.cohort_is_secret else _rejected(sim, store)),

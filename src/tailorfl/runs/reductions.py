@@ -18,7 +18,7 @@ def setup_of(sim: Simulation, rounds: int) -> RunSetup:
     """Return what of a run of so many rounds decides whether its method is another one."""
     trainable = set(sim.split.trainable)
     groups = layer_groups(sim.model.module)
-    clients = sim.federation.num_clients
+    clients = len(sim.federation.members)
     everyone = sim.fraction == 1 or sim.participants == 1 or sim.method.participation == "all"
     # With Bernoulli sampling a round may have any number of clients.
     most = clients if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, clients)
@@ -31,7 +31,7 @@ def setup_of(sim: Simulation, rounds: int) -> RunSetup:
         everyone=everyone,
         rounds=rounds,
         sampling=sim.sampling,
-        validation=bool(sim.federation.sizes("val")[:clients].any()),
+        validation=bool(sim.federation.sizes("val")[: sim.federation.num_clients].any()),
         architectures=len(sim.groups),
     )
 

@@ -72,18 +72,18 @@ class Restored:
         federation = self.sim.federation
         return range(federation.num_clients, len(federation.names))
 
+    @property
+    def everyone(self) -> list[int]:
+        """Numbers of all clients, held-out ones too, but of none that was left out (`data.excluded_clients`)."""
+        return [*self.sim.federation.members, *self.heldout]
+
     def number(self, client: str) -> int:
         """Return the number of a client that is named by its name, or by its number where no name is like that.
 
         Raises:
             ConfigError: there is none.
         """
-        names = list(self.sim.federation.names)
-        if client in names:
-            return names.index(client)
-        if client.isdecimal() and int(client) < len(names):
-            return int(client)
-        raise unknown("client of the run", client, names)
+        return self.sim.federation.number(client)
 
     def models(self, clients: Sequence[int], steps: int | None = None) -> Iterator[Deployed]:
         """Yield what clients deploy, one after another; `steps` of held-out ones, by default the most evaluated."""

@@ -72,6 +72,11 @@ class DataConfig(Settings):
     heldout_domain: Names | None = Field(
         default=None, description="domain(s) that never train, each a held-out client and a shifted set"
     )
+    excluded_clients: Names = Field(
+        default=(),
+        description="names of training clients that are left out after the data were dealt; all others keep their "
+        "samples, numbers and random streams",
+    )
     public: str | None = Field(
         default=None,
         description="source of the unlabelled public set; the data's own name sets training samples aside",

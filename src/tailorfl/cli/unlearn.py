@@ -1,0 +1,95 @@
+"""The command `tailorfl unlearn`: an experiment as if a client had never been in it, with a certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tailorfl.cli.arguments import Imports, Quiet, ResultFolder, State, import_options
+from tailorfl.cli.screen import make_table, say, show_table, stderr, stdout
+from tailorfl.printable import quoted
+from tailorfl.settings.names import slug
+
+if TYPE_CHECKING:
+    from tailorfl.runs.unlearning import Unlearning
+
+
+def command(
+    ctx: typer.Context,
+    folder: ResultFolder,
+    client: Annotated[str, typer.Option()],
+    out: Path | None = None,
+    dry_run: bool = False,
+    imports: Imports = None,
+    quiet: Quiet = False,
+) -> None:
+    """Replay finished results without a client, exactly, and certify it.
+
+    Args:
+        client (NAME): The client's name or number.
+        out (RESULTS): New result folder; by default RESULTS-without-NAME. The same command continues it.
+        dry_run: Show how many rounds have to be replayed, and what they took; train nothing.
+    """
+    from tailorfl.cli.results import show_result
+    from tailorfl.report.experiment import run_experiment
+    from tailorfl.report.progress import messages, observer
+    from tailorfl.runs.extension import resumed
+    from tailorfl.runs.job import Several
+    from tailorfl.runs.tuned import NAME as TUNING
+    from tailorfl.runs.unlearning import NAME, CertificateWriter, plan
+
+    with messages(stderr()):
+        unlearning = plan(folder, client)
+    if dry_run:
+        _show_plan(unlearning)
+        return
+    out = folder.with_name(f"{folder.name}-without-{slug(unlearning.name)}") if out is None else out
+    config, way = resumed(out, unlearning.without(out))
+    unlearning.write_traces(out)
+    state, tuning = ctx.ensure_object(State), folder / TUNING
+    again = (
+        f"tailorfl unlearn{import_options()} {quoted(folder)} --client {quoted(client)} --out {quoted(out)}"
+    )
+    state.under_way(out / "config.yaml", again)
+    with observer(stderr(), config, quiet=quiet) as watch:
+        result = run_experiment(
+            config,
+            out,
+            way=way,
+            observer=Several((watch, CertificateWriter(unlearning))),
+            tuning=tuning if tuning.is_file() else None,
+            backend=unlearning.backend,
+        )
+    state.done()
+    show_result(result)
+    say(
+        stdout(),
+        f"'{unlearning.name}' is unlearned: {unlearning.rounds:,} rounds were replayed without it, and {out / NAME} "
+        f"certifies it. Delete {quoted(folder)}, which still holds its share.",
+    )
+
+
+def _show_plan(unlearning: Unlearning) -> None:
+    """Print what a replay costs."""
+    from tailorfl.report.tables import human_seconds
+
+    rows = [
+        (
+            replay.job.name,
+            replay.rounds,
+            len(replay.asked),
+            replay.asked[0] if replay.asked else "none",
+            human_seconds(replay.seconds),
+        )
+        for replay in unlearning.replays
+    ]
+    heads = ("job", "rounds to replay", "rounds with the client", "first of them", "took")
+    table = make_table(None, heads, rows)
+    show_table(stdout(), table)
+    seconds = human_seconds(sum(replay.seconds for replay in unlearning.replays))
+    say(
+        stdout(),
+        f"To unlearn '{unlearning.name}', {unlearning.rounds:,} rounds have to be replayed; the run took {seconds}.",
+    )
