@@ -27,7 +27,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl.core.messages import PerArchitecture, PerClient
-from tailorfl.core.method import Method, methods
+from tailorfl.core.method import Method, all_methods
 from tailorfl.data.build import build as build_federation
 from tailorfl.engines.sequential import Sequential
 from tailorfl.models.functional import Model
@@ -64,6 +64,7 @@ FAMILIES = {
     "mixture": "Mixtures and groups of clients' models",
     "knowledge": "Predictions, prototypes or neighbours in place of weights",
     "hypernet": "A network that makes models",
+    "trees": "Trees for tables, beside networks",
 }
 """Of a method -> its heading."""
 EVERYONE = (
@@ -82,7 +83,7 @@ ROUNDS = 6
 
 def own() -> list[type[Method]]:
     """Return the methods of this repository."""
-    return [m for m in methods().values() if Path(inspect.getfile(m)).is_relative_to(ROOT)]
+    return [m for m in all_methods().values() if Path(inspect.getfile(m)).is_relative_to(ROOT)]
 
 
 def table() -> str:
@@ -184,15 +185,19 @@ def row(method: type[Method]) -> tuple[str, ...]:
     evaluated = [
         w for w, there in (("personal", method.has_personal), ("global", method.has_global)) if there
     ]
+
+    def parts_of(payload: TensorDict) -> str:
+        if method.of_networks:
+            return contents(payload, model)
+        return "trees" if list(tree.leaves(payload)) else "nothing"
+
     return (
         method.title,
         f"`{method.name}`",
         method.use,
         method.paper,
-        contents(states, model),
-        "nothing: all data in one place"
-        if method.pooled
-        else sent(contents(down, model), contents(up, model)),
+        parts_of(states),
+        "nothing: all data in one place" if method.pooled else sent(parts_of(down), parts_of(up)),
         " and ".join(evaluated),
         files(method),
     )

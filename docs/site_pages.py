@@ -20,7 +20,7 @@ import typer
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.core.method import Method, methods
+from tailorfl.core.method import Method, all_methods
 from tailorfl.data.registry import data_sources
 from tailorfl.settings.listing import type_text, value_text
 
@@ -141,7 +141,7 @@ def described(name: str) -> str:
 def methods_page() -> str:
     """Return the reference of the library's methods: for each family its file's text, then its methods."""
     families: dict[str, list[type[Method]]] = {}
-    for method in methods().values():
+    for method in all_methods().values():
         if method.__module__.startswith("tailorfl.methods."):
             families.setdefault(method.__module__, []).append(method)
     lines = ["# Methods: algorithms and options", ""]

@@ -12,7 +12,7 @@ import pytest
 import tailorfl
 from cli.commands import invoke
 from tailorfl.cli.descriptions import KINDS, described, entries
-from tailorfl.core.method import Family, Method, methods
+from tailorfl.core.method import Family, Method, all_methods
 from tailorfl.settings.listing import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def as_json(*arguments: str, code: int = 0) -> Any:
 def test_methods_have_a_line_each() -> None:
     head, *lines, last = printed("list", "methods").splitlines()
     assert head.split() == ["Method", "Family", "On", "the", "client", "Travels", "Needs"]
-    assert [line.split()[0] for line in lines] == list(methods())
+    assert [line.split()[0] for line in lines] == list(all_methods())
     assert max(map(len, [head, *lines, last])) <= 80
     (line,) = [line for line in lines if line.startswith("lg_fedavg ")]
     assert re.split(r"  +", line) == ["lg_fedavg", "parts", "body", "head", "–"]
@@ -40,7 +40,9 @@ def test_methods_have_a_line_each() -> None:
 
 
 def test_every_method_says_its_family() -> None:
-    found = {name: method.family for name, method in methods().items() if "tailorfl." in method.__module__}
+    found = {
+        name: method.family for name, method in all_methods().items() if "tailorfl." in method.__module__
+    }
     assert all(found.values()), [name for name, family in found.items() if not family]
     assert set(found.values()) == set(get_args(Family)) - {""}
     parts = {entry["name"] for entry in entries("methods") if entry["family"] == "parts"}
@@ -72,13 +74,13 @@ def test_a_method_is_shown_with_all_that_its_file_says() -> None:
         assert part in text
     (found,) = as_json("show", "ditto")
     assert found["kind"] == "method"
-    assert {option["name"] for option in found["options"]} == set(methods()["ditto"].model_fields)
+    assert {option["name"] for option in found["options"]} == set(all_methods()["ditto"].model_fields)
     (lam,) = (option for option in found["options"] if option["name"] == "lam")
     assert {"type": "number (≥ 0)", "default": "1.0"}.items() <= lam.items()
 
 
 def test_tests_that_are_named_are_there() -> None:
-    for name in methods():
+    for name in all_methods():
         (found,) = described(name, "methods")
         assert [test for test in found["tests"] if not (ROOT / test).is_file()] == []
         assert found["tests"], name

@@ -84,6 +84,21 @@ def test_own_tables_give_the_numbers_of_the_simulation(
     is_owners_simulation(of_files(tmp_path / "files", data=data), tmp_path, tmp_path / "files")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["federated_trees", "local_trees"])
+def test_trees_on_own_tables_are_those_of_the_simulation(name: str, tmp_path: Path) -> None:
+    """Words of 40 levels, which take two numbers of a node."""
+    write_tables(tmp_path / "files")
+    for number, ward in enumerate(WARDS):
+        table = pd.read_csv(tmp_path / "files" / f"{ward}.csv")
+        table["bed"] = [f"bed {(row + number) % 40}" for row in range(len(table))]
+        table.to_csv(tmp_path / "files" / f"{ward}.csv", index=False)
+    method = {"name": name, "min_samples_leaf": 2, "max_leaf_nodes": 4}
+    data = {"normalise": "federated", "options": {"label": "outcome", "indicator": True, "words": ["bed"]}}
+    sim = is_owners_simulation(of_files(tmp_path / "files", method, data=data), tmp_path, tmp_path / "files")
+    assert sim.init["levels"].shape[-1] == 2
+
+
 @pytest.mark.parametrize("by", ["federated", pytest.param("client", **SLOW)])
 def test_files_that_differ_in_form_and_columns_give_the_numbers_of_the_simulation(
     by: str, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

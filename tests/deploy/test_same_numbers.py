@@ -50,6 +50,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedfomo": ("fedfomo", {"rounds": 3}),
     "l2gd": ({"name": "l2gd", "lam": 0.3, "p": 0.5}, {"rounds": 4}),
     "pfedhn": ("pfedhn", {}),
+    "federated_trees": ("federated_trees", {"rounds": 3}),
+    "local_trees": ({"name": "local_trees", "max_iter": 3}, {}),
     "robust": ("fedavg", {"server": {"robust": "median"}}),
     "fedbn": ("fedbn", {"model": {"name": "mlp", "hidden": [8], "norm": "batch"}}),
     "sample-level privacy": ("ditto", {"train": {**TRAIN, "dp": {"clip": 1.0, "epsilon": 8.0}}}),

@@ -22,4 +22,4 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch, plotting: None) -> None:
     """Methods that an example registers are gone after it."""
     import tailorfl.core.method as registry
 
-    monkeypatch.setattr(registry, "_REGISTRY", registry.methods())
+    monkeypatch.setattr(registry, "_REGISTRY", registry.all_methods())

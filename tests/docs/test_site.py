@@ -18,7 +18,7 @@ from blocks import ROOT
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.core.method import methods
+from tailorfl.core.method import all_methods
 from tailorfl.data.registry import data_sources
 
 MADE = {
@@ -51,7 +51,7 @@ def test_references_leave_nothing_out(script: Callable[[str], ModuleType]) -> No
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     known |= {group.name for group in app.registered_groups}
     assert known <= set(re.findall(r"^## `tailorfl (\w+)`$", commands, re.MULTILINE))
-    for name, method in methods().items():
+    for name, method in all_methods().items():
         own = described.partition(f"`method={name}`")[2].partition("\n### ")[0]
         assert set(re.findall(r"^\| `(\w+)` \|", own, re.MULTILINE)) >= set(method.model_fields), name
     page = SimpleNamespace(file=SimpleNamespace(src_uri="data-sets.md"))

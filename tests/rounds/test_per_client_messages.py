@@ -110,7 +110,7 @@ def test_losses_are_means_over_the_part_in_evaluation_mode(engine: str, part: st
 
 
 def test_a_registered_method_is_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTRY", registry.methods())
+    monkeypatch.setattr(registry, "_REGISTRY", registry.all_methods())
     registry.register(Table)
     assert make_method("table_of_a_test", {"share": 0.25}) == Table(share=0.25)
     with pytest.raises(ConfigError, match="share"):

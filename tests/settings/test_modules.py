@@ -72,7 +72,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     import tailorfl.core.method as registry
 
-    monkeypatch.setattr(registry, "_REGISTRY", registry.methods())
+    monkeypatch.setattr(registry, "_REGISTRY", registry.all_methods())
     yield name
     sys.modules.pop(name, None)
 

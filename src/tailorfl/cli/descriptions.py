@@ -46,14 +46,14 @@ def described(name: str, kind: str | None = None) -> list[Entry]:
 
 def _more(kind: str, name: str) -> Entry:
     """Return what only `show` has: texts, and of methods what proves what."""
-    from tailorfl.core.method import methods
+    from tailorfl.core.method import all_methods
     from tailorfl.data.registry import loader_of
     from tailorfl.models.registry import FACTORIES
     from tailorfl.partition import RECIPES
 
     if kind == "methods":
         facts = _facts().get(name, {})
-        text = inspect.cleandoc(sys.modules[methods()[name].__module__].__doc__ or "")
+        text = inspect.cleandoc(sys.modules[all_methods()[name].__module__].__doc__ or "")
         return {"text": text, "reductions": facts.get("reductions", []), "tests": facts.get("tests", [])}
     if kind == "recipes":
         return {}
@@ -63,9 +63,9 @@ def _more(kind: str, name: str) -> Entry:
 
 
 def _methods() -> Iterator[Entry]:
-    from tailorfl.core.method import methods
+    from tailorfl.core.method import all_methods
 
-    for name, method in methods().items():
+    for name, method in all_methods().items():
         facts = _facts().get(name, {})
         plain = method()
         needs = {"public set": plain.needs_public, "LoRA": plain.of_adapters}

@@ -127,7 +127,7 @@ def _show_methods(console: Console, entries: list[Entry]) -> None:
 def _short(entry: Entry, key: str) -> str:
     """Return a cell in few words: "model" for a whole model, and how many more things where not all have room."""
     text = re.sub(r"^nothing: ", "", entry[key]).replace("whole model", "model")
-    text = text.replace("all data in one place", "all data")
+    text = text.replace("all data in one place", "all data").replace("all but the ", "all but ")
     if key not in ROOM or len(text) <= ROOM[key]:
         return text
     parts = text.partition(", up ")[2].split(", ") if ", up " in text else text.split(", ")

@@ -25,7 +25,7 @@ from tailorfl.training import inference, operations, tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.fit import fit
 from tailorfl.training.gradients import Directions, Gradient
-from tailorfl.training.operations import NOTHING, Drawn, Packed
+from tailorfl.training.operations import NOTHING, Computed, Drawn, ExternalTraining, Packed
 from tailorfl.training.plan import Length, steps_of
 from tailorfl.training.request import FitRequest, by_component, resolved
 from tailorfl.training.terms import Given, Term
@@ -220,6 +220,23 @@ class Client:
         )
         total: Tensor = operations.apply(call, self._position, packed.leaves)
         return total
+
+    def compute(self, of: Computed, given: TensorDict) -> TensorDict:
+        """Return what another library makes of this client's training samples: `of(samples, given)`.
+
+        Args:
+            of: a function of `tailorfl.training.operations.TrainingSamples` and a TensorDict without nested ones, that
+                returns tensors by name. Their shapes do not depend on the samples, of which there are none where a
+                round is only counted.
+            given: per-client tensors for it.
+
+        Raises:
+            TailorflError: under sample-level privacy, which does not cover a look without noise.
+            ClientError: `of` failed.
+        """
+        self._refuse_look("client.compute(...)")
+        call = ExternalTraining(self._cohort, of)
+        return TensorDict(operations.apply(call, self._position, tree.tensors(given)), batch_size=[])
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of these parameters of the model by name."""

@@ -25,6 +25,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
 from tailorfl.core.reduction import Exposure, Reduction, RunSetup, SpecialCase, check_conditions
+from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, ConfigError, unknown
 from tailorfl.hooks import check_hooks
 from tailorfl.models.functional import Model
@@ -41,11 +42,12 @@ Grid = Mapping[str, Sequence[Any]]
 """Option, dotted where it lies in a group (distil.lr) -> values that tuning tries."""
 
 Family = Literal[
-    "", "baseline", "one model", "tuned", "two models", "parts", "mixture", "hypernet", "knowledge"
+    "", "baseline", "one model", "tuned", "two models", "parts", "mixture", "hypernet", "knowledge", "trees"
 ]
 """What kind of a method it is: no federation or no privacy of data; one model for all; that, tuned on each client; a
 personal model beside a global one; a model in shared and personal parts; mixtures of models of clients; a network that
-makes models; predictions, prototypes or neighbours in place of weights. "" where nobody says.
+makes models; predictions, prototypes or neighbours in place of weights; decision trees in place of networks. "" where
+nobody says.
 """
 
 
@@ -77,6 +79,8 @@ class Method(BaseModel):
     """Whether the method sees all training data in one place (a reference, not federated learning)."""
     heterogeneous: ClassVar[bool] = False
     """Whether clients may have different architectures: no message mixes the weights of two."""
+    of_networks: ClassVar[bool] = True
+    """Whether it trains the run's model; if not, it brings one of another kind and is a reference beside networks."""
     of_adapters: ClassVar[bool] = False
     """Whether the method is made for the LoRA or adapters of a model whose other weights are frozen."""
     answers: ClassVar[bool] = False
@@ -203,6 +207,13 @@ class Method(BaseModel):
         """Return the model that clients train and deploy, where the method changes its structure."""
         return model
 
+    def check_source(self, source: Source) -> None:
+        """Check that the method can have samples and targets of this kind. Raises ConfigError if it cannot."""
+
+    def make_model(self, model: Model, source: Source) -> Model:
+        """Return the model that clients train and deploy on samples of a source; by default what `wrap` makes of it."""
+        return self.wrap(model)
+
     def make_split(self, model: Model) -> Split:
         """Return what is shared and what stays personal; by default everything is shared."""
         return model.split()
@@ -301,6 +312,11 @@ def register(method: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
+    """Return the methods that train networks by name."""
+    return {name: method for name, method in all_methods().items() if method.of_networks}
+
+
+def all_methods() -> dict[str, type[Method]]:
     """Return all methods by name: those of the folder `tailorfl/methods`, and those of installed packages.
 
     The folder is imported at the first call, not with the package. A package adds methods by an entry point of the
@@ -369,7 +385,7 @@ def find_method(name: str) -> type[Method]:
             if not hasattr(cls, attribute):
                 setattr(cls, attribute, value)
         return cls
-    registered = methods()
+    registered = all_methods()
     if name not in registered:
         raise unknown("method", name, registered)
     return registered[name]

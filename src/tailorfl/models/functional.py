@@ -263,7 +263,10 @@ class Model:
         tensors = tensors_of(module)
         with torch.no_grad():
             for name in self.sizes:
-                tensors[name].copy_(state[name])
+                if tensors[name].shape == state[name].shape:
+                    tensors[name].copy_(state[name])
+                else:  # of a state that grows, such as an ensemble
+                    tensors[name].data = state[name].detach().clone()
         return module
 
     def forward_train(self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]) -> Tensor:

@@ -61,11 +61,12 @@ def trained_models(
     """Return the models that clients train, by architecture.
 
     Raises:
-        ConfigError: the method cannot mix architectures, lacks its public set, or a client has no architecture.
+        ConfigError: the method cannot mix architectures or have such samples, lacks its public set, or a client has no
+            architecture.
     """
     _check(method, federation, models, assignment)
     named = {"": models} if isinstance(models, Model) else models
-    return {name: method.wrap(model) for name, model in named.items()}
+    return {name: method.make_model(model, federation.source) for name, model in named.items()}
 
 
 def make_groups(
@@ -168,6 +169,7 @@ def _check(
 ) -> None:
     if method.needs_public and federation.public is None:
         raise needs_public(method)
+    method.check_source(federation.source)
     if isinstance(models, Model):
         if len(assignment):
             raise ConfigError(

@@ -70,6 +70,7 @@ def make_federation(
     `logged` are warnings that were logged before and are not repeated; new ones are added to it.
 
     Raises:
+        ConfigError: a method that cannot have such samples.
         DataError: data that cannot be used, or nothing to test on.
     """
     arguments = config.data.model_dump(exclude={"seed"})
@@ -81,6 +82,8 @@ def make_federation(
             "no client has test samples, so nothing could be compared; leave a share for them in data.split, "
             "such as {train: 0.7, val: 0.1, test: 0.2}"
         )
+    for line in config.methods:
+        make_method(line.name, line.options).check_source(federation.source)
     logged = set() if logged is None else logged
     for warning in weaknesses(federation):
         if warning not in logged:

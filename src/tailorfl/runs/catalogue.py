@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 
-from tailorfl.core.method import methods
+from tailorfl.core.method import all_methods
 from tailorfl.data.registry import loader_of, sources
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.errors import RunError
@@ -26,8 +26,8 @@ from tailorfl.settings.catalogue import CATALOGUE, Kind, source_digest
 def catalogue() -> dict[Kind, dict[str, list[str]]]:
     """Return kind -> name -> options, of the library's own things alone."""
     return {
-        "methods": {name: list(m.model_fields) for name, m in methods().items() if _is_ours(m)},
-        "titles": {name: [m.title] for name, m in methods().items() if _is_ours(m)},
+        "methods": {name: list(m.model_fields) for name, m in all_methods().items() if _is_ours(m)},
+        "titles": {name: [m.title] for name, m in all_methods().items() if _is_ours(m)},
         "models": {name: list(options_of(name)) for name in available() if _is_ours(FACTORIES[name])},
         "data": {name: list(source_options(name)) for name in sources() if _is_ours(loader_of(name))},
         "partitions": {

@@ -15,11 +15,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.hashing import uniform
+from tailorfl.models.functional import Model
 from tailorfl.training.cohort import Cohort
 
 
@@ -232,6 +235,65 @@ class Drawn:
     def where(self, positions: Sequence[int]) -> str:
         """Return in words whose fit this is, and its purpose."""
         return where(self.cohort, positions, self.purpose)
+
+
+class TrainingSamples(NamedTuple):
+    """The training samples of one client, in host memory, and what it knows of its training.
+
+    Attributes:
+        x: [samples, *input shape].
+        y: their targets.
+        source: the data set that they are of, of which nothing else may be looked at than what targets mean.
+        model: the model that the client deploys.
+        steps: at most so many steps; None: without a limit.
+        seed: a number of the client, the round and the run's seed.
+    """
+
+    x: Tensor
+    y: Tensor
+    source: Source
+    model: Model
+    steps: int | None
+    seed: int
+
+
+Computed = Callable[[TrainingSamples, TensorDict], Mapping[str, Tensor]]
+"""(samples, what it is given) -> tensors by name, whose shapes do not depend on the samples, of which there may be
+none."""
+
+
+class ExternalTraining:
+    """What a function of another library makes of every client's samples, one client after another."""
+
+    def __init__(self, cohort: Cohort, of: Computed) -> None:
+        self.cohort, self.of = cohort, of
+
+    def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> dict[str, Tensor]:
+        """Return its tensors, [clients, ...] or those of one client."""
+        results = [self._of_client(k, position, inputs) for k, position in enumerate(positions)]
+        tensors = {name: torch.stack([result[name] for result in results]) for name in results[0]}
+        return {name: (t if stacked else t[0]).to(self.cohort.device) for name, t in tensors.items()}
+
+    def _of_client(self, k: int, position: int, inputs: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        cohort, source, host = self.cohort, self.cohort.source, torch.device("cpu")
+        members = cohort.members[position]
+        rows = torch.from_numpy(members[:0] if cohort.counting else members).to(source.x.device)
+        seed, model = int(cohort.keys((position,), "external")[0] % 2**31), cohort.model.on(host)
+        x, y = source.take(rows).cpu(), source.targets(rows).cpu()
+        samples = TrainingSamples(x, y, source, model, cohort.limit, seed)
+        given = {name: _client_tensor(tensor, k).detach().cpu() for name, tensor in inputs.items()}
+        with host:
+            return self.of(samples, TensorDict(given, batch_size=[]))
+
+    def where(self, positions: Sequence[int]) -> str:
+        """Name clients, round and stage for error messages."""
+        return where(self.cohort, positions, "training by another library")
+
+
+def _client_tensor(tensor: Tensor | Mapped, k: int) -> Tensor:
+    if isinstance(tensor, Tensor):
+        return tensor
+    return tensor.tensor if tensor.axis is None else tensor.tensor.select(tensor.axis, k)
 
 
 def where(cohort: Cohort, positions: Sequence[int], stage: str) -> str:

@@ -238,9 +238,9 @@ def edges(
 
 def _shipped(config: ExperimentConfig, line: MethodConfig) -> dict[str, Dimension]:
     """Return the library's space of a line, with the line's own values in it."""
-    optimizer = value_of(config, line, "train.optimizer")
-    grids = {"train.lr": RATES[optimizer]}
-    grids |= {f"method.{key}": tuple(values) for key, values in find_method(line.name).grid.items()}
+    optimizer, method = value_of(config, line, "train.optimizer"), find_method(line.name)
+    grids = {"train.lr": RATES[optimizer]} if method.of_networks else {}
+    grids |= {f"method.{key}": tuple(values) for key, values in method.grid.items()}
     space: dict[str, Dimension] = {}
     for key, values in grids.items():
         try:
