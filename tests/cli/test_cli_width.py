@@ -57,6 +57,7 @@ COMMANDS: dict[str, list[str]] = {
     "advise": ["advise", *TINY, "--rounds", "1"],
     "data show": ["data", "show", *TINY],
     "export": ["export", "done", "--client", "0", "--overwrite", "-o", "models"],
+    "unlearn": ["unlearn", "done", "--client", "0", "--dry-run"],
     "predict": ["predict", "done", "--client", "0", "--method", "local", "--data", "digits.csv"],
     "pretrain": ["pretrain", "data.samples=240", "rounds=1", "model.hidden=[8]", "--overwrite"],
     "deploy keys": ["deploy", "keys", "keys", "--host", "server.example.org", "--clients", "north,south"],

@@ -17,7 +17,6 @@ import tailorfl
 from cli.commands import invoke
 from methods.settings import NAMES, make
 from methods.small import simulation
-from tailorfl.core.method import methods
 from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_table
@@ -275,20 +274,12 @@ def test_whatever_the_client_touched_is_as_without_it(case: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [{"name": "mlp", "hidden": [8], "norm": "group"}, {"name": "mlp", "hidden": [8], "lora": 2}]
-)
-def test_every_method_is_unlearned(model: dict[str, Any], tmp_path: Path) -> None:
-    recipe = load("all_methods").to_dict()
-    used = [
-        {**m, "rounds": None}
-        for m in recipe["methods"]
-        if "lora" not in model or methods()[m["name"]].of_adapters
-    ]
+def test_every_method_is_unlearned(tmp_path: Path) -> None:
+    used = [{**m, "rounds": None} for m in load("all_methods").to_dict()["methods"]]
     settings = {
         **SMALL,
         "methods": used,
-        "model": model,
+        "model": {"name": "mlp", "hidden": [8], "norm": "group"},
         "data": {
             "samples": 400,
             "clients": 5,
@@ -297,7 +288,7 @@ def test_every_method_is_unlearned(model: dict[str, Any], tmp_path: Path) -> Non
             "partition_options": {"alpha": 1.0},
         },
     }
-    assert {m["name"] for m in used} == {n for n in NAMES if "lora" not in model or methods()[n].of_adapters}
+    assert {m["name"] for m in used} == set(NAMES)
     assert assert_never_had(*unlearned(tmp_path, settings)) == len(used)
 
 
