@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-PERFORMANCE, KERNELS = ROOT / "docs" / "performance.md", ROOT / "docs" / "kernels.md"
+PERFORMANCE, KERNELS = ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "kernels.md"
 OPERATIONS = ROOT / "benchmarks" / "results" / "kernels.md"
 MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "CNN2, 421,642 scalars"}
 

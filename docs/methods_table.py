@@ -1,7 +1,7 @@
 """Makes the tables of methods in docs/methods.md, what `tailorfl show` says of them, and the page of reductions.
 
     python docs/methods_table.py            prints the tables
-    python docs/methods_table.py --write    puts them into docs/methods.md and docs/reductions.md, and writes
+    python docs/methods_table.py --write    puts them into docs/methods.md and tests/methods/reductions.md, and writes
                                             methods.json of the package
 
 What a method keeps and sends is not looked up anywhere: one client trains for one round, and the names of
@@ -43,7 +43,7 @@ FACTS = ROOT / "src" / "tailorfl" / "cli" / "methods.json"
 PROOF = "tests/methods/test_method_reductions.py"
 """Runs both methods of every line of the table of reductions."""
 METHODS = ROOT / "docs" / "methods.md"
-REDUCTIONS = ROOT / "docs" / "reductions.md"
+REDUCTIONS = ROOT / "tests" / "methods" / "reductions.md"
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
 HEAD = (
     "Method",
@@ -306,7 +306,7 @@ def files(method: type[Method]) -> str:
 def insert(page: str, made: str) -> str:
     """Return the page of methods, or of reductions, with its table replaced by `made`."""
     found = re.sub(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", lambda _: made, page, flags=re.DOTALL)
-    assert BEGIN in found, f"docs/methods.md or docs/reductions.md has lost the line {BEGIN!r}"
+    assert BEGIN in found, f"docs/methods.md or tests/methods/reductions.md has lost the line {BEGIN!r}"
     return found
 
 
