@@ -53,7 +53,7 @@ def simulation(federation: Federation, seed: int, epochs: int) -> Simulation:
     source = federation.source
     model = Model(lambda: build("mlp", source.input_shape, source.outputs, hidden=[64]))
     return Simulation(
-        Recording(), federation, model, TrainConfig(epochs=epochs, batch_size=16, lr=0.1), seed=seed
+        Recording.model_validate({}), federation, model, TrainConfig(epochs=epochs, batch_size=16, lr=0.1), seed=seed
     )
 
 
@@ -63,14 +63,16 @@ def trained(federation: Federation, seed: int) -> TensorDict:
     kept.clear()
     for _ in range(ROUNDS):
         sim.step()
-    return sim.global_model()
+    model = sim.global_model()
+    assert model is not None
+    return model
 
 
 def erased(federation: Federation, seed: int, left: int) -> TensorDict:
     """Return FedEraser's model, from the updates that are kept of the run with the client."""
     old = kept[::EVERY]
     sim = simulation(federation, seed, EPOCHS // 2)
-    model = sim.server["w"]
+    model: TensorDict = sim.server["w"]
     for clients, updates, _ in old:
         places = [k for k, client in enumerate(clients) if client != left]
         kept.clear()

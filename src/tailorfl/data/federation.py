@@ -92,7 +92,8 @@ class Federation:
         if client not in self.names and client.isdecimal() and int(client) in numbers:
             return int(client)
         check_known("client of the run", client, by_name)
-        return by_name[client]
+        number: int = by_name[client]
+        return number
 
     def without(self, names: Sequence[str]) -> Federation:
         """Return the federation in which the places of these training clients are empty; the others keep theirs.
