@@ -109,8 +109,8 @@ class FederatedRun:
             self.fraction = 1 / self.participants
         self.updates: PrivateUpdates | None = None
         if client_dp is not None:
-            drawn = self.sampling, self.fraction, len(self.population.present)
-            self.updates = PrivateUpdates(client_dp, method.averages_replies, seed, *drawn)
+            cohorts = self.sampling, self.fraction, len(self.population.present)
+            self.updates = PrivateUpdates(client_dp, method.averages_replies, seed, *cohorts)
         self._check_enough()
         if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
             raise ConfigError(
