@@ -53,7 +53,11 @@ def simulation(federation: Federation, seed: int, epochs: int) -> Simulation:
     source = federation.source
     model = Model(lambda: build("mlp", source.input_shape, source.outputs, hidden=[64]))
     return Simulation(
-        Recording.model_validate({}), federation, model, TrainConfig(epochs=epochs, batch_size=16, lr=0.1), seed=seed
+        Recording.model_validate({}),
+        federation,
+        model,
+        TrainConfig(epochs=epochs, batch_size=16, lr=0.1),
+        seed=seed,
     )
 
 

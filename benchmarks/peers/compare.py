@@ -1,20 +1,20 @@
-"""A round of FedAvg in tailorfl, pfl-research and Flower's simulation, beside the fastest loop that we can write.
+"""A round of FedAvg, Ditto and APFL in tailorfl, a plain loop, and five other frameworks.
 
-100 clients x 60 samples of 28x28, batch 10, one epoch of SGD, all clients in every round; every program starts from
-the same weights and data. One process a measurement, programs in alternation, one thread a process. CPU seconds are
-those of all processes that a program starts (Flower's simulation runs one of Ray's a core, and a few more). Before
-anything is timed, one round of full-batch steps must give the weights that tailorfl gives.
+60 samples of 28x28 a client, batch 10, one epoch of SGD, all clients in every round; every program starts from the same
+weights and data. One process a measurement, programs in alternation, one thread a process. CPU seconds are those of all
+processes that a program starts (Flower's simulation runs one of Ray's a core, and a few more). Before anything is
+timed, one round of full-batch steps must give the weights that tailorfl gives (Ditto: also a personal model's).
 
-The peers live in environments of their own (PyTorch's CPU build is enough):
+The APFL line has the shape of FedJAX's own example (`experiments/apfl`: dense network, 340 clients a round, batch 20)
+on random data of EMNIST's shape. FedJAX learns an α for each layer at every step, tailorfl one a client and round;
+their weights are not compared.
 
-    python -m venv .peers/pfl && .peers/pfl/bin/pip install -r benchmarks/peers/requirements-pfl.txt
-    python -m venv .peers/flwr && .peers/flwr/bin/pip install -r benchmarks/peers/requirements-flwr.txt
-    .peers/flwr/bin/pip install --no-deps flwr==1.42.0
-
+The peers live in environments of their own (PyTorch's CPU build is enough), made as the requirements files here say.
 Rerun on an otherwise idle Linux machine, with the environment of tailorfl:
 
-    python benchmarks/peers/compare.py --python-pfl .peers/pfl/bin/python --python-flwr .peers/flwr/bin/python \
-        --json benchmarks/results/peers.json
+    python benchmarks/peers/compare.py --peers .peers --json benchmarks/results/frameworks.json
+
+`--peers` holds an environment for each of pfl, flower, fluke, blazefl and fedjax; what is missing is left out.
 """
 
 from __future__ import annotations
@@ -27,49 +27,78 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from peer_work import BATCH, CHECK_LR, CHECK_STEPS, CLIENTS, LR, SAMPLES, Work, make_work
+from peer_work import CHECK_LR, CHECK_STEPS, EMNIST, PERSONAL, Case, Work, make_work
 
 from tailorfl.benchmark.clock import processor
 
 HERE = Path(__file__).parent
-WARMUP = {"logistic": 3, "cnn2": 1}
-ROUNDS = {"logistic": 10, "cnn2": 2}
-TOLERANCE = 5e-3
+METHODS = {
+    "tailorfl": ("fedavg", "ditto", "apfl"),
+    "plain": ("fedavg",),
+    "pfl": ("fedavg",),
+    "flower": ("fedavg",),
+    "fluke": ("fedavg", "ditto"),
+    "blazefl": ("fedavg",),
+    "fedjax": ("fedavg", "apfl"),
+}
+"""The methods here that each program's package has."""
+TITLES = {
+    "plain": "plain PyTorch loop",
+    "pfl": "pfl-research",
+    "flower": "Flower simulation",
+    "fedjax": "FedJAX",
+}
+SIZES = (10, 100, 1000)
+ROUNDS = {10: (3, 10), 100: (2, 3), 340: (2, 2), 1000: (1, 1)}
+"""Rounds that warm up, and that are timed, by the number of clients."""
+CHECK_CLIENTS = 10
+LIMIT = 180.0
+"""Seconds that one process may take."""
+TOLERANCE = 1e-4
 """Largest distance of two programs' weights after the checked round, as a share of the way that they went.
 
-Rounding alone comes to 1e-3 with AVX-512, where one ReLU of `cnn2` lets a sample through that it stops elsewhere; a
-rate that is off by a hundredth comes to 1e-2, one client of the hundred left out to more.
+With ten clients, rounding comes to 3e-5 on `cnn2`; a rate that is off by a hundredth comes to 1e-2. Were a ReLU to let
+a sample through in one program that it stops in another, by rounding alone, that would come to up to 1e-3.
 """
 
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "JAX_PLATFORMS": "cpu",
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
-def measure(python: str, program: str, work: Path, model: str, check: Path | None) -> dict[str, Any]:
-    """Run one program in a process of its own; return its record, and write `check` if given.
+def measure(
+    python: str, program: str, work: Path, rounds: tuple[int, int], check: Path | None
+) -> dict[str, Any]:
+    """Run one program in a process of its own; return its record, or write `check` and return nothing.
 
     Raises:
         SystemExit: it failed; with what it last said.
+        subprocess.TimeoutExpired: it took longer than `LIMIT`.
     """
     folder = work.parent
     out = folder / "record.json"
     command = [python, str(HERE / f"run_{program}.py"), "--work", str(work), "--out", str(out)]
-    command += ["--warmup", str(WARMUP[model]), "--rounds", str(ROUNDS[model])]
+    command += ["--warmup", str(rounds[0]), "--rounds", str(rounds[1])]
     if check is not None:
         command += ["--check", str(check)]
     places = {"FLWR_HOME": str(folder / "flwr"), "RAY_TMPDIR": str(folder)}
-    done = subprocess.run(command, env=os.environ | QUIET | places, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=os.environ | QUIET | places, capture_output=True, text=True, timeout=LIMIT, cwd=folder
+    )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    record: dict[str, Any] = json.loads(out.read_text())
+    record: dict[str, Any] = {} if check else json.loads(out.read_text())
     return record
 
 
@@ -80,89 +109,120 @@ def difference(weights: Path, reference: Path, work: Work) -> float:
         raise SystemExit(
             f"{weights.stem} and {reference.stem} have different weights: {set(own) ^ set(other)}"
         )
-    went = sum(float((other[name] - work.init[name]).double().square().sum()) for name in other)
+    starts = {name: work.init[name.removeprefix(PERSONAL)] for name in other}
+    went = sum(float((other[name] - starts[name]).double().square().sum()) for name in other)
     apart = sum(float((own[name] - other[name]).double().square().sum()) for name in other)
     return math.sqrt(apart / went)
 
 
-def summary(records: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the seconds of a round (a process's median, the best process) and how many times tailorfl's they are."""
-    out: dict[str, Any] = {"version": records[0]["version"], "torch": records[0]["torch"]}
-    for clock in ("cpu", "wall"):
-        typical = [statistics.median(record[clock]) for record in records]
-        base = [statistics.median(record[clock]) for record in ours]
-        out[f"{clock}_seconds"] = min(typical)
-        out[f"{clock}_times_tailorfl"] = statistics.median(a / b for a, b in zip(typical, base, strict=True))
-    return out
-
-
-def compare(model: str, pythons: dict[str, str], repeat: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Measure all programs on one model; return a summary for each.
+def differences(method: str, model: str, pythons: dict[str, str], folder: Path) -> dict[str, float]:
+    """Return how far every program's weights are from tailorfl's after the checked round of a few clients.
 
     Raises:
         SystemExit: a program failed, or computes something else than tailorfl.
     """
-    work = make_work(model)
-    path = folder / f"{model}.work"
+    work = make_work(Case(method, model, CHECK_CLIENTS))
+    path = folder / "check.work"
     work.save(path)
+    off = {}
+    for program, python in pythons.items():
+        measure(python, program, path, (0, 1), folder / f"{program}.pt")
+        off[program] = difference(folder / f"{program}.pt", folder / "tailorfl.pt", work)
+        print(f"{method} {model}: weights of {program} differ by {off[program]:.1e}", flush=True)
+        if off[program] > TOLERANCE:
+            raise SystemExit(f"{program} does not compute what tailorfl computes on {model}")
+    return off
+
+
+def compare(case: Case, pythons: dict[str, str], repeat: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """Measure all programs on one case; return versions and seconds of a round (the best process's median) of each."""
+    path = folder / "timed.work"
+    make_work(case).save(path)
     records: dict[str, list[dict[str, Any]]] = {program: [] for program in pythons}
-    checks = {program: folder / f"{program}_{model}.pt" for program in pythons}
-    for number in range(repeat):
-        for program, python in pythons.items():
-            check = checks[program] if number == 0 else None
-            records[program].append(measure(python, program, path, model, check))
-    out = {program: summary(records[program], records["tailorfl"]) for program in pythons}
-    for program in pythons:
-        off = difference(checks[program], checks["tailorfl"], work)
-        if off > TOLERANCE:
-            raise SystemExit(f"{program} does not compute what tailorfl computes on {model}: {off:.1e} away")
-        out[program]["difference_of_weights"] = off
+    late = set()
+    for program in [*pythons] * repeat:
+        if program in late:
+            continue
+        try:
+            records[program].append(measure(pythons[program], program, path, ROUNDS[case.clients], None))
+        except subprocess.TimeoutExpired:
+            late.add(program)
+    out: dict[str, dict[str, Any]] = {}
+    for program, done in records.items():
+        out[program] = {"over_seconds": LIMIT} if program in late else summary(done)
+        print(f"{case.method} {case.model} {case.clients}: {program} {out[program]}", flush=True)
     return out
 
 
-def main() -> None:
-    """Measure and print one line a program and model."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--python-pfl", help="the interpreter of pfl's environment; without it pfl is left out"
-    )
-    parser.add_argument("--python-flwr", help="the interpreter of Flower's environment, likewise")
-    parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--models", nargs="*", default=list(ROUNDS), choices=list(ROUNDS))
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    given = {
-        "tailorfl": sys.executable,
-        "plain": sys.executable,
-        "pfl": arguments.python_pfl,
-        "flower": arguments.python_flwr,
+def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return versions and the seconds of a round: a process's median, the best process."""
+    best = {
+        f"{clock}_seconds": min(statistics.median(r[clock]) for r in records) for clock in ("cpu", "wall")
     }
-    pythons = {program: python for program, python in given.items() if python}
+    return {"version": records[0]["version"], "torch": records[0]["torch"], **best}
+
+
+def table(out: dict[str, Any], clock: str = "cpu") -> str:
+    """Return the Markdown table: seconds of tailorfl's round, and how many times as long the others take."""
+    programs = [program for program in METHODS if any(program in line["programs"] for line in out["lines"])]
+    heads = [TITLES.get(program, program) for program in programs]
+    lines = [
+        f"| Method | Model | Clients | {' | '.join(heads)} |",
+        "| --- | --- |" + " ---: |" * (len(heads) + 1),
+    ]
+    for line in out["lines"]:
+        case, ours, cells = line["case"], line["programs"]["tailorfl"].get(f"{clock}_seconds"), []
+        for program in programs:
+            row = line["programs"].get(program, {})
+            if program == "tailorfl" or f"{clock}_seconds" not in row or ours is None:
+                seconds = row.get(f"{clock}_seconds")
+                cells.append(f"{seconds:.3g} s" if seconds else "over 180 s" if row else "–")
+            else:
+                cells.append(f"{row[f'{clock}_seconds'] / ours:.3g} ×")
+        lines.append(f"| {case['method']} | {case['model']} | {case['clients']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Check, measure, print a line a program and case, and write both files."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=Path, default=Path(".peers"), help="the folder of environments")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--models", nargs="*", default=["logistic", "mlp", "cnn2"])
+    parser.add_argument("--clients", nargs="*", type=int, default=list(SIZES), choices=SIZES)
+    parser.add_argument("--programs", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--check-only", action="store_true", help="compare weights, measure nothing")
+    parser.add_argument("--json", type=Path, help="and the table beside it, ending in .md")
+    arguments = parser.parse_args()
+    paths = {program: arguments.peers.absolute() / program / "bin" / "python" for program in METHODS}
+    pythons = {program: str(path) for program, path in paths.items() if path.exists()}
+    pythons |= {"tailorfl": sys.executable, "plain": sys.executable}
+    pythons = {program: pythons[program] for program in arguments.programs if program in pythons}
     out: dict[str, Any] = {
         "machine": processor(),
         "cores": os.cpu_count(),
-        "clients": CLIENTS,
-        "samples": SAMPLES,
-        "batch": BATCH,
-        "lr": LR,
         "repeat": arguments.repeat,
-        "warmup_rounds": WARMUP,
-        "timed_rounds": ROUNDS,
+        "rounds": {str(clients): rounds for clients, rounds in ROUNDS.items()},
         "checked_full_batch_steps": CHECK_STEPS,
         "checked_lr": CHECK_LR,
+        "lines": [],
     }
-    for model in arguments.models:
+    checks: dict[tuple[str, str], dict[str, float]] = {}
+    sizes = product(arguments.clients, ("fedavg", "ditto"), arguments.models)
+    cases = [Case(method, model, clients) for clients, method, model in sizes]
+    for case in [EMNIST, *cases]:  # the longest last
+        taking = {program: python for program, python in pythons.items() if case.method in METHODS[program]}
+        key = case.method, case.model
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Ray may still write logs
-            out[model] = compare(model, pythons, arguments.repeat, Path(folder))
-        for program, row in out[model].items():
-            print(
-                f"{model:9s} {program:9s} CPU {row['cpu_seconds']:8.4f} s ({row['cpu_times_tailorfl']:5.2f} x)"
-                f"  wall {row['wall_seconds']:8.4f} s ({row['wall_times_tailorfl']:5.2f} x)"
-                f"  weights differ by {row['difference_of_weights']:.1e}  {program} {row['version']}",
-                flush=True,
-            )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(out, indent=1) + "\n")
+            if key not in checks and case is not EMNIST:
+                checks[key] = differences(*key, taking, Path(folder))
+            if arguments.check_only:
+                continue
+            line = {"case": asdict(case), "programs": compare(case, taking, arguments.repeat, Path(folder))}
+        out["lines"].append({**line, "difference_of_weights": checks.get(key)})
+        if arguments.json:  # after each case, so that what was measured stays
+            arguments.json.write_text(json.dumps(out, indent=1) + "\n")
+            arguments.json.with_suffix(".md").write_text(table(out))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The work that all programs of this folder do, and how they are timed. Needs torch only: peers import it too.
 
-FedAvg on 100 clients x 60 random samples of 28x28 in 10 classes: all clients in every round, plain SGD.
+Random samples of 28x28, equally many a client: all clients in every round, one epoch of plain SGD.
 """
 
 from __future__ import annotations
@@ -12,60 +12,92 @@ import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CLIENTS, SAMPLES, SHAPE, CLASSES = 100, 60, (1, 28, 28), 10
-BATCH, LR = 10, 0.01
+SHAPE = (1, 28, 28)
 CHECK_LR = 0.1
 """Rate of the checked round; higher, so that what the steps do stands far above rounding."""
 
-CHECK_STEPS = {"logistic": 6, "cnn2": 1}
+CHECK_STEPS = {"logistic": 6, "mlp": 3, "cnn2": 1, "dense": 3}
 """Steps of each client in the checked round, on all its samples at once: no order of batches to agree on."""
+
+LAM = 1.0
+"""Ditto's pull of the personal model towards the global one."""
+ALPHA = 0.5
+"""APFL's share of the personal model, at the start where it is learnt."""
+PERSONAL = "personal."
+"""Prefix of the first client's personal weights among those that are compared."""
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Work:
-    """One model's task: `x` [clients * samples, 1, 28, 28], `y` [clients * samples]; clients hold equal slices."""
+class Case:
+    """A method on a network, by so many clients."""
 
+    method: str
     model: str
+    clients: int
+    samples: int = 60
+    """Of each client."""
+    batch: int = 10
+    lr: float = 0.01
+    classes: int = 10
+
+
+EMNIST = Case("apfl", "dense", 340, samples=198, batch=20, lr=0.001, classes=62)
+"""The shape of FedJAX's APFL example: its network and settings, EMNIST's mean number of samples of a writer."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One case's data: `x` [clients * samples, 1, 28, 28], `y` [clients * samples]; clients hold equal slices."""
+
+    case: Case
     x: Tensor
     y: Tensor
     init: State
 
     def samples(self, client: int) -> tuple[Tensor, Tensor]:
         """Return the inputs and labels of one client, without a copy."""
-        rows = slice(client * SAMPLES, (client + 1) * SAMPLES)
+        rows = slice(client * self.case.samples, (client + 1) * self.case.samples)
         return self.x[rows], self.y[rows]
 
     def network(self) -> nn.Sequential:
         """Return the network with the initial weights."""
-        module = network(self.model)
+        module = network(self.case.model, self.case.classes)
         module.load_state_dict(self.init)
         return module
 
     def save(self, path: Path) -> None:
         """Write the task for programs of other environments."""
-        torch.save({"model": self.model, "x": self.x, "y": self.y, "init": self.init}, path)
+        torch.save({"case": asdict(self.case), "x": self.x, "y": self.y, "init": self.init}, path)
 
     @staticmethod
     def load(path: Path) -> Work:
         """Return the task that `save` wrote."""
-        return Work(**torch.load(path, weights_only=True))
+        saved = torch.load(path, weights_only=True)
+        return Work(Case(**saved.pop("case")), **saved)
 
 
-def network(model: str) -> nn.Sequential:
-    """Return a module with the layers and name of tailorfl's `logistic` or `cnn2`."""
+def network(model: str, classes: int = 10) -> nn.Sequential:
+    """Return a module with the layers and names of tailorfl's `logistic`, `mlp` (`dense`: two layers) or `cnn2`."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     if model == "logistic":
-        return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(784, CLASSES)))
+        return nn.Sequential(layers | {"head": nn.Linear(784, classes)})
+    if model in ("mlp", "dense"):
+        width = 784
+        for number in range(1, 2 if model == "mlp" else 3):
+            layers |= {f"fc{number}": nn.Linear(width, 200), f"activation{number}": nn.ReLU()}
+            width = 200
+        return nn.Sequential(layers | {"head": nn.Linear(width, classes)})
     if model != "cnn2":
-        raise ValueError(f"no model '{model}': logistic or cnn2")
+        raise ValueError(f"no model '{model}': logistic, mlp, dense or cnn2")
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(1, 32, 3, padding=1),
@@ -77,18 +109,20 @@ def network(model: str) -> nn.Sequential:
             flatten=nn.Flatten(),
             fc1=nn.Linear(3136, 128),
             fc_relu1=nn.ReLU(),
-            head=nn.Linear(128, CLASSES),
+            head=nn.Linear(128, classes),
         )
     )
 
 
-def make_work(model: str) -> Work:
+def make_work(case: Case) -> Work:
     """Return the task: random inputs and labels of a fixed seed, initial weights of another."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(CLIENTS * SAMPLES, *SHAPE, generator=generator)
-    y = torch.randint(0, CLASSES, (CLIENTS * SAMPLES,), generator=generator)
+    rows = case.clients * case.samples
+    x = torch.randn(rows, *SHAPE, generator=generator)
+    y = torch.randint(0, case.classes, (rows,), generator=generator)
     torch.manual_seed(0)
-    return Work(model, x, y, {name: value.detach() for name, value in network(model).state_dict().items()})
+    init = network(case.model, case.classes).state_dict()
+    return Work(case, x, y, {name: value.detach() for name, value in init.items()})
 
 
 def train_client(module: nn.Module, parameters: Sequence[Tensor], x: Tensor, y: Tensor, job: Job) -> None:
@@ -128,7 +162,7 @@ def descendants_seconds() -> float:
 
 @dataclass
 class Job:
-    """Some rounds of FedAvg, and the clocks between them: programs call `mark` before the first and after each."""
+    """Some rounds, and the clocks between them: programs call `mark` before the first and after each."""
 
     epochs: int
     batch_size: int
@@ -165,11 +199,13 @@ def main(version: str, run: Callable[[Work, Path, Sequence[Job]], None]) -> None
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     work = Work.load(arguments.work)
-    check = Job(CHECK_STEPS[work.model], SAMPLES, CHECK_LR, 1)
-    timed = Job(1, BATCH, LR, arguments.warmup + arguments.rounds)
-    run(work, arguments.work, (check, timed) if arguments.check else (timed,))
+    check = Job(CHECK_STEPS[work.case.model], work.case.samples, CHECK_LR, 1)
+    timed = Job(1, work.case.batch, work.case.lr, arguments.warmup + arguments.rounds)
     if arguments.check:
+        run(work, arguments.work, (check,))
         torch.save(check.weights, arguments.check)
+        return
+    run(work, arguments.work, (timed,))
     cpu, wall = (seconds[arguments.warmup :] for seconds in timed.seconds())
     record = {"version": version, "torch": str(torch.__version__), "cpu": cpu, "wall": wall}
     arguments.out.write_text(json.dumps(record))

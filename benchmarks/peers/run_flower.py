@@ -16,23 +16,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from peer_work import CLIENTS, Job, Work, main
+from peer_work import Job, Work, main
 
 
 class Marked(FedAvg):
     """Flower's FedAvg that notes the boundaries of rounds."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
-        self.job = job
+    def __init__(self, job: Job, clients: int) -> None:
+        super().__init__(fraction_evaluate=0.0, min_available_nodes=clients)
+        self.job, self.clients = job, clients
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The mean, and the boundary after a round."""
         replies = list(replies)
-        if len(replies) != CLIENTS or any(reply.has_error() for reply in replies):
-            raise RuntimeError(f"round {server_round}: not all of {CLIENTS} clients replied")
+        if len(replies) != self.clients or any(reply.has_error() for reply in replies):
+            raise RuntimeError(f"round {server_round}: not all of {self.clients} clients replied")
         result = super().aggregate_train(server_round, replies)
         self.job.mark()
         return result
@@ -48,7 +48,7 @@ def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
         for job in jobs:
             config = {"work": str(path), "epochs": job.epochs, "batch-size": job.batch_size, "lr": job.lr}
             job.mark()
-            result = Marked(job).start(
+            result = Marked(job, work.case.clients).start(
                 grid, ArrayRecord(work.init), num_rounds=job.rounds, train_config=ConfigRecord(config)
             )
             job.weights = result.arrays.to_torch_state_dict()
@@ -56,7 +56,7 @@ def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
     run_simulation(
         server,
         flower_client.app,
-        num_supernodes=CLIENTS,
+        num_supernodes=work.case.clients,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
 

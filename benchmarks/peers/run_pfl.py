@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from peer_work import CLIENTS, Job, Work, main
+from peer_work import Job, Work, main
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -69,13 +69,13 @@ def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
             local_optimizer_create=torch.optim.SGD,
             central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
         )
-        users = {i: PyTorchTensorDataset(work.samples(i), user_id=str(i)) for i in range(CLIENTS)}
+        users = {i: PyTorchTensorDataset(work.samples(i), user_id=str(i)) for i in range(work.case.clients)}
         data = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", list(users)))
         FederatedAveraging().run(
             NNAlgorithmParams(
                 central_num_iterations=job.rounds,
                 evaluation_frequency=job.rounds + 1,
-                train_cohort_size=CLIENTS,
+                train_cohort_size=work.case.clients,
                 val_cohort_size=0,
             ),
             SimulatedBackend(training_data=data, val_data=data),

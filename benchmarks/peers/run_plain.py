@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from peer_work import CLASSES, CLIENTS, SAMPLES, SHAPE, Job, Work, main
+from peer_work import SHAPE, Case, Job, Work, main
 from torch import nn
 
 from tailorfl.benchmark.plain_loop import LoopClient, fastest, shuffled
@@ -17,28 +17,33 @@ from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import LOSSES
 
 
-def clients(job: Job) -> list[LoopClient]:
+def clients(job: Job, case: Case) -> list[LoopClient]:
     """Return every client with the batches of one round, in a new order."""
-    rows = [torch.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS)]
-    return [LoopClient(1 / CLIENTS, shuffled(mine, job.batch_size, job.epochs * SAMPLES)) for mine in rows]
+    rows = [torch.arange(i * case.samples, (i + 1) * case.samples) for i in range(case.clients)]
+    return [
+        LoopClient(1 / case.clients, shuffled(mine, job.batch_size, job.epochs * case.samples))
+        for mine in rows
+    ]
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
     """Do the jobs, each from the initial weights."""
 
     def start() -> nn.Module:
-        module = build(work.model, SHAPE, CLASSES)
+        module = build(work.case.model, SHAPE, work.case.classes)
         module.load_state_dict(work.init)
         return module
 
-    source = Source("random", work.x, work.y, "classification", CLASSES)
+    source = Source("random", work.x, work.y, "classification", work.case.classes)
     for job in jobs:
         config = TrainConfig(epochs=job.epochs, batch_size=job.batch_size, lr=job.lr)
         weights = dict(work.init)
-        loop = fastest(Model(start), source, LOSSES["classification"], config, weights, clients(job))
+        loop = fastest(
+            Model(start), source, LOSSES["classification"], config, weights, clients(job, work.case)
+        )
         job.mark()
         for _ in range(job.rounds):
-            weights = loop.round(weights, clients(job))
+            weights = loop.round(weights, clients(job, work.case))
             job.mark()
         job.weights = {name: value.clone() for name, value in weights.items()}
 

@@ -1,13 +1,14 @@
-"""FedAvg in tailorfl, with the engine that it chooses. Run by compare.py."""
+"""FedAvg, Ditto and APFL in tailorfl, with the engine that it chooses. Run by compare.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from peer_work import CLASSES, CLIENTS, SAMPLES, SHAPE, Job, Work, main
+from peer_work import ALPHA, LAM, PERSONAL, SHAPE, Job, Work, main
 from torch import nn
 
 from tailorfl.core.method import make_method
@@ -18,25 +19,33 @@ from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
 
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {"dense": ("mlp", {"hidden": [200, 200]})}
+OPTIONS: dict[str, dict[str, Any]] = {"ditto": {"lam": LAM}, "apfl": {"alpha": ALPHA, "adaptive": True}}
+
 
 def federation(work: Work) -> Federation:
     """Return the clients' samples as tailorfl holds them."""
-    source = Source("random", work.x, work.y, "classification", CLASSES)
-    rows = tuple(np.arange(i * SAMPLES, (i + 1) * SAMPLES) for i in range(CLIENTS))
+    case = work.case
+    source = Source("random", work.x, work.y, "classification", case.classes)
+    rows = tuple(np.arange(i * case.samples, (i + 1) * case.samples) for i in range(case.clients))
     none = tuple(np.empty(0, dtype=np.int64) for _ in rows)
-    return Federation(source, rows, none, none, tuple(str(i) for i in range(CLIENTS)), CLIENTS)
+    return Federation(source, rows, none, none, tuple(str(i) for i in range(case.clients)), case.clients)
 
 
 def simulation(work: Work, job: Job) -> Simulation:
-    """Return FedAvg from the initial weights; a step is a round."""
+    """Return the method from the initial weights; a step is a round."""
+    case = work.case
 
     def start() -> nn.Module:
-        module = build(work.model, SHAPE, CLASSES)
+        model, options = NETWORKS.get(case.model, (case.model, {}))
+        module = build(model, SHAPE, case.classes, **options)
         module.load_state_dict(work.init)
         return module
 
     config = TrainConfig(epochs=job.epochs, batch_size=job.batch_size, lr=job.lr)
-    return Simulation(make_method("fedavg"), federation(work), Model(start), config)
+    return Simulation(
+        make_method(case.method, OPTIONS.get(case.method)), federation(work), Model(start), config
+    )
 
 
 def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
@@ -48,6 +57,8 @@ def run(work: Work, path: Path, jobs: Sequence[Job]) -> None:
             sim.step()
             job.mark()
         job.weights = {name: value.clone() for name, value in sim.method.shared(sim.server).items()}
+        if work.case.method == "ditto":
+            job.weights |= {PERSONAL + name: value[0].clone() for name, value in sim.states.get([0]).items()}
 
 
 if __name__ == "__main__":

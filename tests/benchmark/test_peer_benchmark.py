@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -23,10 +24,10 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     }
 
 
-@pytest.mark.parametrize("model", ["logistic", "cnn2"])
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn2"])
 def test_the_network_for_peers_is_that_of_the_library(programs: dict[str, ModuleType], model: str) -> None:
     work = programs["peer_work"]
-    ours = build(model, work.SHAPE, work.CLASSES).eval()
+    ours = build(model, work.SHAPE, 10).eval()
     theirs = work.network(model)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(3, *work.SHAPE)
@@ -38,10 +39,10 @@ def test_the_plain_loop_and_the_library_agree_on_full_batches(
     programs: dict[str, ModuleType], epochs: int
 ) -> None:
     shared = programs["peer_work"]
-    work = shared.make_work("logistic")
+    work = shared.make_work(shared.Case("fedavg", "logistic", 100))
     weights = {}
     for name in ("run_plain", "run_tailorfl"):
-        job = shared.Job(epochs, shared.SAMPLES, shared.CHECK_LR, rounds=2)
+        job = shared.Job(epochs, work.case.samples, shared.CHECK_LR, rounds=2)
         programs[name].run(work, Path(), (job,))
         cpu, wall = job.seconds()
         assert len(cpu) == len(wall) == 2
@@ -55,8 +56,11 @@ def test_the_plain_loop_and_the_library_agree_on_full_batches(
 def test_weights_are_compared_by_the_distance_of_all_of_them(
     programs: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    """A ReLU that flips moves one row of weights by little and is none; a hundredth of the rate is a difference."""
-    work, compare = programs["peer_work"].make_work("cnn2"), programs["compare"]
+    """A ReLU that flips moves one row of weights by little; a hundredth of the rate is a difference."""
+    work, compare = (
+        programs["peer_work"].make_work(programs["peer_work"].Case("fedavg", "cnn2", 2)),
+        programs["compare"],
+    )
     change = {name: torch.randn(t.shape) for name, t in work.init.items()}
     exact = {name: t + change[name] for name, t in work.init.items()}
     flipped = {name: t.clone() for name, t in exact.items()}
@@ -66,24 +70,23 @@ def test_weights_are_compared_by_the_distance_of_all_of_them(
     for name, weights in (("exact", exact), ("flipped", flipped), ("rate", rate)):
         torch.save(weights, tmp_path / f"{name}.pt")
     off = {
-        n: compare.difference(tmp_path / f"{n}.pt", tmp_path / "exact.pt", work) for n in ("flipped", "rate")
+        n: compare.difference(tmp_path / f"{n}.pt", tmp_path / "exact.pt", work)
+        for n in ("exact", "flipped", "rate")
     }
     row = work.init["fc1.weight"][7].numel()
     norm = torch.cat([t.flatten() for t in change.values()]).norm()
     assert off["flipped"] == pytest.approx(float(3e-3 * largest * row**0.5 / norm), rel=1e-3)
     assert off["rate"] == pytest.approx(0.01, rel=1e-3)
-    assert off["flipped"] < compare.TOLERANCE < off["rate"]
+    assert off["exact"] == 0 < compare.TOLERANCE < off["rate"]
 
 
-def test_a_client_left_out_is_a_difference(
-    programs: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_left_out_is_a_difference(programs: dict[str, ModuleType], tmp_path: Path) -> None:
     shared, plain, compare = (programs[name] for name in ("peer_work", "run_plain", "compare"))
-    work = shared.make_work("logistic")
-    for clients in (shared.CLIENTS, shared.CLIENTS - 1):
-        monkeypatch.setattr(plain, "CLIENTS", clients)
-        job = shared.Job(1, shared.SAMPLES, shared.CHECK_LR, rounds=1)
-        plain.run(work, Path(), (job,))
+    work = shared.make_work(shared.Case("fedavg", "logistic", 100))
+    for clients in (100, 99):
+        case = replace(work.case, clients=clients)
+        job = shared.Job(1, case.samples, shared.CHECK_LR, rounds=1)
+        plain.run(replace(work, case=case), Path(), (job,))
         torch.save(job.weights, tmp_path / f"{clients}.pt")
     off = compare.difference(tmp_path / "99.pt", tmp_path / "100.pt", work)
     assert off > compare.TOLERANCE
