@@ -78,3 +78,13 @@ def test_parts_too_near_each_other_stay_together() -> None:
 def test_a_cluster_that_was_not_sampled_whole_does_not_split() -> None:
     sim = simulation(make_method("cfl", EAGER), fraction=0.6, rounds=4)
     assert set(sim.server["member"].tolist()) == {0}
+
+
+def test_a_cluster_goes_on_while_no_clients_update_is_long() -> None:
+    """Lengths are of each client's update, not of a coordinate over clients."""
+    updates = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
+    weights = torch.ones(4, dtype=torch.float64)
+    for eps2, stands in ((1.2, False), (0.9, True)):
+        method = make_method("cfl", {"eps1": 0.1, "eps2": eps2})
+        assert isinstance(method, CFL)
+        assert method.stands(updates, weights) is stands

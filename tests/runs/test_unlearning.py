@@ -23,8 +23,10 @@ from tailorfl.data.own import from_table
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import evaluate
 from tailorfl.partition.rows import Ints
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.participation import ClientOutcome, RoundTrace
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs import manifest
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.eval_schedule import protocol_of
 from tailorfl.runs.files import read_lines
@@ -35,7 +37,7 @@ from tailorfl.runs.store import RunStore
 from tailorfl.runs.unlearning import NAME
 from tailorfl.settings.loading import load
 from tailorfl.testing import small
-from tailorfl.testing.small import everything, personal
+from tailorfl.testing.small import assert_same, everything, personal
 
 SMALL: dict[str, Any] = {
     "seeds": [0],
@@ -147,9 +149,13 @@ def assert_never_had(results: Path, unlearned: Path) -> int:
             kept = [r for r in lines(unlearned / job.folder / "clients.jsonl") if r["round"] == sim.round]
             assert plain(kept) == plain(records), job.name
         assert not any(r["client"] == LEFT for r in lines(unlearned / job.folder / "clients.jsonl"))
+        summary = json.loads((unlearned / job.folder / "summary.json").read_text())
+        assert summary["traffic"] == sim.traffic.as_dict(), job.name
         account = spent(job, sim)
         if account is not None:
             assert (unlearned / job.folder / "privacy.csv").read_text() == account.csv(), job.name
+            epsilons = [account.epsilons[i][0] for i in range(sim.participants) if i != LEFT]
+            assert summary["privacy"]["epsilon"]["min"] == min(epsilons), job.name
     return len(jobs)
 
 
@@ -271,6 +277,37 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_the_client_touched_is_as_without_it(case: str, tmp_path: Path) -> None:
     assert assert_never_had(*unlearned(tmp_path, {**SMALL, "rounds": 5, **CASES[case]}))
+
+
+def test_a_secret_cohort_is_that_of_one_client_fewer() -> None:
+    """Every client is drawn by itself, so without the last one the sums, the noise and the mean are of the others."""
+    base = small.federation((15, 4, 7, 9, 3, 6))
+    last, kept = 5, np.array([0, 1, 2, 3, 4, 6])
+    parts = [[part[i] for i in kept] for part in (base.train, base.val, base.test)]
+    fewer = Federation(base.source, *parts, tuple(base.names[i] for i in kept), last)
+    settings: dict[str, Any] = {"sampling": "bernoulli", "fraction": 0.5, "weights": "uniform"}
+    private = {**settings, "client_dp": ClientDP(1.0, 0.5)}
+    states = [
+        everything(simulation("fedavg", data=data, rounds=4, **private), range(last))
+        for data in (base.without([base.names[last]]), fewer)
+    ]
+    assert_same(*states)
+
+
+def test_the_engine_of_the_run_is_kept(tmp_path: Path) -> None:
+    """An automatic engine does not measure again, and might choose the other one."""
+    results = tmp_path / "with"
+    tailorfl.run({**SMALL, "methods": ["fedavg"], "engine": "auto"}, out=results, progress=False)
+    chosen = lines(results / "fedavg" / "seed-0" / "rounds.jsonl")[-1]["engine"]
+    other = {"sequential": "vectorized", "vectorized": "sequential"}[chosen]
+    file = results / "fedavg" / "seed-0" / "rounds.jsonl"
+    file.write_text(
+        file.read_text().replace(f'"{chosen}"', f'"{other}"')
+    )  # as if it had chosen the other one
+    manifest.renew(results / "fedavg" / "seed-0")
+    invoke("unlearn", results, "--client", LEFT, "--out", tmp_path / "without", "--quiet")
+    rounds = lines(tmp_path / "without" / "fedavg" / "seed-0" / "rounds.jsonl")
+    assert {record["engine"] for record in rounds} == {other}
 
 
 @pytest.mark.slow
