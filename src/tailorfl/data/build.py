@@ -108,14 +108,7 @@ def build(
     for domain, in_domain in domains.items():
         dealt = dealt.with_heldout(domain, in_domain[~official[in_domain]], in_domain[official[in_domain]])
     order = in_turn(joined, dealt.names, all_of_them=path is not None)
-    if len(order) and path is not None:  # each client had its own file, which was split when it joined
-        federation = split_in_turn(source, dealt.ordered(order, len(order)), joined, rule, seed)
-    else:
-        federation = _split(source, rows, dealt, rule, stream(seed, "split"))
-        federation = federation.of_clients(order) if len(order) else federation
-    if config.excluded_clients:
-        founders = federation.names[: len(joined[0])] if len(order) and path is not None else None
-        federation = without_clients(federation, config.excluded_clients, dealt, founders)
+    federation = _divided(source, rows, dealt, rule, config, joined, order, seed)
     if normalise != "none":
         federation = prepared(federation, normalise, len(joined[0]) if len(order) else None)
     shifted = _shifted(federation, rows, domains, config, seed)
@@ -126,6 +119,29 @@ def build(
     federation = replace(federation, public=shared, shifted=shifted)
     validate(federation, config.excluded_clients)
     return federation
+
+
+def _divided(
+    source: Source,
+    rows: Ints,
+    dealt: Dealt,
+    rule: SplitRule,
+    config: DataConfig,
+    joined: Sequence[Sequence[str]],
+    order: Ints,
+    seed: int,
+) -> Federation:
+    """Return the clients with their rows split, in `order` where they joined in turn; without those left out."""
+    founders = None
+    if len(order) and config.path is not None:  # each client had its own file, which was split when it joined
+        federation = split_in_turn(source, dealt.ordered(order, len(order)), joined, rule, seed)
+        founders = federation.names[: len(joined[0])]
+    else:
+        federation = _split(source, rows, dealt, rule, stream(seed, "split"))
+        federation = federation.of_clients(order) if len(order) else federation
+    if not config.excluded_clients:
+        return federation
+    return without_clients(federation, config.excluded_clients, dealt, founders)
 
 
 def _pool(
