@@ -83,7 +83,7 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
         "bfloat16": config.engine.precision == "tf32",
         "clients that never train cannot be held out in a deployment; leave out data.heldout_clients and "
         "data.heldout_domain": config.data.heldout_clients or config.data.heldout_domain,
-        "leave a client out of a deployment by not starting it; drop data.excluded_clients": config.data.excluded_clients,
+        "leave a client out by not starting it, not by data.excluded_clients": config.data.excluded_clients,
     }
     for problem, applies in problems.items():
         if applies:
