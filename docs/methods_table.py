@@ -14,6 +14,7 @@ import argparse
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -45,16 +46,7 @@ PROOF = "tests/methods/test_method_reductions.py"
 METHODS = ROOT / "docs" / "methods.md"
 REDUCTIONS = ROOT / "tests" / "methods" / "reductions.md"
 BEGIN, END = "<!-- methods: made by docs/methods_table.py -->\n", "<!-- end of methods -->\n"
-HEAD = (
-    "Method",
-    "`method=`",
-    "Good for",
-    "Paper",
-    "Kept on the client",
-    "Sent each way",
-    "Evaluated",
-    "Code",
-)
+HEAD = ("Method", "Good for", "Paper", "Kept on the client", "Sent each way", "Evaluated")
 FAMILIES = {
     "baseline": "References",
     "one model": "One model for all",
@@ -90,9 +82,23 @@ def table() -> str:
     """Return a Markdown table for each family, one line a method."""
     parts = []
     for family, heading in FAMILIES.items():
-        lines = [HEAD, ("---",) * len(HEAD), *(row(m) for m in own() if m.family == family)]
+        lines = [HEAD, ("---",) * len(HEAD), *(cells(m) for m in own() if m.family == family)]
         parts.append(f"### {heading}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
     return ("\n" + "\n".join(parts) + "\n").replace("](", "](../")
+
+
+def cells(method: type[Method]) -> tuple[str, ...]:
+    """Return a method's line in the page: its title with a link to the code, and layers without their tensors."""
+    title, name, use, paper, kept, sent, evaluated, links = row(method)
+    code = re.search(r"\((.*?)\)", links)
+    assert code, links
+    return f"[{title}]({code[1]}) {name}", use, paper, by_layer(kept), by_layer(sent), evaluated
+
+
+def by_layer(names: str) -> str:
+    """Return a list of tensors with one name, such as `6.gate`, for all of an added layer."""
+    layers = re.sub(r"`(\d+\.\w+)\.[\w.]+`", r"`\1`", names).split(", ")
+    return ", ".join(layer for layer, _ in itertools.groupby(layers))
 
 
 def facts() -> str:
@@ -198,7 +204,7 @@ def row(method: type[Method]) -> tuple[str, ...]:
         method.paper,
         parts_of(states),
         "nothing: all data in one place" if method.pooled else sent(parts_of(down), parts_of(up)),
-        " and ".join(evaluated),
+        ", ".join(evaluated),
         files(method),
     )
 

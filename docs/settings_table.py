@@ -21,7 +21,7 @@ This page is for you if you look for a setting of an experiment: its key, type, 
 groups in YAML (`train: {lr: 0.1}`), `train.lr=0.1` on the command line, and `run(train={"lr": 0.1})` in Python. Options
 of methods, models, data and partitions go next to the name of the thing; `tailorfl list methods`, `models`, `data` and
 `partitions` show them. `tailorfl list settings train` prints one group. The page is made from `tailorfl.settings` by
-`python docs/settings_table.py --write`.
+`python docs/settings_table.py --write`. A default of `null` may also be written.
 """
 
 
@@ -31,16 +31,50 @@ def page() -> str:
     for setting in settings():
         head, dot, _ = setting.key.partition(".")
         groups.setdefault(head if dot else "", []).append(setting)
-    return INTRODUCTION + "".join(map(section, groups, groups.values()))
+    meanings = {s.key: s.meaning for s in groups[""] if s.key in groups}
+    groups[""] = [s for s in groups[""] if s.key not in groups]
+    return INTRODUCTION + "".join(section(g, rows, meanings.get(g, "")) for g, rows in groups.items())
 
 
-def section(group: str, found: list[Setting]) -> str:
-    """Return the heading and the table of one group."""
+def section(group: str, rows: list[Setting], meaning: str) -> str:
+    """Return the heading, the meaning and the table of one group."""
     title = f"`{group}`" if group else "An experiment"
     lines = [("Setting", "Type and range", "Default", "Meaning"), ("---",) * 4]
-    lines += [(f"`{s.key}`", s.type, f"`{s.default}`" if s.default else "", s.meaning) for s in found]
+    lines += [
+        (f"`{s.key}`", shorter(s), f"`{s.default}`" if s.default else "", s.meaning)
+        for s in without_repeats(rows)
+    ]
     cells = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
-    return f"\n## {title}\n\n{''.join(cells)}"
+    return f"\n## {title}\n\n" + (f"{meaning}.\n\n" if meaning else "") + "".join(cells)
+
+
+def shorter(setting: Setting) -> str:
+    """Return the type without the null that the default shows, and with commas between several values."""
+    text = setting.type.replace(" or null", "") if setting.default == "null" else setting.type
+    return text.replace(" or ", ", ") if text.count(" or ") > 1 else text
+
+
+def without_repeats(rows: list[Setting]) -> list[Setting]:
+    """Return the rows, those of a group in one where an earlier group has the same keys, types and meanings."""
+    inside: dict[str, list[Setting]] = {}
+    for row in rows:
+        inside.setdefault(row.key.rpartition(".")[0], []).append(row)
+    seen: dict[tuple[tuple[str, ...], ...], str] = {}
+    first = {g: seen.setdefault(tuple(contents(row) for row in inside[g]), g) for g in inside}
+    repeated = {g: earlier for g, earlier in first.items() if g != earlier}
+    kept = []
+    for row in rows:
+        group = row.key.rpartition(".")[0]
+        if group not in repeated:
+            kept.append(row)
+        elif row == inside[group][0]:
+            kept.append(Setting(f"{group}.*", "", "", f"as `{repeated[group]}.*`"))
+    return kept
+
+
+def contents(setting: Setting) -> tuple[str, ...]:
+    """Return everything of a setting but its group."""
+    return setting.key.rpartition(".")[2], setting.type, setting.default, setting.meaning
 
 
 def page_of_rules() -> str:
