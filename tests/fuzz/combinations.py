@@ -53,6 +53,7 @@ CHOICES: dict[str, list[Any]] = {
 """Values that the documentation offers, small enough to be run at once."""
 BASE: dict[str, Any] = {
     "seeds": 1,
+    "rounds": 2,
     "data": {"name": "digits", "clients": 3, "samples": 90, "public": "digits"},
     "model": "logistic",
     "engine": {"name": "auto"},
