@@ -15,17 +15,24 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PERFORMANCE, KERNELS = ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "kernels.md"
 OPERATIONS = ROOT / "benchmarks" / "results" / "kernels.md"
-MODELS = {"logistic": "logistic regression", "mlp": "MLP 784-200-10", "cnn2": "CNN2, 421,642 scalars"}
+MODELS = {
+    "logistic": "logistic regression",
+    "mlp": "MLP 784-200-10",
+    "cnn2": "CNN2, 421,642 scalars",
+    "dense": "dense network of EMNIST",
+}
+METHODS = {"fedavg": "FedAvg", "ditto": "Ditto", "apfl": "APFL"}
+PROGRAMS = {"plain": "plain loop", "pfl": "pfl-research", "flower": "Flower", "fedjax": "FedJAX"}
 
 
 def tables() -> dict[Path, dict[str, str]]:
     """Return the Markdown tables of every page by the name that their place has there."""
     return {
-        README: {"peers": peers(read("peers"))},
+        README: {"frameworks": frameworks(read("frameworks"), 100)},
         PERFORMANCE: {
             "local_training": training(read("local_training")),
             "local_training, AVX2": training(read("avx2/local_training")),
-            "peers, AVX2": peers(read("avx2/peers")),
+            "all frameworks": frameworks(read("frameworks")),
             "many_clients": clients(read("many_clients")),
             "lora_memory": adapters(read("lora_memory")),
         },
@@ -67,19 +74,31 @@ def training(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def peers(results: dict[str, Any]) -> str:
-    """Return the seconds of a round, and in other programs how many times as long it takes."""
-    programs = {"plain": "plain PyTorch loop", "pfl": "pfl-research", "flower": "Flower simulation"}
-    heads = [
-        f"{title} {results['cnn2'][name]['version']}" if name != "plain" else title
-        for name, title in programs.items()
-    ]
-    lines = [f"| Model | tailorfl | {' | '.join(heads)} |", "| --- | ---: | ---: | ---: | ---: |"]
-    for name in ("logistic", "cnn2"):
-        found = results[name]
-        cells = [f"{found[program]['cpu_times_tailorfl']:.3g} ×" for program in programs]
-        lines.append(f"| {MODELS[name]} | {found['tailorfl']['cpu_seconds']:.3g} s | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def frameworks(results: dict[str, Any], clients: int | None = None) -> str:
+    """Return the seconds of a round, and in other programs how many times as long it takes; with so many clients."""
+    lines = [line for line in results["lines"] if clients in (None, line["case"]["clients"])]
+    versions = {name: row["version"] for line in lines for name, row in line["programs"].items() if "version" in row}
+    heads = ["Method", "Model", *(["Clients"] if clients is None else ())]
+    table = [[*heads, *(f"{PROGRAMS.get(name, name)}{_version(name, versions)}" for name in versions)]]
+    table.append(["---", "---", *["---:"] * (len(table[0]) - 2)])
+    for line in lines:
+        case, seconds = line["case"], line["programs"]["tailorfl"]["cpu_seconds"]
+        row = [METHODS[case["method"]], MODELS[case["model"]].split(",")[0]]
+        row += [f"{case['clients']:,}"] if clients is None else []
+        for name in versions:
+            measured = line["programs"].get(name, {})
+            if name == "tailorfl":
+                row.append(f"{seconds:.3g} s")
+            elif "cpu_seconds" in measured:
+                row.append(f"{measured['cpu_seconds'] / seconds:.3g} ×")
+            else:
+                row.append("fails" if "failed" in measured else "> 180 s" if measured else "")
+        table.append(row)
+    return "".join(f"| {' | '.join(row)} |\n" for row in table)
+
+
+def _version(name: str, versions: dict[str, str]) -> str:
+    return "" if name in ("tailorfl", "plain") else f" {versions[name]}"
 
 
 def clients(results: dict[str, Any]) -> str:

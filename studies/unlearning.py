@@ -3,7 +3,7 @@
     python -m studies.unlearning results/unlearning
 
 Ten clients of digits by Dirichlet(0.5), FedAvg with an MLP, 40 rounds, three seeds; the client with most samples is
-unlearned. Exact unlearning (`tailorfl unlearn`) replays all rounds without it. FedEraser (Liu et al., IWQoS 2021)
+unlearned. A third of its labels are drawn anew, so that whoever knows them can only have seen them. Exact unlearning (`tailorfl unlearn`) replays all rounds without it. FedEraser (Liu et al., IWQoS 2021)
 keeps the clients' updates of every second round. From the initial model it takes as many steps as were kept: the
 remaining clients train for half as many epochs, and each keeps the direction of its new update with the length of the
 old one,
@@ -16,6 +16,7 @@ CSF 2018): .5 is chance.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ from tailorfl.models.registry import build
 from tailorfl.training import tree
 
 SEEDS, CLIENTS, ROUNDS, EPOCHS, EVERY = (0, 1, 2), 10, 40, 4, 2
+WRONG = 1 / 3
+"""Share of the unlearned client's labels that are drawn anew."""
 app = program()
 kept: list[tuple[tuple[int, ...], TensorDict, Tensor]] = []
 """The clients of a round, their updates [clients, ...], and their weights."""
@@ -46,6 +49,15 @@ class Recording(FedAvg):
         """Keep the round's updates, and average."""
         kept.append((replies.clients, replies.stack - server["w"], replies.weights()))
         return super().aggregate(server, replies)
+
+
+def with_wrong_labels(federation: Federation, client: int, seed: int) -> Federation:
+    """Return the federation in which a share of a client's labels are drawn anew, of training and test samples alike."""
+    rng, y = np.random.default_rng(seed), federation.source.y.clone()
+    rows = np.concatenate([part[client] for part in (federation.train, federation.val, federation.test)])
+    drawn = rng.choice(rows, round(WRONG * len(rows)), replace=False)
+    y[torch.from_numpy(drawn)] = torch.from_numpy(rng.integers(0, federation.source.outputs, len(drawn)))
+    return replace(federation, source=replace(federation.source, y=y))
 
 
 def simulation(federation: Federation, seed: int, epochs: int) -> Simulation:
@@ -127,6 +139,7 @@ def main(out: Annotated[Path, typer.Argument(help="Folder for the table.")]) -> 
     for seed in SEEDS:
         full = build_federation("digits", clients=CLIENTS, partition_options={"alpha": 0.5}, seed=seed)
         left = int(np.argmax([len(part) for part in full.train]))
+        full = with_wrong_labels(full, left, seed)
         others = full.without([full.names[left]])
         whole = trained(full, seed)
         fast = erased(others, seed, left)

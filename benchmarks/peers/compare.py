@@ -77,13 +77,17 @@ QUIET = {
 }
 
 
+class FailedError(Exception):
+    """A program ended with an error."""
+
+
 def measure(
     python: str, program: str, work: Path, rounds: tuple[int, int], check: Path | None
 ) -> dict[str, Any]:
     """Run one program in a process of its own; return its record, or write `check` and return nothing.
 
     Raises:
-        SystemExit: it failed; with what it last said.
+        FailedError: it failed; with what it last said.
         subprocess.TimeoutExpired: it took longer than `LIMIT`.
     """
     folder = work.parent
@@ -97,7 +101,7 @@ def measure(
         command, env=os.environ | QUIET | places, capture_output=True, text=True, timeout=LIMIT, cwd=folder
     )
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+        raise FailedError(f"{' '.join(command)} failed:\n{done.stderr[-4000:].rstrip()}")
     record: dict[str, Any] = {} if check else json.loads(out.read_text())
     return record
 
@@ -139,17 +143,19 @@ def compare(case: Case, pythons: dict[str, str], repeat: int, folder: Path) -> d
     path = folder / "timed.work"
     make_work(case).save(path)
     records: dict[str, list[dict[str, Any]]] = {program: [] for program in pythons}
-    late = set()
+    failed: dict[str, dict[str, Any]] = {}
     for program in [*pythons] * repeat:
-        if program in late:
+        if program in failed:
             continue
         try:
             records[program].append(measure(pythons[program], program, path, ROUNDS[case.clients], None))
         except subprocess.TimeoutExpired:
-            late.add(program)
+            failed[program] = {"over_seconds": LIMIT}
+        except FailedError as error:
+            failed[program] = {"failed": str(error).splitlines()[-1]}
     out: dict[str, dict[str, Any]] = {}
     for program, done in records.items():
-        out[program] = {"over_seconds": LIMIT} if program in late else summary(done)
+        out[program] = failed.get(program) or summary(done)
         print(f"{case.method} {case.model} {case.clients}: {program} {out[program]}", flush=True)
     return out
 
@@ -176,7 +182,8 @@ def table(out: dict[str, Any], clock: str = "cpu") -> str:
             row = line["programs"].get(program, {})
             if program == "tailorfl" or f"{clock}_seconds" not in row or ours is None:
                 seconds = row.get(f"{clock}_seconds")
-                cells.append(f"{seconds:.3g} s" if seconds else "over 180 s" if row else "–")
+                words = "fails" if "failed" in row else "over 180 s" if row else "–"
+                cells.append(f"{seconds:.3g} s" if seconds else words)
             else:
                 cells.append(f"{row[f'{clock}_seconds'] / ours:.3g} ×")
         lines.append(f"| {case['method']} | {case['model']} | {case['clients']:,} | {' | '.join(cells)} |")

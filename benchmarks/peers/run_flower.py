@@ -32,7 +32,11 @@ class Marked(FedAvg):
         """The mean, and the boundary after a round."""
         replies = list(replies)
         if len(replies) != self.clients or any(reply.has_error() for reply in replies):
-            raise RuntimeError(f"round {server_round}: not all of {self.clients} clients replied")
+            errors = [reply.error for reply in replies if reply.has_error()]
+            raise RuntimeError(
+                f"round {server_round}: {len(replies)} of {self.clients} clients replied, {len(errors)} with errors"
+                + (f" such as {errors[0]}" if errors else "")
+            )
         result = super().aggregate_train(server_round, replies)
         self.job.mark()
         return result

@@ -329,6 +329,19 @@ def test_every_method_is_unlearned(tmp_path: Path) -> None:
     assert assert_never_had(*unlearned(tmp_path, settings)) == len(used)
 
 
+@pytest.mark.slow
+def test_trees_and_adapters_are_unlearned(tmp_path: Path) -> None:
+    trees: list[Any] = [{"name": name, "max_iter": 3} for name in ("local_trees", "pooled_trees")]
+    settings = {**SMALL, "methods": [*trees, {"name": "federated_trees", "max_iter": 1}]}
+    assert assert_never_had(*unlearned(tmp_path / "trees", settings)) == 3
+    pytest.importorskip("peft", reason="pip install 'tailorfl[text]'")
+    ranks = [{"name": name, "ranks": [2, 1]} for name in ("flexlora", "hetlora", "flora")]
+    plain = ["fedit", "fedlora", "ffa_lora", "fedsa_lora", "feddpa"]
+    model = {"name": "vit", "hidden": 16, "layers": 1, "lora": 2, "lora_dropout": 0.0}
+    settings = {**SMALL, "methods": [*plain, *ranks], "model": model}
+    assert assert_never_had(*unlearned(tmp_path / "adapters", settings)) == 8
+
+
 def test_constants_of_a_table_are_fitted_without_the_client() -> None:
     """As of the table that has no row of it, also where it alone has a word or the largest numbers."""
     rng = np.random.default_rng(0)

@@ -27,12 +27,16 @@ def command(
 ) -> None:
     """Replay finished results without a client, exactly, and certify it.
 
+    Of a federation of real machines it writes the experiment that the remaining clients train anew; once they have,
+    the same command certifies it.
+
     Args:
         client (NAME): The client's name or number.
         out (RESULTS): New result folder; by default RESULTS-without-NAME. The same command continues it.
         dry_run: Show how many rounds have to be replayed, and what they took; train nothing.
     """
     from tailorfl.cli.results import show_result
+    from tailorfl.deploy import unlearning as deployed
     from tailorfl.report.experiment import run_experiment
     from tailorfl.report.progress import messages, observer
     from tailorfl.runs.extension import resumed
@@ -41,11 +45,14 @@ def command(
     from tailorfl.runs.unlearning import NAME, CertificateWriter, plan
 
     with messages(stderr()):
-        unlearning = plan(folder, client)
+        unlearning = deployed.plan(folder, client) if deployed.is_deployed(folder) else plan(folder, client)
     if dry_run:
         _show_plan(unlearning)
         return
     out = folder.with_name(f"{folder.name}-without-{slug(unlearning.name)}") if out is None else out
+    if unlearning.is_deployed:
+        _by_remaining_clients(unlearning, out)
+        return
     config, way = resumed(out, unlearning.without(out))
     unlearning.write_traces(out)
     state, tuning = ctx.ensure_object(State), folder / TUNING
@@ -68,6 +75,31 @@ def command(
         stdout(),
         f"'{unlearning.name}' is unlearned: {unlearning.rounds:,} rounds were replayed without it, and {out / NAME} "
         f"certifies it. Delete {quoted(folder)}, which still holds its share.",
+    )
+
+
+def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
+    """Write the experiment that the clients of a deployment train anew, or certify what they have trained."""
+    from tailorfl.deploy.unlearning import certify, experiment_without
+    from tailorfl.runs.files import write_text
+    from tailorfl.runs.unlearning import NAME
+
+    if (out / "config.yaml").is_file():
+        certify(unlearning, out)
+        say(
+            stdout(),
+            f"'{unlearning.name}' is unlearned: the remaining clients trained anew without it, and {out / NAME} "
+            f"certifies it. Delete {quoted(unlearning.folder)}, which still holds its share.",
+        )
+        return
+    file = out.with_name(f"{out.name}.yaml")
+    write_text(file, experiment_without(unlearning).to_yaml())
+    say(
+        stdout(),
+        f"The samples are with the clients, so they train anew without '{unlearning.name}'. Give them {quoted(file)}, "
+        "which they accept as they did the first experiment, and start the server:\n"
+        f"tailorfl server {quoted(file)} --out {quoted(out)}\n"
+        "Once it has finished, the same tailorfl unlearn command writes the certificate.",
     )
 
 

@@ -320,13 +320,14 @@ def without_clients(
 
     Args:
         federation: of all clients.
-        names: of those that are left out.
+        names: of those that are left out, or their numbers where no name is like that.
         dealt: the rows of each client, before they were split.
         founders: those whose images make the statistics; None: all training images of the source do.
 
     Raises:
         ConfigError: one of them is no training client, or nobody is left.
     """
+    names = [federation.names[client_number(federation.names, name)] for name in names]
     remaining, source = federation.without(names), federation.source
     if source.mean is None or PRIVATE_SCALING not in source.info:
         return remaining

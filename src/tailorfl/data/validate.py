@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tailorfl.data.dealing import client_number
 from tailorfl.data.federation import PARTS, Federation, Part
 from tailorfl.data.source import all_finite
 from tailorfl.errors import DataError, first_few
@@ -67,7 +68,9 @@ def _check_overlap(federation: Federation) -> None:
 
 
 def _check_train(federation: Federation, excluded: Sequence[str]) -> None:
-    empty = np.flatnonzero((federation.sizes("train") == 0) & ~np.isin(federation.names, excluded))
+    is_empty = federation.sizes("train") == 0
+    is_empty[[client_number(federation.names, name) for name in excluded]] = False
+    empty = np.flatnonzero(is_empty)
     if len(empty):
         raise DataError(
             f"{len(empty)} clients have no training samples: {_named(federation, empty)}; use fewer clients, "

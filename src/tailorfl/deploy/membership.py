@@ -203,9 +203,14 @@ class Membership:
         """Return the names of those that the operator lets join, but for those that have left."""
         return _listed(self.path.with_name(ALLOWED)) - self.gone
 
+    @property
+    def left(self) -> set[str]:
+        """The names of those that have left, or that the operator has taken off since the server last looked."""
+        return self.gone | _listed(self.path.with_name(LEFT))
+
     def leave(self, names: Iterable[str], notify: Callable[[str], None]) -> None:
         """Take clients off for good, with those that the operator has taken off meanwhile."""
-        new = {*names, *_listed(self.path.with_name(LEFT))} - self.gone
+        new = {*names, *self.left} - self.gone
         if new:
             self.gone |= new
             self.save()

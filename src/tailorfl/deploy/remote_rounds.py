@@ -235,7 +235,7 @@ class RemoteRounds(Simulation):
     def sample(self, round: int) -> tuple[int, ...]:
         """Return the clients of a round, of those that have not left."""
         members = self.members
-        if len(members) == self.participants:
+        if len(members) == self.participants - len(self.job.config.data.excluded_clients):
             return super().sample(round)
         sizes, secret = self.population.sizes[members], self.cohort_is_secret
         drawn = (

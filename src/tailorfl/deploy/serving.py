@@ -83,7 +83,6 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
         "bfloat16": config.engine.precision == "tf32",
         "clients that never train cannot be held out in a deployment; leave out data.heldout_clients and "
         "data.heldout_domain": config.data.heldout_clients or config.data.heldout_domain,
-        "leave a client out by not starting it, not by data.excluded_clients": config.data.excluded_clients,
     }
     for problem, applies in problems.items():
         if applies:
@@ -111,6 +110,7 @@ class DeployedExperiment:
         self.connected, self.out, self.notify = connected, out, connected.notify
         self.config = with_all_options(config)
         self.membership = Membership.of(out, self.config, begun)
+        self.membership.gone |= set(self.config.data.excluded_clients)
         self._without_model: dict[str, str] = {}
 
     @property
@@ -167,8 +167,8 @@ class DeployedExperiment:
         """Return how many clients there must be to begin: as the experiment says, or as there were with other seeds."""
         for clients in reversed(self.membership.clients.values()):
             return len(set(clients.names) - self.membership.gone)
-        if expected := config.deploy.clients or config.data.clients:
-            return expected
+        if places := config.deploy.clients or config.data.clients:
+            return places - len(config.data.excluded_clients)
         raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
 
     def _described(self, config: ExperimentConfig, seed: int) -> DescribedClients:
@@ -180,6 +180,9 @@ class DeployedExperiment:
         begin = time.monotonic()
         while True:
             present = self.connected.refresh()
+            for name in sorted(present.intersection(config.data.excluded_clients)):
+                self.connected.leave_out(name, "it is left out (data.excluded_clients)")
+            present = present.difference(config.data.excluded_clients)
             if len(present) > expected:
                 raise ConfigError(
                     f"{len(present)} clients are there, but the experiment is for {expected}: "
@@ -215,17 +218,26 @@ class DeployedExperiment:
         self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
     ) -> DescribedClients:
         """Return the clients of a federation that begins, in the order of their numbers."""
-        names = sorted(described, key=lambda name: (described[name]["index"] or 0, name))
-        first = described[names[0]]
+        first = next(iter(described.values()))
         if first["index"] is None:
-            clients = self._own_files(config, seed, {name: described[name] for name in names})
+            clients = self._own_files(config, seed, {name: described[name] for name in sorted(described)})
         else:
+            everyone = make_federation(config, seed, None, set()).names
+            excluded = [client_number(everyone, name) for name in config.data.excluded_clients]
+            numbers = {name: int(facts["index"]) for name, facts in described.items()}
+            numbers |= dict(zip(config.data.excluded_clients, excluded, strict=True))
+            names = sorted(numbers, key=lambda name: numbers[name])
+            if len({*numbers.values()}) < len(names):
+                raise ConfigError("a client that is there is left out under another name (data.excluded_clients)")
             if first["total"] != len(names) and (reason := why_nobody_joins(config)):
                 raise ConfigError(
                     f"the experiment's data have {first['total']} clients, but {len(names)} are here: "
                     f"{', '.join(names)}; start one for each, or set data.clients={len(names)}, since {reason}"
                 )
-            sizes: Sizes = {part: [int(described[name]["sizes"][part]) for name in names] for part in PARTS}
+            sizes: Sizes = {
+                part: [int(described[name]["sizes"][part]) if name in described else 0 for name in names]
+                for part in PARTS
+            }
             clients = DescribedClients(names, sizes, dict(first["source"]), None, shared=True)
         if not any(clients.sizes["test"]):
             raise DataError("no client has test samples, so nothing could be measured; see data.split")
@@ -246,7 +258,15 @@ class DeployedExperiment:
     ) -> DescribedClients:
         """Return clients with files of their own; who tells nothing usable of them stays out, for good."""
         kind, limits = kind_of(config.data), config.deploy
-        names, rows = list(described), {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
+        if unknown_rows := set(config.data.excluded_clients) - limits.excluded_rows.keys():
+            raise ConfigError(
+                f"deploy.excluded_rows does not say how many rows {named(unknown_rows)} had; take the experiment that "
+                "tailorfl unlearn has written"
+            )
+        rows = {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
+        rows |= {name: limits.excluded_rows[name] for name in config.data.excluded_clients}
+        names = sorted(rows)
+        rows = {name: rows[name] for name in names}
         facts = {"experiment": config.to_dict(), "seed": seed, "names": names, "rows": list(rows.values())}
         question = Packet("summarise", facts)
         summaries, refused = dict[str, tuple[dict[str, int], JsonRecord]](), dict[str, str]()
@@ -257,14 +277,14 @@ class DeployedExperiment:
             return sizes, kind.summary_type.from_dict(packet.fact("summary", dict), "its summary")
 
         begin = time.monotonic()
-        while missing := [name for name in names if name not in (*summaries, *refused)]:
+        while missing := [name for name in described if name not in (*summaries, *refused)]:
             if time.monotonic() - begin > limits.wait_seconds:
                 refused |= dict.fromkeys(missing, "it does not answer")
                 break
             self.connected.refresh()
             answers = self.connected.ask(dict.fromkeys(missing, question), limits.round_seconds)
             summaries |= usable(answers, read, refused)
-            if len(summaries) + len(refused) < len(names):
+            if len(summaries) + len(refused) < len(described):
                 time.sleep(LOOK)
 
         def common(group: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -280,7 +300,7 @@ class DeployedExperiment:
 
         fitting, reasons = largest_group(list(summaries), common)
         refused |= reasons
-        if len(fitting) <= len(names) // 2:
+        if len(fitting) <= len(described) // 2:
             raise RunError(f"too few clients can take part: {_listed(refused)}")
         for name, reason in refused.items():
             log.warning("'%s' is left out: %s", name, reason)

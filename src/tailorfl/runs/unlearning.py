@@ -9,7 +9,7 @@ mean number of samples, constants that scale data) is of all of them from the st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +43,12 @@ STATEMENT = (
     "client under the same trace: its place is empty, and all other clients keep their samples, numbers, cohorts, "
     "batches and random streams. This holds on a CPU with the versions and the engine that are named here."
 )
+TRAINED_ANEW = (
+    "The remaining clients trained anew from round 0, each on its own machine; every state, model and number is of a "
+    "run that never had the client. Where is_same_trace is true, the same clients took part in every round as before, "
+    "and the results are bit-identical to those under the former trace without the client."
+)
+"""What the certificate of a deployment says."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Unlearning:
         replays: one for each job.
         federation: with the client, of the first seed.
         is_traced: the traces are written down and played again; else the cohorts follow from the settings.
+        is_deployed: the samples are with the clients, which train anew.
     """
 
     folder: Path
@@ -99,6 +106,7 @@ class Unlearning:
     replays: tuple[Replay, ...]
     federation: Federation
     is_traced: bool
+    is_deployed: bool = False
 
     @property
     def rounds(self) -> int:
@@ -138,13 +146,19 @@ class Unlearning:
         return replace(SIMULATED, simulation=simulation)
 
 
-def plan(folder: Path, client: str, source: Any = None) -> Unlearning:
+def plan(
+    folder: Path,
+    client: str,
+    source: Any = None,
+    remote: Callable[[ExperimentConfig, int], Federation] | None = None,
+) -> Unlearning:
     """Return what has to be done to forget a client of an experiment; nothing is trained.
 
     Args:
-        folder: finished results of a simulation.
+        folder: finished results.
         client: the client's name, or its number where no name is like that.
         source: the data of a run on data of your own.
+        remote: of a deployment, what returns the federation for an experiment and a seed as its server knows it.
 
     Raises:
         ConfigError: there is no such client, it never trained, or an exact replay is not possible; says why.
@@ -157,19 +171,23 @@ def plan(folder: Path, client: str, source: Any = None) -> Unlearning:
         )
     config = with_all_options(config)
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
-    _check_jobs(jobs, folder, source)
+    _check_jobs(jobs, folder, source, remote is not None)
     federations: dict[int, Federation] = {}
     name, replays = "", []
     for job in jobs:
         seed = config.data.seed_of(job.seed)
         if seed not in federations:
-            federation = federations[seed] = make_federation(config, seed, source)
+            federation = make_federation(config, seed, source) if remote is None else remote(config, seed)
+            federations[seed] = federation
             refuse(folder, list(other_data(jobs, folder, job, federation)), False)
             name = name or federation.names[federation.number(client)]
             if federation.number(name) >= federation.num_clients:
                 raise ConfigError(f"'{name}' is held out: it never trained, so there is nothing to unlearn")
             federation.without([name])
         replays.append(_replay(job, folder / job.folder, federations[seed], federations[seed].number(name)))
+    first = next(iter(federations.values()))
+    if remote is not None:
+        return Unlearning(folder, config, name, replays[0].client, tuple(replays), first, False, True)
     sampling = {_method(job).sampled(config.sampling) for job in jobs}
     is_traced = "proportional" in sampling or any((folder / job.folder / TRACE).is_file() for job in jobs)
     if is_traced and config.budget != "rounds":
@@ -177,16 +195,14 @@ def plan(folder: Path, client: str, source: Any = None) -> Unlearning:
             f"a trace has the rounds that were recorded, but with budget={config.budget} the work of the remaining "
             "clients decides how many there are; train anew with data.excluded_clients"
         )
-    return Unlearning(
-        folder, config, name, replays[0].client, tuple(replays), next(iter(federations.values())), is_traced
-    )
+    return Unlearning(folder, config, name, replays[0].client, tuple(replays), first, is_traced)
 
 
 def _method(job: Job) -> Method:
     return make_method(job.method.name, job.method.options)
 
 
-def _check_jobs(jobs: Sequence[Job], folder: Path, source: Any) -> None:
+def _check_jobs(jobs: Sequence[Job], folder: Path, source: Any, is_deployed: bool) -> None:
     """Raise ConfigError or RunError unless all jobs of a folder are finished and can be replayed to the bit."""
     problems = [f"{job.name} {why}" for job in jobs if (why := trouble(folder / job.folder))]
     if problems:
@@ -210,10 +226,11 @@ def _check_jobs(jobs: Sequence[Job], folder: Path, source: Any) -> None:
                 "data.excluded_clients"
             )
         file = folder / job.folder / TRACE
-        if job.config.system.trace is None and file.is_file() and Trace.read(file).is_deployed:
+        is_replay = job.config.system.trace is not None
+        if not (is_deployed or is_replay) and file.is_file() and Trace.read(file).is_deployed:
             raise ConfigError(
-                f"'{folder}' is of a deployment, whose clients keep their samples, so it cannot be replayed here; "
-                f"simulate it where the samples are (system.trace={quoted(folder)}) and unlearn that"
+                f"'{folder}' is of a deployment, but has no federation.json, which says who its clients are; restore "
+                "it from a copy"
             )
 
 
@@ -276,7 +293,7 @@ def certificate(unlearning: Unlearning, out: Path) -> dict[str, Any]:
         RunError: the cohorts in `out` are not those of the trace without the client.
     """
     return {
-        "statement": STATEMENT,
+        "statement": TRAINED_ANEW if unlearning.is_deployed else STATEMENT,
         "client": {"name": unlearning.name, "number": unlearning.number},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
@@ -285,32 +302,33 @@ def certificate(unlearning: Unlearning, out: Path) -> dict[str, Any]:
             "with": digest_of(unlearning.config.to_dict()),
             "without": digest_of(with_all_options(experiment_in(out)).to_dict()),
         },
-        "jobs": [_job_facts(replay, unlearning.folder, out) for replay in unlearning.replays],
+        "jobs": [_job_facts(replay, unlearning, out) for replay in unlearning.replays],
         "recomputed": list(_recomputed(unlearning)),
         "not_recomputed": list(_not_recomputed(unlearning)),
     }
 
 
-def _job_facts(replay: Replay, folder: Path, out: Path) -> dict[str, Any]:
+def _job_facts(replay: Replay, unlearning: Unlearning, out: Path) -> dict[str, Any]:
     """Return digests of one job's data, trace and last state, with and without the client."""
     stores = {
-        "with": RunStore.open(folder / replay.job.folder, readonly=True),
+        "with": RunStore.open(unlearning.folder / replay.job.folder, readonly=True),
         "without": RunStore.open(out / replay.job.folder, readonly=True),
     }
-    traces = {"with": trace_digest(replay.trace), "without": trace_digest(replay.remaining)}
-    played = _recorded(stores["without"], _method(replay.job), replay.members)
-    if trace_digest(played) != traces["without"]:
+    played = trace_digest(_recorded(stores["without"], _method(replay.job), replay.members))
+    is_same_trace = played == trace_digest(replay.remaining)
+    if not (is_same_trace or unlearning.is_deployed):
         raise RunError(
             f"{replay.job.name} was replayed with other cohorts than those of its trace without the client, so "
             f"'{out}' is not what was asked for; please report this"
         )
     return {
         "job": str(replay.job.folder),
-        "rounds": replay.rounds,
+        "rounds": len(stores["without"].rounds()),
         "rounds_with_client": replay.asked,
         "engine": replay.engine,
         "data": {key: store.config["data"] for key, store in stores.items()},
-        "trace": traces,
+        "trace": {"with": trace_digest(replay.trace), "without": played},
+        "is_same_trace": is_same_trace,
         "state": {key: _last_state(store.path) for key, store in stores.items()},
     }
 
@@ -348,7 +366,8 @@ def _recomputed(unlearning: Unlearning) -> Iterator[str]:
 def _not_recomputed(unlearning: Unlearning) -> Iterator[str]:
     """Yield what still depends on the client, or may, and was left as it is."""
     config, federation = unlearning.config, unlearning.federation
-    yield "the trace: whom the server drew and who answered in each round, but for the client itself"
+    if not unlearning.is_deployed:
+        yield "the trace: whom the server drew and who answered in each round, but for the client itself"
     if (unlearning.folder / TUNING).is_file():
         yield f"settings that were tuned with the client's data ({TUNING}); tune again without it if they must go"
     if federation.public is not None and config.data.public == config.data.name:

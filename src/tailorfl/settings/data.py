@@ -74,8 +74,8 @@ class DataConfig(Settings):
     )
     excluded_clients: Names = Field(
         default=(),
-        description="names of training clients that are left out after the data were dealt; all others keep their "
-        "samples, numbers and random streams",
+        description="names (or numbers) of training clients that are left out after the data were dealt; all others "
+        "keep their samples, numbers and random streams",
     )
     public: str | None = Field(
         default=None,

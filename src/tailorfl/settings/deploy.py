@@ -15,6 +15,11 @@ class DeployConfig(Settings):
     clients: Whole | None = Field(
         default=None, ge=1, description="number of clients needed to start; null: data.clients"
     )
+    excluded_rows: dict[str, Whole] = Field(
+        default={},
+        description="rows of the files of data.excluded_clients, so that the others split theirs as before; "
+        "tailorfl unlearn writes it",
+    )
     round_seconds: Number = Field(
         default=600.0, gt=0, description="seconds after which a round ends without the missing clients"
     )
