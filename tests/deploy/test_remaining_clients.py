@@ -26,10 +26,7 @@ PRIVATE = {**TRAIN, "dp": {"level": "client", "clip": 1.0, "noise": 0.5}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "half of the clients": ("scaffold", {"fraction": 0.5, "rounds": 4}),
     "personal models": ("ditto", {}),
-    "secret cohorts": (
-        "fedavg",
-        {"fraction": 0.5, "rounds": 4, "weights": "uniform", "sampling": "bernoulli", "train": PRIVATE},
-    ),
+    "private clients": ("fedavg", {"fraction": 0.5, "rounds": 4, "weights": "uniform", "train": PRIVATE}),
 }
 
 

@@ -159,6 +159,15 @@ def test_sets_that_no_client_has_are_named_where_somebody_chose_them(
     assert [record.args for record in caplog.records] == [tuple(dropped)] * bool(dropped)
 
 
+def test_secret_cohorts_are_refused() -> None:
+    """Who takes part is seen on the network, and recorded; the bound for cohorts that nobody sees would not hold."""
+    private = {**TRAIN, "dp": {"level": "client", "clip": 1.0, "noise": 0.5}}
+    settings: dict[str, Any] = {"weights": "uniform", "sampling": "bernoulli", "train": private}
+    with pytest.raises(ConfigError, match="sampling=uniform"):
+        for_deployment(experiment("fedavg", fraction=0.5, **settings))
+    for_deployment(experiment("fedavg", **settings))
+
+
 @pytest.mark.parametrize("name", ["auto", "tf32"])
 def test_a_precision_in_which_clients_could_not_compute_alike_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.precision={name}"):

@@ -237,10 +237,8 @@ class RemoteRounds(Simulation):
         members = self.members
         if len(members) == self.participants - len(self.job.config.data.excluded_clients):
             return super().sample(round)
-        sizes, secret = self.population.sizes[members], self.cohort_is_secret
-        drawn = (
-            sample_clients(self.seed, round, sizes, self.fraction, self.sampling, secret) if members else ()
-        )
+        sizes = self.population.sizes[members]
+        drawn = sample_clients(self.seed, round, sizes, self.fraction, self.sampling) if members else ()
         return tuple(members[k] for k in drawn)
 
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:

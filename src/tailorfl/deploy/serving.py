@@ -44,6 +44,7 @@ from tailorfl.runs.extension import resumed
 from tailorfl.runs.fingerprint import note_data
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
@@ -67,6 +68,13 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
             raise ConfigError(
                 f"{method.title} trains on all clients' samples in one place, which a deployment never has; simulate "
                 f"it with tailorfl run, and leave '{line.label}' out here"
+            )
+        privacy = privacy_of(Job(config, line, config.seeds[0]))
+        is_secret = method.sampled(config.sampling) == "bernoulli" and config.fraction < 1
+        if privacy is not None and privacy.level == "client" and is_secret:
+            raise ConfigError(
+                f"the epsilon of '{line.label}' counts on nobody seeing who takes part (sampling=bernoulli), but a "
+                "deployment shows it on the network and in its trace; take sampling=uniform"
             )
         if {**config.train.model_dump(), **line.train}["class_weights"] == "federated":
             raise ConfigError(
