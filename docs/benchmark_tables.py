@@ -19,8 +19,8 @@ MODELS = {
     "logistic": "logistic regression",
     "mlp": "MLP 784-200-10",
     "cnn2": "CNN2, 421,642 scalars",
-    "dense": "dense network of EMNIST",
 }
+NETWORKS = {**MODELS, "dense": "dense network of EMNIST"}
 METHODS = {"fedavg": "FedAvg", "ditto": "Ditto", "apfl": "APFL"}
 PROGRAMS = {"plain": "plain loop", "pfl": "pfl-research", "flower": "Flower", "fedjax": "FedJAX"}
 
@@ -77,13 +77,15 @@ def training(results: dict[str, Any]) -> str:
 def frameworks(results: dict[str, Any], clients: int | None = None) -> str:
     """Return the seconds of a round, and in other programs how many times as long it takes; with so many clients."""
     lines = [line for line in results["lines"] if clients in (None, line["case"]["clients"])]
-    versions = {name: row["version"] for line in lines for name, row in line["programs"].items() if "version" in row}
+    versions = {
+        name: row["version"] for line in lines for name, row in line["programs"].items() if "version" in row
+    }
     heads = ["Method", "Model", *(["Clients"] if clients is None else ())]
     table = [[*heads, *(f"{PROGRAMS.get(name, name)}{_version(name, versions)}" for name in versions)]]
     table.append(["---", "---", *["---:"] * (len(table[0]) - 2)])
     for line in lines:
         case, seconds = line["case"], line["programs"]["tailorfl"]["cpu_seconds"]
-        row = [METHODS[case["method"]], MODELS[case["model"]].split(",")[0]]
+        row = [METHODS[case["method"]], NETWORKS[case["model"]].split(",")[0]]
         row += [f"{case['clients']:,}"] if clients is None else []
         for name in versions:
             measured = line["programs"].get(name, {})

@@ -23,7 +23,7 @@ class Marked(FedAvg):
     """Flower's FedAvg that notes the boundaries of rounds."""
 
     def __init__(self, job: Job, clients: int) -> None:
-        super().__init__(fraction_evaluate=0.0, min_available_nodes=clients)
+        super().__init__(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
         self.job, self.clients = job, clients
 
     def aggregate_train(
