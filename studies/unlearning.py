@@ -2,8 +2,9 @@
 
     python -m studies.unlearning results/unlearning
 
-Ten clients of digits by Dirichlet(0.5), FedAvg with an MLP, 40 rounds, three seeds; the client with most samples is
-unlearned. A third of its labels are drawn anew, so that whoever knows them can only have seen them. Exact unlearning (`tailorfl unlearn`) replays all rounds without it. FedEraser (Liu et al., IWQoS 2021)
+Four clients of digits by Dirichlet(0.5), FedAvg with an MLP, 60 rounds of eight epochs, three seeds; the client with
+most samples is unlearned. A third of its labels are drawn anew: whoever knows them can only have seen them.
+Exact unlearning (`tailorfl unlearn`) replays all rounds without it. FedEraser (Liu et al., IWQoS 2021)
 keeps the clients' updates of every second round. From the initial model it takes as many steps as were kept: the
 remaining clients train for half as many epochs, and each keeps the direction of its new update with the length of the
 old one,
@@ -34,7 +35,7 @@ from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.registry import build
 from tailorfl.training import tree
 
-SEEDS, CLIENTS, ROUNDS, EPOCHS, EVERY = (0, 1, 2), 10, 40, 4, 2
+SEEDS, CLIENTS, ROUNDS, EPOCHS, EVERY = (0, 1, 2), 4, 60, 8, 2
 WRONG = 1 / 3
 """Share of the unlearned client's labels that are drawn anew."""
 app = program()
@@ -52,7 +53,7 @@ class Recording(FedAvg):
 
 
 def with_wrong_labels(federation: Federation, client: int, seed: int) -> Federation:
-    """Return the federation in which a share of a client's labels are drawn anew, of training and test samples alike."""
+    """Return the federation in which a share of a client's labels are drawn anew, for training and for testing."""
     rng, y = np.random.default_rng(seed), federation.source.y.clone()
     rows = np.concatenate([part[client] for part in (federation.train, federation.val, federation.test)])
     drawn = rng.choice(rows, round(WRONG * len(rows)), replace=False)
@@ -63,7 +64,7 @@ def with_wrong_labels(federation: Federation, client: int, seed: int) -> Federat
 def simulation(federation: Federation, seed: int, epochs: int) -> Simulation:
     """Return a simulation that has not begun."""
     source = federation.source
-    model = Model(lambda: build("mlp", source.input_shape, source.outputs, hidden=[64]))
+    model = Model(lambda: build("mlp", source.input_shape, source.outputs, hidden=[256]))
     return Simulation(
         Recording.model_validate({}),
         federation,

@@ -44,7 +44,7 @@ def corrupted(source: Source, rows: Any = ALL, seed: int = 0, **options: Any) ->
 def test_what_cannot_be_corrupted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'fog'"):
         corrupted(pictures(), kinds=["frog"])
-    for x in (torch.zeros(3, 5), torch.full((3, 1, 8, 8), 2.0)):
+    for x in (torch.zeros(3, 5), torch.full((3, 1, 8, 8), 2.0), torch.full((3, 1, 8, 8), 1.001)):
         with pytest.raises(DataError, match="corruptions need"):
             corrupted(Source("odd", x, torch.arange(3), "classification", 3))
     monkeypatch.setitem(sys.modules, "imagecorruptions", None)

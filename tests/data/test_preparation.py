@@ -229,6 +229,11 @@ def test_a_word_is_the_same_whatever_else_a_file_holds() -> None:
         "5e-1",
         "True",
     ]
+    # Whole numbers that a float cannot hold keep their digits.
+    assert [word_of(value) for value in (2**53 - 1, str(2**53 - 1), 2**53 + 1, " 9007199254740993")] == [
+        *["9007199254740991"] * 2,
+        *["9007199254740993"] * 2,
+    ]
     a = pd.DataFrame({"ward": [1, 2, 2], "t": ["36.5", "?", "37"], "y": ["b", "a", "a"]})
     b = pd.DataFrame({"ward": [1.0, None, 10.0], "t": [-9, 38.0, 37.5], "y": ["c", "a", "a"]})
     constants = combine([summarise(one, roles, [0, 1, 2]) for one in (a, b)])

@@ -104,6 +104,8 @@ def test_what_cannot_be_used(keys: Path) -> None:
         client_keys(keys / "server")
     with pytest.raises(ConfigError, match=r"no client\.crt"):
         revoke(keys, "west")
+    with pytest.raises(ConfigError, match=r"no .*server\.crt"):
+        renew(keys / "elsewhere", "server")
     with pytest.raises(ConfigError, match="65"):
         make_keys(keys, [], ["x" * 65])
     make_keys(keys, [], ["old"], days=0)

@@ -58,6 +58,14 @@ def leaving(folder: Path, names: Sequence[str]) -> int:
     return len(places)
 
 
+def test_a_newcomer_leaves_with_the_most_steps_that_were_evaluated(tmp_path: Path) -> None:
+    settings = {**SMALL, "eval": {"every": 0, "adapt_steps": [0, 2]}}
+    tailorfl.run(settings, methods=["ditto"], out=tmp_path / "run", progress=False)
+    run = restore(tmp_path / "run", "ditto")
+    (asked,), (most,) = (list(run.models([run.heldout[0]], steps)) for steps in (0, None))
+    assert (asked.steps, most.steps) == (0, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_models_of_every_method_leave_the_tool(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A client of a real federation: answers what the server asks, and keeps its samples and private states to itself.
 
 A `ClientSession` is asked one packet after another, by whatever transport brings them, and answers each with one. What
-leaves it is in the tables of docs/deploy.md and nothing else: sizes, what a model must know of the data, replies as the
+leaves it is in the table of docs/deploy.md and nothing else: sizes, what a model must know of the data, replies as the
 method defines them, the numbers that it reports, and metrics of its models. Its policy and its operator's consent
 decide which questions it answers, and each answer is in the log (`release_log`) before it leaves.
 """
