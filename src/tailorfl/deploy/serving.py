@@ -236,7 +236,9 @@ class DeployedExperiment:
             numbers |= dict(zip(config.data.excluded_clients, excluded, strict=True))
             names = sorted(numbers, key=lambda name: numbers[name])
             if len({*numbers.values()}) < len(names):
-                raise ConfigError("a client that is there is left out under another name (data.excluded_clients)")
+                raise ConfigError(
+                    "a client that is there is left out under another name (data.excluded_clients)"
+                )
             if first["total"] != len(names) and (reason := why_nobody_joins(config)):
                 raise ConfigError(
                     f"the experiment's data have {first['total']} clients, but {len(names)} are here: "
