@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tailorfl import modules
 from tailorfl.data import build as build_module
 from tailorfl.data.build import build
 from tailorfl.data.dealing import Dealt, split_in_turn
@@ -216,6 +217,19 @@ class TestPublic:
         for part in ("train", "val", "test"):
             assert not rows & all_rows(federation, part)
         assert not rows & TESTED
+
+    def test_public_samples_of_the_clients_own_source_are_set_aside_however_it_is_named(self) -> None:
+        own = source()
+        by_name = build(source=own, public="toy", public_samples=50)
+        assert by_name.public is not None
+        modules.load([__name__])
+        named: dict[str, Any] = {"name": f"{__name__}:source", "public": f"{__name__}:source"}
+        for given in ({"source": own, "public": own}, named):
+            federation = build(**given, public_samples=50)
+            assert federation.public is not None
+            assert torch.equal(federation.public.x, by_name.public.x)
+            parts = [federation.sizes(part).sum() for part in ("train", "val", "test")]
+            assert sum(parts) == len(own) - 50
 
     def test_labels_are_blanked(self) -> None:
         federation = build(source=source(), public="toy")

@@ -60,6 +60,7 @@ def test_the_remaining_clients_end_where_the_simulation_does(case: str, tmp_path
     assert "tailorfl server" in unlearn(tmp_path, LEFT)
     config = load(tmp_path / "fewer.yaml")
     assert config.name != first.name  # the clients keep their states of both apart
+    assert len((tmp_path / "fewer.yaml").read_text().splitlines()) < 80  # they have to read it
     people = [member_of(state=tmp_path / f"state-{name}", name=name) for name in ("2", "3", "0", "1")]
     result, said = retrained(tmp_path, people)
     sim = is_simulated(result, tmp_path, ("0", "1", "nobody", "3"))

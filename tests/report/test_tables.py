@@ -123,23 +123,29 @@ def test_seeds_are_a_column_only_where_rows_have_different_counts() -> None:
         assert spread == note
 
 
-NOISE = 0.1 / 12.7062
-"""Closed form: of differences 0.1 ± d over two seeds the interval is 0.1 ± 12.7062 d."""
+NOISE = 0.1 / (4.30265 / 3**0.5)
+"""Closed form: of differences 0.1 − d, 0.1 and 0.1 + d over three seeds the interval is 0.1 ± 4.30265 d / √3."""
 
 
 @pytest.mark.parametrize(
     ("values", "better", "expected"),
     [
         # though the intervals of a and b themselves overlap by far
-        ({"a": [0.8, 0.5], "b": [0.7 - 0.9 * NOISE, 0.4 + 0.9 * NOISE]}, "higher", ["a"]),
-        ({"a": [0.8, 0.5], "b": [0.7 - 0.9 * NOISE, 0.4 + 0.9 * NOISE]}, "lower", ["b"]),
-        ({"a": [0.8, 0.5], "b": [0.7 - 1.1 * NOISE, 0.4 + 1.1 * NOISE]}, "higher", []),
-        # a's difference to c is 0.7 and 0.4, which is not beyond its noise
-        ({"a": [0.8, 0.5], "b": [0.7, 0.4], "c": [0.1, 0.1]}, "higher", []),
+        ({"a": [0.8, 0.5, 0.2], "b": [0.7 - 0.9 * NOISE, 0.4, 0.1 + 0.9 * NOISE]}, "higher", ["a"]),
+        ({"a": [0.8, 0.5, 0.2], "b": [0.7 - 0.9 * NOISE, 0.4, 0.1 + 0.9 * NOISE]}, "lower", ["b"]),
+        ({"a": [0.8, 0.5, 0.2], "b": [0.7 - 1.1 * NOISE, 0.4, 0.1 + 1.1 * NOISE]}, "higher", []),
+        # a's difference to c is 0.7, 0.4 and 0.1, which is not beyond its noise
+        ({"a": [0.8, 0.5, 0.2], "b": [0.7, 0.4, 0.1], "c": [0.1, 0.1, 0.1]}, "higher", []),
+        # two seeds say too little, however far apart
+        ({"a": [0.9, 0.9], "b": [0.1, 0.1]}, "higher", []),
         ({"a": [0.9], "b": [0.1]}, "higher", []),
         ({"a": [0.9, 0.9, 0.91]}, "higher", []),
-        ({"a": [0.9, 0.8], "twin": [0.9, 0.8], "b": [0.5, 0.4], "bad": [math.nan, 0.99]}, "higher", ["a", "twin"]),
-        ({"a": [0.9, 0.8], "twin": [0.9, 0.8]}, "higher", []),
+        (
+            {"a": [0.9, 0.8, 0.7], "twin": [0.9, 0.8, 0.7], "b": [0.5, 0.4, 0.3], "bad": [math.nan, 0.9, 0.9]},
+            "higher",
+            ["a", "twin"],
+        ),
+        ({"a": [0.9, 0.8, 0.7], "twin": [0.9, 0.8, 0.7]}, "higher", []),
     ],
 )  # fmt: skip
 def test_bold_is_what_is_better_than_all_others_beyond_the_noise(

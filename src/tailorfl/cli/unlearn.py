@@ -89,15 +89,16 @@ def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
         say(
             stdout(),
             f"'{unlearning.name}' is unlearned: the remaining clients trained anew without it, and {out / NAME} "
-            f"certifies it. Delete {quoted(unlearning.folder)}, which still holds its share.",
+            f"certifies it. Its share is still in {quoted(unlearning.folder)}, and at every client in "
+            f"STATE/{slug(unlearning.config.name)}; delete these, but keep STATE/left.jsonl.",
         )
         return
     file = out.with_name(f"{out.name}.yaml")
-    write_text(file, experiment_without(unlearning).to_yaml())
+    write_text(file, experiment_without(unlearning).to_yaml(brief=True))
     say(
         stdout(),
         f"The samples are with the clients, so they train anew without '{unlearning.name}'. Give them {quoted(file)}, "
-        "which they accept as they did the first experiment, and start the server:\n"
+        "which they accept as they did the first experiment, and start the server with its --listen and --keys:\n"
         f"tailorfl server {quoted(file)} --out {quoted(out)}\n"
         "Once it has finished, the same tailorfl unlearn command writes the certificate.",
     )

@@ -89,11 +89,13 @@ def build(
         MissingExtraError: if corruptions are asked for and their package is not installed.
     """
     config, by_name = _config(dict(locals())), source is None
+    is_own_public = public is not None and public is source
     source = _load(config) if source is None else source
+    is_own_public |= isinstance(public, str) and public in (source.name, config.name if by_name else None)
     source = source if augment == "none" else replace(source, augment=augment)
     source = plain(source) if normalise == "none" else source
     rule = read_split(config.split, official=source.test is not None)
-    rows, own_public, domains = _pool(source, config, public, seed)
+    rows, own_public, domains = _pool(source, config, is_own_public, seed)
     dealt = deal_rows(
         source,
         rows,
@@ -145,7 +147,7 @@ def _divided(
 
 
 def _pool(
-    source: Source, config: DataConfig, public: str | Source | None, seed: int
+    source: Source, config: DataConfig, is_own_public: bool, seed: int
 ) -> tuple[Ints, Ints, dict[str, Ints]]:
     """Return the rows for clients, those of a public set from the same source, and those of each held-out domain."""
     rows = capped(source, config.samples, stream(seed, "samples"))
@@ -155,7 +157,7 @@ def _pool(
     }
     rows = _without(rows, *domains.values())
     own_public = np.empty(0, dtype=np.int64)
-    if isinstance(public, str) and public == source.name:
+    if is_own_public:
         own_public = own_public_rows(source, rows, config.public_samples, stream(seed, "public"))
         rows = _without(rows, own_public)
     return rows, own_public, domains

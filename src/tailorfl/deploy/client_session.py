@@ -247,7 +247,8 @@ class ClientSession:
             # another question would tell where it is refused and where not
             return Release(self._failed(error), logged)
         what = "how many samples it has" if joins else f"a summary of {sizes['train']} training rows"
-        self._notify(f"told {what} to {len(names)} clients: {names[:20]}")
+        others = [other for other in names if other not in config.data.excluded_clients]
+        self._notify(f"told {what} to a federation of {len(others)} clients: {', '.join(others[:20])}")
         return Release(packet, logged, content, again=before is not None)
 
     def _only(self, question: LoggedQuestion, what: str) -> tuple[str, str] | None:

@@ -149,9 +149,7 @@ class DeployedExperiment:
         members = [name for name in clients.names if name not in self.membership.gone]
         self.connected.close_to(members, self.membership.allowed)
         samples = sum(clients.sizes["train"])
-        self.notify(
-            f"{len(clients.names)} clients with {samples:,} training samples: {', '.join(clients.names)}"
-        )
+        self.notify(f"{len(members)} clients with {samples:,} training samples: {', '.join(members)}")
         return self._remote_federation(config, seed, clients)
 
     def _remote_federation(

@@ -9,6 +9,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from tailorfl.core.method import all_methods
 from tailorfl.evaluation.bootstrap import LEVEL as CLIENT_LEVEL
 from tailorfl.evaluation.ranks import LEVEL, holm
 from tailorfl.evaluation.seeds import Paired, paired
@@ -120,7 +121,7 @@ def _of_clients(result: ExperimentResult, means: Means) -> str:
     reference, sign = result.reference, -1.0 if result.lower_is_better else 1.0
     averages = {
         label: sign * average
-        for label in {str(s["label"]): None for s in result.summaries if s["method"] not in REFERENCES}
+        for label in {str(s["label"]): None for s in result.summaries if _is_deployable(str(s["method"]))}
         if not math.isnan(average := fmean(means[label].values()))
     }
     if not averages:
@@ -144,6 +145,12 @@ def _of_clients(result: ExperimentResult, means: Means) -> str:
     of_seed = f" (seed {report.seed})" if len(report.seeds) > 1 else ""
     compared = f"With {best}{of_seed}, compared with {reference}"
     return f"{compared}, {gain if most > 0 else 'no client gains'}; {_losses(gains)}."
+
+
+def _is_deployable(method: str) -> bool:
+    """Whether clients can have the models of a method without pooling their data, and not by training alone."""
+    known = all_methods().get(method)
+    return method not in REFERENCES and not (known is not None and known.pooled)
 
 
 def _losses(gains: Sequence[tuple[float, ClientLine]]) -> str:

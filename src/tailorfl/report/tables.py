@@ -208,8 +208,8 @@ def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.D
 def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", "lower"]) -> list[bool]:
     """Return whether each row, value by seed, is better than every other by more than the noise.
 
-    The interval of its paired difference over their common seeds to each of the others must leave out 0; with one seed
-    no noise is known, and nothing is best. Rows that are equal with every seed share the place; NaN has none.
+    The interval of its paired difference over their common seeds to each of the others must leave out 0; fewer than
+    `LEAST_SEEDS` say too little about the noise, and nothing is best. Rows that are equal with every seed share the place; NaN has none.
     """
     sign = 1.0 if better == "higher" else -1.0
     valid = [{} if any(map(math.isnan, r.values())) else {s: sign * v for s, v in r.items()} for r in rows]
@@ -217,7 +217,7 @@ def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", 
     def beats(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
         common = sorted(first.keys() & second.keys())
         difference = paired([first[s] for s in common], [second[s] for s in common])
-        return not math.isnan(difference.half_width) and difference.mean > difference.half_width
+        return len(common) >= LEAST_SEEDS and difference.mean > difference.half_width
 
     rivals = [[row for row in valid if row and row != candidate] for candidate in valid]
     return [

@@ -387,4 +387,6 @@ def _not_recomputed(unlearning: Unlearning) -> Iterator[str]:
                 f"{method.label}: {instance.fixed_clients}; the place of the client stays among them, as it was before "
                 "the first round"
             )
+    if unlearning.is_deployed:
+        yield "the models and private states at the clients, in STATE/NAME of the former experiment: delete them there"
     yield f"'{unlearning.folder}' itself, its exports and its trackers: delete them, they hold the client's share"

@@ -217,9 +217,10 @@ class ExperimentConfig(Settings):
         """Every setting as plain values, as JSON and YAML can hold them."""
         return self.model_dump(mode="json")
 
-    def to_yaml(self) -> str:
-        """Every setting written out as YAML; loading it gives an equal experiment."""
-        return str(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100))
+    def to_yaml(self, brief: bool = False) -> str:
+        """Return every setting as YAML, or those that are not by default; loading it gives an equal experiment."""
+        settings = self.model_dump(mode="json", exclude_defaults=True) if brief else self.to_dict()
+        return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100))
 
 
 DEFAULT = ExperimentConfig()
