@@ -209,7 +209,8 @@ def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", 
     """Return whether each row, value by seed, is better than every other by more than the noise.
 
     The interval of its paired difference over their common seeds to each of the others must leave out 0; fewer than
-    `LEAST_SEEDS` say too little about the noise, and nothing is best. Rows that are equal with every seed share the place; NaN has none.
+    `LEAST_SEEDS` say too little about the noise, and nothing is best. Rows that are equal with every seed
+    share the place; NaN has none.
     """
     sign = 1.0 if better == "higher" else -1.0
     valid = [{} if any(map(math.isnan, r.values())) else {s: sign * v for s, v in r.items()} for r in rows]
