@@ -13,9 +13,10 @@ from cli.commands import invoke
 from deploy.federation import TRAIN, Federation, deployed, experiment, is_simulated, simulated
 from deploy.owned import WARDS, of_files, owners, write_tables
 from deploy.running import Field
+from deploy.test_late_clients import After
 from deploy.test_processes_faults import ENOUGH
 from tailorfl.deploy.client_session import ClientSession, member_of
-from tailorfl.deploy.membership import take_off
+from tailorfl.deploy.membership import let_in, take_off
 from tailorfl.errors import ConfigError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.unlearning import NAME
@@ -68,6 +69,7 @@ def test_the_remaining_clients_end_where_the_simulation_does(case: str, tmp_path
     assert any("turned away: '2'" in sentence for sentence in said)
     unlearn(tmp_path, LEFT)
     facts = certificate(tmp_path)
+    assert "trained anew" in facts["statement"]
     assert facts["client"] == {"name": LEFT, "number": 2}
     (job,) = facts["jobs"]
     assert job["is_same_trace"]
@@ -104,6 +106,22 @@ def test_who_has_left_is_not_waited_for_and_another_experiment_is_not_certified(
     assert "another experiment" in unlearn(tmp_path, LEFT, code=1)
     assert not (tmp_path / "fewer" / NAME).exists()
     assert "client" in unlearn(tmp_path, "9", code=2)
+
+
+def test_a_federation_that_somebody_joined_later_is_not_begun_again(tmp_path: Path) -> None:
+    write_tables(tmp_path / "files")
+    config = of_files(tmp_path / "files", "fedavg", clients=3, rounds=3)
+    people = owners(tmp_path, tmp_path / "files", config)
+    late = next(node for node, client in people.items() if client.data.name == "west")
+    federation = Federation(tmp_path, {n: c for n, c in people.items() if n != late})
+
+    def joins() -> None:
+        let_in(tmp_path / "out", "west")
+        federation.join(people[late], late)
+
+    federation.host(config, observer=After({1: joins}))
+    federation.close()
+    assert "joined" in unlearn(tmp_path, "north", code=2)
 
 
 def test_rows_of_an_excluded_file_must_be_known(tmp_path: Path) -> None:
