@@ -13,10 +13,10 @@ from cli.commands import invoke
 from deploy.federation import TRAIN, Federation, deployed, experiment, is_simulated, simulated
 from deploy.owned import WARDS, of_files, owners, write_tables
 from deploy.running import Field
-from deploy.test_late_clients import After
+from deploy.test_late_clients import joined, three
 from deploy.test_processes_faults import ENOUGH
 from tailorfl.deploy.client_session import ClientSession, member_of
-from tailorfl.deploy.membership import let_in, take_off
+from tailorfl.deploy.membership import take_off
 from tailorfl.errors import ConfigError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.unlearning import NAME
@@ -109,19 +109,12 @@ def test_who_has_left_is_not_waited_for_and_another_experiment_is_not_certified(
 
 
 def test_a_federation_that_somebody_joined_later_is_not_begun_again(tmp_path: Path) -> None:
-    write_tables(tmp_path / "files")
-    config = of_files(tmp_path / "files", "fedavg", clients=3, rounds=3)
-    people = owners(tmp_path, tmp_path / "files", config)
-    late = next(node for node, client in people.items() if client.data.name == "west")
-    federation = Federation(tmp_path, {n: c for n, c in people.items() if n != late})
-
-    def joins() -> None:
-        let_in(tmp_path / "out", "west")
-        federation.join(people[late], late)
-
-    federation.host(config, observer=After({1: joins}))
-    federation.close()
-    assert "joined" in unlearn(tmp_path, "north", code=2)
+    federation = Federation(tmp_path)
+    try:
+        joined(three("fedavg"), federation, federation.client("3"))
+    finally:
+        federation.close()
+    assert "joined" in unlearn(tmp_path, LEFT, code=2)
 
 
 def test_rows_of_an_excluded_file_must_be_known(tmp_path: Path) -> None:
