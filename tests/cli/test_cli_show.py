@@ -54,14 +54,31 @@ def test_every_method_says_its_family() -> None:
             assert "model" in entry["kept"] or "factors" in entry["kept"], entry["name"]
 
 
-def test_every_option_of_a_method_has_a_type_and_a_meaning() -> None:
+@pytest.mark.parametrize("kind", ["methods", "data", "partitions"])
+def test_every_option_has_a_type_in_words_and_a_meaning(kind: str) -> None:
     bare = [
         f"{entry['name']}.{option['name']}"
-        for entry in entries("methods")
+        for entry in entries(kind)
         for option in entry["options"]
-        if not option["type"] or not option["meaning"]
+        if not option["type"]
+        or re.search(r"<class|typing|collections|pathlib", option["type"])
+        or not option["meaning"]
+        or "as for" in option["meaning"]
     ]
     assert bare == []
+
+
+def test_options_of_data_have_the_meanings_of_their_docstrings() -> None:
+    """Also those that refer to another function, which may add something."""
+    (table,), (texts,) = as_json("list", "data", "table"), as_json("list", "data", "text_table")
+    of_table, of_texts = ({option["name"]: option for option in entry["options"]} for entry in (table, texts))
+    assert of_table["label"]["default"] is None
+    assert of_table["path"]["type"] == "text or path or data frame"
+    assert of_texts["label"]["meaning"] == of_table["label"]["meaning"]
+    assert of_texts["task"]["meaning"] == f"{of_table['task']['meaning']}; no generation"
+    assert of_texts["sep"]["meaning"] == of_table["sep"]["meaning"]
+    assert "(needed)" in printed("list", "data", "text_table")
+    assert not re.search(r"^(Args|Returns|Raises):", table["text"] + texts["text"], re.MULTILINE)
 
 
 def test_a_method_is_shown_with_all_that_its_file_says() -> None:

@@ -14,16 +14,18 @@ from deploy.federation import (
     Ask,
     Federation,
     LostError,
+    deployed,
     experiment,
     filled,
     is_training,
     packed,
     place_of,
     signed,
+    small,
     with_facts,
     with_tensor,
 )
-from tailorfl.deploy.client_session import ClientSession
+from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.codec import PROTOCOL, VERSION, Packet, failure
 from tailorfl.deploy.connected_clients import ConnectedClients
 from tailorfl.deploy.policy import Policy
@@ -159,3 +161,15 @@ def test_two_nodes_with_one_name() -> None:
     present, said = greeted({7: {}, 8: {}})
     assert present == {"north"}
     assert "a node is turned away: a client 'north' is there already" in said
+
+
+@pytest.mark.parametrize(("method", "has_loss"), [("fedavg", True), ("federated_trees", False)])
+def test_a_client_is_told_a_loss_only_where_its_training_has_one(
+    method: str, has_loss: bool, tmp_path: Path
+) -> None:
+    """Trees report how many nodes they have split, which is no loss."""
+    sentences: list[str] = []
+    nodes = {7: member_of(state=tmp_path / "state", name="0", notify=sentences.append)}
+    deployed(small(method, rounds=1, data={"name": "digits", "clients": 1, "samples": 60}), tmp_path, nodes)
+    (trained,) = [sentence for sentence in sentences if sentence.startswith("round 1 of 1: ")]
+    assert ("loss" in trained) is has_loss

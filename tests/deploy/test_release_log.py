@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -30,7 +31,7 @@ from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.client_state import StateFolder
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.policy import DEFAULT_POLICY, Policy, experiment_digest, template
-from tailorfl.deploy.release_log import HEAD, NAME, verified
+from tailorfl.deploy.release_log import HEAD, HEADS, MISSING, NAME, table_rows, verified
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.runs.files import decode
@@ -139,12 +140,32 @@ def test_a_damaged_log_is_named(case: str, state: Path, tmp_path: Path) -> None:
 
 
 def test_a_sound_log_is_printed(state: Path) -> None:
-    result = CliRunner().invoke(app, ["deploy", "audit", str(state)], env={"COLUMNS": "400"})
+    result = CliRunner().invoke(app, ["deploy", "audit", str(state)], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     entries = verified(state)
     assert f"{len(entries)} lines, each as it was written" in result.output
-    assert "unbounded" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    shapes = [f"{name}{shape}" for e in entries for name, shape, _ in e["tensors"][:1]]
+    names = [name.removeprefix("reply/").replace(" ", "") for name in shapes]
+    assert names
+    assert all(name in result.output for name in names), "no shape is broken over two lines"
     assert CliRunner().invoke(app, ["deploy", "audit", str(state.parent)]).exit_code == 2
+
+
+def test_the_epsilon_of_a_line_is_unbounded_only_where_noise_was_added_or_lines_are_missing(
+    state: Path,
+) -> None:
+    plain = verified(state)
+    (last, *_) = [entry for entry in reversed(plain) if entry["kind"] == "train"]
+    private = {**last, "uses": [[0.5, 2.0, "", 1]], "epsilon": 1.25}
+    column = HEADS.index("epsilon")
+
+    def shown(*entries: Mapping[str, Any]) -> list[str]:
+        return [row[column] for row in table_rows(entries)]
+
+    assert set(shown(*plain)) == {"0", "no DP"}
+    assert shown(last, private, last) == ["no DP", "1.25", "unbounded"]
+    assert shown({**last, "kind": MISSING}, last) == ["unbounded", "unbounded"]
 
 
 def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:

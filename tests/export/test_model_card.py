@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 import tailorfl
 from export.exporting import QUICK
@@ -119,6 +120,26 @@ def test_few_test_samples_and_one_client_are_named_as_limits(models: dict[str, E
     assert "not evaluated" in limits[100]
     assert "not evaluated" not in card_of(models["plain global"].facts)
     assert facts["format"] == FORMAT
+
+
+def test_a_client_whose_method_has_only_a_global_model_gets_the_card_of_that_model(tmp_path: Path) -> None:
+    """Trees are no network of the run's settings, and ε bounds what the model tells of every client."""
+    private = {"name": "fedavg", "train": {"dp": {"clip": 1.0, "noise": 2.0}}}
+    methods = ["federated_trees", private]
+    tailorfl.run(QUICK, methods=methods, data={"clients": 3, "samples": 150}, out=tmp_path / "run")
+    (trees,) = export(tmp_path / "run", tmp_path / "trees", clients=["client-1"], method="federated_trees")
+    (network,) = export(tmp_path / "run", tmp_path / "network", clients=["client-1"], method="fedavg")
+    assert trees.facts["architecture"] == {
+        "name": "TreeEnsemble",
+        "parameters": load_file(trees.path / "model.safetensors")["value"].numel() + 10,
+    }
+    assert network.facts["architecture"]["hidden"]
+    for model in (trees, network):
+        assert (model.facts["kind"], model.facts["is_global"]) == ("global", False)
+        assert "Fitted to one client" not in (model.path / CARD).read_text()
+    spent = pd.read_csv(next(tmp_path.glob("run/fedavg/seed-*/privacy.csv")), dtype={"client": str})
+    assert spent["epsilon"].nunique() > 1
+    assert network.facts["privacy"]["epsilon"] == pytest.approx(spent["epsilon"].max())
 
 
 class Hub(BaseHTTPRequestHandler):

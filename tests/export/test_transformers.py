@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import tailorfl
 from export.exporting import assert_apart, assert_gives, note
 from methods.settings import one_of
 from tailorfl.errors import ConfigError, MissingExtraError, ModelError, RunError
-from tailorfl.export.folder import checked, export, loaded
+from tailorfl.export.folder import checked, export, loaded, network_of
 from tailorfl.runs.trained_models import restore
 
 QUICK: dict[str, Any] = {
@@ -101,6 +103,26 @@ def test_lora_of_ranks_by_client_leaves_with_what_it_does(method: str, merge: bo
     (ash,) = export(folder, tmp_path / "out", clients=["ash"], merge=merge)
     note(restore(folder), ash.path, 0)
     assert_gives(ash.path)
+
+
+def test_transformers_is_silent_while_an_export_is_loaded_but_errors_and_other_warnings_are_not() -> None:
+    logging = pytest.importorskip("transformers").utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    during: list[tuple[int, bool]] = []
+    code = ModuleType("exported")
+
+    def load() -> None:
+        during.append((logging.get_verbosity(), logging.is_progress_bar_enabled()))
+        warnings.warn_explicit("a", FutureWarning, "modeling_utils.py", 1, "transformers.modeling_utils")
+        warnings.warn("of other code", FutureWarning, stacklevel=1)
+        raise OSError("no weights")
+
+    vars(code)["load"] = load
+    with pytest.warns(FutureWarning) as caught, pytest.raises(OSError, match="no weights"):
+        network_of(code)
+    assert [str(warning.message) for warning in caught] == ["of other code"]
+    assert during == [(logging.ERROR, False)]
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 def note_tokens(run: Any, place: Path, client: int) -> None:

@@ -246,6 +246,18 @@ def test_columns_of_test_sets_say_whose_data_they_are(name: str, title: str) -> 
     assert titles[f"shared.{name}"] == f"server model {title}"
 
 
+def test_worst_clients_of_several_seeds_stand_by_how_often_they_are(stored: Stored, tmp_path: Path) -> None:
+    names = ("bern", "chur", "davos", "elm", "fex")
+    worst = [0, 1, 2, 3, 1, 4, 1, 2]
+    jobs = [
+        stored("fedavg", seed, [0.1 if c == k else 0.9 for c in range(5)], names=names, clients=5)
+        for seed, k in enumerate(worst)
+    ]
+    (line,) = ExperimentResult(tmp_path, jobs).worst_clients
+    clients = line.removeprefix("worst client of fedavg: ")
+    assert clients == "chur (in 3 of 8 seeds), davos (in 2 of 8 seeds), bern (in 1 of 8 seeds) and 2 more"
+
+
 def test_of_many_clients_it_stays_a_tenth(stored: Stored, tmp_path: Path) -> None:
     result = ExperimentResult(tmp_path, [stored("local", 0, [0.5] * 11, clients=11)])
     assert result.worst_clients == []

@@ -95,6 +95,27 @@ def test_traffic_of_a_round_is_that_of_the_second_round(method: dict[str, Any]) 
 
 
 @pytest.mark.usefixtures("a_quick_estimate")
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_traffic_that_grows_from_round_to_round_is_that_of_all_rounds(
+    fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of trees sends all trees so far to every client; two of the clients count for all."""
+    monkeypatch.setattr(module, "PROBE_CLIENTS", 2)
+    data = {"name": "synthetic_linear", "options": {"clients": 6, "samples": 20, "dim": 2}}
+    trees = {"name": "federated_trees", "max_leaf_nodes": 2}
+    settings = {**TINY, "data": data, "model": "linear", "methods": [trees], "fraction": fraction}
+    config = load({**settings, "rounds": 7, "seeds": 1})
+    (row,) = estimate(config).methods.values()
+    sim = simulation(config)
+    for _ in range(7):
+        sim.step()
+    total = sim.traffic
+    assert 7 * row["bytes_per_round"] == pytest.approx(total.bytes_up + total.bytes_down, abs=7)
+    assert 7 * row["scalars_down_per_round"] == pytest.approx(total.down_unicast, abs=7)
+    assert 7 * row["scalars_up_per_round"] == total.up
+
+
+@pytest.mark.usefixtures("a_quick_estimate")
 @pytest.mark.parametrize("kind", ["gradients", "bytes"])
 def test_rounds_are_those_that_a_budget_has(kind: str, tmp_path: Path) -> None:
     """As they then are: methods that take or send more get fewer."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tailorfl.cli.arguments import Arguments, Imports, Quiet, State, documented, experiment
-from tailorfl.cli.screen import say, stdout
+from tailorfl.cli.screen import make_table, say, show_table, stdout
 from tailorfl.cli.service_log import Format, Level, LogFormat, LogLevel, service_log
 from tailorfl.errors import ConfigError
 from tailorfl.light_imports import import_pandas, import_tensordict
@@ -249,9 +249,11 @@ def audit_command(state: Path) -> None:
     Args:
         state (STATE): The state folder of a client.
     """
-    from tailorfl.deploy.release_log import NAME, table, verified
+    from tailorfl.deploy.release_log import HEADS, NAME, table_rows, verified
 
     if not (state / NAME).is_file():
         raise ConfigError(f"'{state}' has no {NAME}; give the --state folder of a client")
     lines = verified(state)
-    say(stdout(), "\n".join([*table(lines), f"{len(lines)} lines, each as it was written"]))
+    left = ("time (UTC)", "experiment", "kind")
+    show_table(stdout(), make_table(None, HEADS, table_rows(lines), left=left, prose=("what",)))
+    say(stdout(), f"{len(lines)} lines, each as it was written")

@@ -6,11 +6,14 @@ writes: it lets every method run, and reads the table of reductions that the tes
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
@@ -22,6 +25,9 @@ from tailorfl.settings.listing import type_text, value_text
 Entry = dict[str, Any]
 """Its `name`, `what` it is in a line, its `options`; of a method title, paper, family and other facts."""
 UNKNOWN = "–"
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n", re.MULTILINE)
+SAME = re.compile(r"as for `([\w.]+)`(.*)")
+"""Text of an argument that has the meaning of another function's argument of that name, and what it adds."""
 
 
 def entries(kind: str) -> list[Entry]:
@@ -58,8 +64,8 @@ def _more(kind: str, name: str) -> Entry:
     if kind == "recipes":
         return {}
     if kind == "partitions":
-        return {"text": inspect.getdoc(RECIPES[name].function) or ""}
-    return {"text": inspect.getdoc(FACTORIES[name] if kind == "models" else loader_of(name)) or ""}
+        return {"text": _sections(RECIPES[name].function)[""]}
+    return {"text": _sections(FACTORIES[name] if kind == "models" else loader_of(name))[""]}
 
 
 def _methods() -> Iterator[Entry]:
@@ -100,7 +106,7 @@ def _data() -> Iterator[Entry]:
 
     for name, description in sources().items():
         hints = typing.get_type_hints(loader_of(name), localns={"pd": pd})  # loaders import it when they run
-        yield _entry(name, description, options_of(name), hints)
+        yield _entry(name, description, options_of(name), hints, _meanings(loader_of(name)))
 
 
 def _models() -> Iterator[Entry]:
@@ -111,7 +117,14 @@ def _models() -> Iterator[Entry]:
     for name, description in available().items():
         hints = {**typing.get_type_hints(FACTORIES[name]), **typing.get_type_hints(PeftConfig)}
         options = sorted(options_of(name).items(), key=lambda option: option[0] in peft_options)
-        yield _entry(name, description, dict(options), hints)
+        yield _entry(name, description, dict(options), hints, _meanings(FACTORIES[name]))
+
+
+OF_ALL = {
+    "group": "kind of the groups that clients are made of",
+    "bins": "for a regression: so many ranges of the target, with equally many samples, stand for classes",
+}
+"""Meanings of the options that the library adds to those of a partition's function."""
 
 
 def _partitions() -> Iterator[Entry]:
@@ -126,14 +139,14 @@ def _partitions() -> Iterator[Entry]:
         if recipe.classes:
             options["bins"] = DEFAULT_BINS
         hints = {"group": str, "bins": int, **typing.get_type_hints(recipe.function)}
-        yield _entry(name, _summary(recipe.function), options, hints)
+        yield _entry(name, _summary(recipe.function), options, hints, OF_ALL | _meanings(recipe.function))
 
 
 def _recipes() -> Iterator[Entry]:
     from tailorfl.settings.loading import read, recipes
 
     for name in recipes():
-        yield _entry(name, " ".join(str(read(name).get("description", "")).split()), {}, {})
+        yield _entry(name, " ".join(str(read(name).get("description", "")).split()), {}, {}, {})
 
 
 KINDS: Mapping[str, Callable[[], Iterator[Entry]]] = {
@@ -145,15 +158,17 @@ KINDS: Mapping[str, Callable[[], Iterator[Entry]]] = {
 }
 
 
-def _entry(name: str, what: str, options: Mapping[str, Any], hints: Mapping[str, Any]) -> Entry:
-    """Return the entry of a function; an option without a default is needed, which is said in place of it."""
+def _entry(
+    name: str, what: str, options: Mapping[str, Any], hints: Mapping[str, Any], meanings: Mapping[str, str]
+) -> Entry:
+    """Return the entry of a function; an option without a default is needed."""
     needed = inspect.Parameter.empty
     rows = [
         {
             "name": option,
             "type": type_text(hints[option]) if option in hints else "",
             "default": None if default is needed else value_text(default),
-            "meaning": "needed" if default is needed else "",
+            "meaning": meanings.get(option, ""),
         }
         for option, default in options.items()
     ]
@@ -165,6 +180,30 @@ def _facts() -> dict[str, dict[str, Any]]:
     """Return what was measured of the library's methods."""
     text = files("tailorfl.cli").joinpath("methods.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
+
+
+def _sections(described: Any) -> dict[str, str]:
+    """Return the sections of a docstring by title, and as "" the text before them."""
+    text, *parts = SECTION.split(inspect.getdoc(described) or "")
+    return {"": text.rstrip(), **dict(zip(parts[::2], parts[1::2], strict=True))}
+
+
+def _meanings(described: Any) -> dict[str, str]:
+    """Return argument -> its text in a docstring; "as for `function`" is replaced by that function's text."""
+    sections, meanings = _sections(described), dict[str, str]()
+    entries_text = (sections.get("Args") or sections.get("Attributes") or "").strip()
+    for line in re.split(r"\n(?=    \w)", entries_text):
+        names, _, text = " ".join(line.split()).partition(": ")
+        same = SAME.fullmatch(text)
+        others: dict[str, str] = {}
+        if same is not None:
+            module, _, function = same[1].rpartition(".")
+            with suppress(ImportError, AttributeError):  # of docstrings of others' code
+                others = _meanings(getattr(importlib.import_module(module or described.__module__), function))
+        for name in names.split(", "):
+            other = others.get(name)
+            meanings[name] = text if same is None or other is None else other.rstrip(".") + same[2]
+    return {name: text.rstrip(".") for name, text in meanings.items()}
 
 
 def _summary(described: Any) -> str:

@@ -59,9 +59,9 @@ def export_command(
     )
     console = stdout()
     for model in models:
-        differences = ", ".join(f"{form} differs by {worst:.1g}" for form, worst in model.off.items())
-        say(console, f"{model.path}: {differences}")
-    say(console, "\nIt is loaded, without tailorfl, by:\n")
+        for form, worst in model.off.items():
+            say(console, f"{model.path / form}: same outputs as in the run (largest difference {worst:.1g})")
+    say(console, "\nLoad it without tailorfl:\n")
     for line in models[0].lines.splitlines():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if push is not None:

@@ -165,7 +165,10 @@ def _show_entry(console: Console, entry: Entry) -> None:
         keys = {"name": "Option", "type": "Type and range", "default": "Default", "meaning": "Meaning"}
         if not any(option["meaning"] for option in entry["options"]):
             del keys["meaning"]
-        rows = [[option[key] or "" for key in keys] for option in entry["options"]]
+        rows = [
+            ["(needed)" if option[key] is None else option[key] for key in keys]
+            for option in entry["options"]
+        ]
         heads = list(keys.values())
         table = make_table(None, heads, rows, prose=heads[1:], show_lines=True)
         table.columns[0].style = "bold"

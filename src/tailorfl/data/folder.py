@@ -55,7 +55,7 @@ def from_folder(
 
     Args:
         path: the folder.
-        group: what the first level means, the name of the natural groups: "client", "domain", ...
+        group: what the first level means, the name of the natural groups, such as "client" or "domain".
         size: (height, width) to resize every image to; by default all must have the same size already.
         scaling: "train" scales a channel by its mean and deviation over the training part; "public", which privacy of
             a sample needs, to -1 ... 1.

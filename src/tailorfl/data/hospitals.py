@@ -61,6 +61,9 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
     in place of that, patient by patient, as differential privacy of a patient needs it.
     Task `binary`: logistic regression with one output.
 
+    Args:
+        scaling: "client" standardises by each hospital's training patients, "public" by fixed numbers.
+
     Raises:
         ConfigError: another `scaling`.
     """

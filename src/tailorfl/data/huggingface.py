@@ -63,11 +63,11 @@ def from_datasets(
     Args:
         dataset: as above.
         label: the target column, for several targets their list; a `ClassLabel` keeps its numbers and names.
-        image: the image column, or
-        features: the numeric input columns; give exactly one of the two.
+        image: the image column; give this or `features`.
+        features: the numeric input columns; give these or `image`.
         client: the column that says whose a sample is.
         task: what the label means.
-        scaling: of images, as in `from_tensors`.
+        scaling: as for `tailorfl.data.own.from_tensors`.
         size: (height, width) to resize every image to.
         cache: folder of converted data, None: nothing is kept.
         fingerprint: what tells this data set from others; by default that of a data set that has one.
@@ -133,7 +133,8 @@ def huggingface(
             `data_files`.
         label, image, features, client, task, size, scaling: as for `from_datasets`.
         data_files: files of a format, a pattern, or a list.
-        config, revision: of a data set on the hub.
+        config: configuration of a data set on the hub.
+        revision: branch, tag or commit of a data set on the hub.
         train: name of the split that clients are dealt.
         test: name of the split that is the test part; by default "test" where there is one.
         streaming: read rows as they come. False downloads and prepares all first, as the package does: an interrupted

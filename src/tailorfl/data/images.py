@@ -257,6 +257,9 @@ def features(path: str) -> Source:
     an official test part `test` `[samples]` bool; where there are domains `domain` `[samples]` int and `domains`, their
     names.
 
+    Args:
+        path: the .npz file.
+
     Raises:
         DataError: the file is missing, damaged, or lacks an array.
     """

@@ -71,7 +71,7 @@ def instructions(
         tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub.
         length: tokens of a prompt, marks included, or of the whole sample for generation; of a prompt that is too
             long, the first third and the last two are kept, and of a response as much as half of the sample holds.
-        options: slots.
+        options: slots of a prompt, one for each of its options.
         option_length: tokens of a slot; of a longer option the start is kept.
         padding: of form choice: right for encoders, left for causal models. Generation pads on the left.
         samples: at most so many of each file, at even distances.

@@ -134,10 +134,10 @@ def from_table(
             when a federation is built with `normalise`, after the split (`tailorfl.data.preparation`).
         task: what the label means.
         split: the column that holds "train" or "test"; None for no given split.
-        words, impute, indicator, na_values, min_count: how features are prepared, see `tailorfl.data.summaries.Roles`.
+        words, impute, indicator, na_values, min_count: as for `tailorfl.data.summaries.Roles`.
         constants: prepare the features at once by these, which looked at none of the rows; or a JSON file of them.
         exclude: columns that are no features, such as ids and dates.
-        sep, decimal: how a text file is written, see `tailorfl.data.table_files.read_table`; by default found out.
+        sep, decimal: as for `tailorfl.data.table_files.read_table`.
 
     Raises:
         DataError: for an unreadable file, missing columns, empty or non-numeric cells (names column and row).

@@ -33,6 +33,9 @@ def school(scaling: Literal["none", "public"] = "none") -> Source:
     range to [-1, 1] in place of that, pupil by pupil, as differential privacy of a pupil needs it. There is no official
     split. Task `regression`; the metric of both is the squared error, which Motley prints halved.
 
+    Args:
+        scaling: "none" leaves features as they are, "public" maps their ranges to [-1, 1].
+
     Raises:
         ConfigError: another `scaling`.
         DataError: school.npz is missing, damaged, or not `x` `[pupils, 28]`, `y` `[pupils]`, `sizes` `[schools]`.

@@ -39,12 +39,14 @@ def synthetic_linear(
     in logarithm from 1 (mu) to `condition` (L). Group `client`; the test part is drawn afresh.
 
     Args:
-        clients, samples, test_samples: number of clients, and of training and test samples of each.
+        clients: number of clients.
+        samples: training samples of each client.
+        test_samples: test samples of each client.
         dim: number of features.
         heterogeneity: R, distance of client weights from the common ones.
         noise: rho, standard deviation of the noise.
         condition: ratio of the largest to the smallest feature variance.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         A source whose `info` holds, in float64, `weights` `[clients, dim]` and `centre` `[dim]` (the truth),
@@ -80,11 +82,12 @@ def synthetic_quadratic(
     itself.
 
     Args:
-        clients, samples: number of clients, and of training (and of test) samples of each; at least `dim`.
+        clients: number of clients.
+        samples: training samples of each client, and as many test samples; at least `dim`.
         dim: number of weights.
         heterogeneity: root mean square distance of the `c_i` from their mean.
         condition: L / mu of every client.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         A source with the `info` of `synthetic_linear`; `H` and `c` are those of the float32 rows.

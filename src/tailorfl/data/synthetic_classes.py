@@ -41,12 +41,14 @@ def synthetic_logistic(
     divided by their standard deviation over the training samples of all clients.
 
     Args:
-        clients, samples, test_samples: number of clients, and of training and test samples of each.
+        clients: number of clients.
+        samples: training samples of each client.
+        test_samples: test samples of each client.
         dim: number of features.
-        heterogeneity: R.
+        heterogeneity: R, standard deviation of the entries of `W_k`.
         label_noise: "none" as published, which makes the unregularised optimum infinite; "sample" draws the
             label from `softmax(W_k x)`, which makes it finite.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         A source with group `client` and `info["weights"]` `[clients, 2, dim]`, the true `W_k` for the scaled
@@ -91,7 +93,9 @@ def synthetic_digits(
     """Random class prototypes plus noise, made at once for as many clients as wanted (100,000 in a few seconds).
 
     Args:
-        clients, samples, test_samples: number of clients, and of training and test samples of each.
+        clients: number of clients.
+        samples: training samples of each client.
+        test_samples: test samples of each client.
         shape: of one sample: `(1, 8, 8)` like the digits, `(784,)` like flat MNIST, or any other.
         classes: number of classes; a prototype is uniform in [0, 1].
         noise: standard deviation of the noise on every entry.
@@ -99,7 +103,7 @@ def synthetic_digits(
         shift: feature skew, standard deviation of an offset that all samples of a client share.
         on_disk: whether samples are drawn once into a file of the cache folder (`TAILORFL_CACHE`), which this start and
             all later ones map: they read of it what is used. The numbers are the same.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         A float32 source with group `client` and `info["prototypes"]` `[classes, *shape]`.

@@ -59,7 +59,7 @@ def read_table(
 
     Args:
         table: the file, folder or frame.
-        sep: separator of text files, one character or "tab"; None: the one of `SEPARATORS` that fits the first rows.
+        sep: separator of text files, one character or "tab"; None: the one that fits the first rows.
         decimal: "." or ","; None: a comma where numbers have one, file by file.
         exclude: columns that are no inputs, whose cells stay as they are written.
         needed: columns that no file of a folder may lack.

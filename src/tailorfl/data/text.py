@@ -56,7 +56,7 @@ def text(
     mrpc: do both say the same; boolq: a passage and a yes/no question. No natural clients.
 
     Args:
-        set: which.
+        set: sst2, sentiment140, snli, anli, mrpc or boolq.
         tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub.
         length: tokens of a sample, marks included; of a longer text, the first third and the last two are kept.
         padding: right for encoders, left for causal models.
@@ -199,13 +199,14 @@ def from_texts(
 
     Args:
         path: the file, a folder in which each file is a client of its name, or a data frame in memory.
-        label, client, task, split: as for `tailorfl.data.own.from_table`; no generation.
+        label, client, split: as for `tailorfl.data.own.from_table`.
+        task: as for `tailorfl.data.own.from_table`; no generation.
         text: the column of texts.
         second: the column of a second text that goes with it, for pairs such as a question and a note; may be empty.
         tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub; that of the model.
         length: tokens of a sample, marks included; of a longer text, the first third and the last two are kept.
         padding: right for encoders, left for causal models.
-        sep, decimal: how a text file is written, see `tailorfl.data.table_files.read_table`; by default found out.
+        sep, decimal: as for `tailorfl.data.table_files.read_table`.
 
     Raises:
         ConfigError: for an unknown side, or a length that marks fill.

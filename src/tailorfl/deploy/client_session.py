@@ -372,8 +372,8 @@ class ClientSession:
         }
         packet = Packet("train", facts, reply)
         agreed.state.keep(round, result.state, packet.encoded(), acked)
-        loss = next(iter(result.metrics.values()), float("nan"))
-        self._notify(f"round {round} of {agreed.job.rounds}: trained in {seconds:.1f} s, loss {loss:.4g}")
+        loss = f", loss {result.metrics['train']:.4g}" if "train" in result.metrics else ""
+        self._notify(f"round {round} of {agreed.job.rounds}: trained in {seconds:.1f} s{loss}")
         again = before is not None
         return Release(packet, logged, content, None if again else result.uses, again)
 

@@ -227,13 +227,20 @@ def verified(folder: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a log as a table for people."""
-    rows = [("line", "time (UTC)", "experiment", "kind", "number", "what", "bytes", "norm", "epsilon")]
+HEADS = ("line", "time (UTC)", "experiment", "kind", "number", "what", "bytes", "norm", "epsilon")
+"""Columns of the rows that people read."""
+
+
+def table_rows(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the lines of a log as rows of a table with the columns `HEADS`."""
+    rows, is_private = [], False
     for entry in entries:
         tensors, facts = entry["tensors"], entry["facts"]
-        names = [name.removeprefix("reply/") + str(shape) for name, shape, _ in tensors] or sorted(facts)
-        spent = entry["epsilon"]
+        shapes = {name.removeprefix("reply/"): ",".join(map(str, shape)) for name, shape, _ in tensors}
+        names = [f"{name}[{shape}]" for name, shape in shapes.items()] or sorted(facts)
+        # Where noise was added once, or lines are missing, somebody counts on a bound that does not hold.
+        is_private = is_private or bool(entry["uses"]) or entry["kind"] == MISSING
+        no_bound, spent = "unbounded" if is_private else "no DP", entry["epsilon"]
         rows.append(
             (
                 str(entry["n"]),
@@ -244,13 +251,10 @@ def table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
                 first_few(names, 3),
                 f"{entry['bytes']:,}",
                 f"{entry['norm']:.4g}" if tensors else "",
-                "?" if spent is None else "unbounded" if spent == math.inf else f"{spent:.4g}",
+                "?" if spent is None else no_bound if spent == math.inf else f"{spent:.4g}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return rows
 
 
 def _hash(line: bytes) -> str:

@@ -77,8 +77,9 @@ def card_of(facts: Mapping[str, Any], license_id: str = LICENSE) -> str:
 
 def _summary(facts: Mapping[str, Any]) -> str:
     origin, parameters = facts["provenance"], facts["architecture"]["parameters"]
+    model = "The global model" if facts["kind"] == "global" else f"The personal model of {_owner(facts)}"
     return (
-        f"A model of {_owner(facts)}, trained with {origin['title']} in a federation of "
+        f"{model}, trained with {origin['title']} in a federation of "
         f"{facts['clients']} clients. It is a `{facts['architecture']['name']}` of {parameters:,} parameters."
     )
 
@@ -133,7 +134,7 @@ def _privacy(facts: Mapping[str, Any]) -> str:
 
 def _limits(facts: Mapping[str, Any]) -> str:
     lines = ["- Research software: it was not validated for any clinical or other use."]
-    if facts["is_global"]:
+    if facts["kind"] == "global":
         lines.append("- One model for all clients: it may be poor for some of them.")
     else:
         lines.append("- Fitted to one client: it was not evaluated here on data of anybody else.")

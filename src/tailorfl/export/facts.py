@@ -25,6 +25,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
     """Return what is known of a model, as JSON can hold it."""
     config = run.job.config
     settings = config.model_of(run.job.method).architectures[model.architecture]
+    network_settings = settings.model_dump(mode="json", exclude={"larger", "assign"})
     temperature, federation = temperature_of(run.store, model.client), run.sim.federation
     chosen = slice(federation.num_clients) if model.client is None else slice(model.client, model.client + 1)
     parts = {"training": federation.train, "validation": federation.val, "test": federation.test}
@@ -36,7 +37,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
         "clients": federation.num_clients,
         "samples": {part: sum(map(len, rows[chosen])) for part, rows in parts.items()},
         "architecture": {
-            **settings.model_dump(mode="json", exclude={"larger", "assign"}),
+            **(network_settings if run.sim.method.of_networks else {"name": type(model.module).__name__}),
             "parameters": sum(p.numel() for p in model.module.parameters()),
         },
         "inputs": inputs_of(run, model),
@@ -94,14 +95,14 @@ def _intervals(run: Restored, model: Deployed) -> dict[str, tuple[float, float]]
 
 
 def _privacy(run: Restored, model: Deployed) -> dict[str, Any] | None:
-    """Return ε of a client, or the largest of all for a global model; None for a run without privacy."""
+    """Return ε of a personal model's client, of a global model the largest of all; None without privacy."""
     privacy = (run.store.summary or {}).get("privacy")
     if privacy is None:
         return None
     import pandas as pd
 
     spent = pd.read_csv(run.store.path / "privacy.csv", dtype={"client": str})
-    if model.client is not None:
+    if model.kind == "personal":
         spent = spent[spent["client"].isin([str(model.client), "all"])]
     return {
         **{key: privacy[key] for key in ("level", "neighbours", "delta")},

@@ -24,6 +24,7 @@ from tailorfl.export.formats import ONNX, TORCHSCRIPT, compared, several, write_
 from tailorfl.export.source_code import NotWritableError, written
 from tailorfl.export.transformer import code, head_of, is_transformer, merged, write_parts
 from tailorfl.export.written_model import lines_for, text_of
+from tailorfl.models.checkpoints import quiet_transformers
 from tailorfl.models.lora import lora_layers
 from tailorfl.runs import manifest
 from tailorfl.runs.checkpoints import write_tensors
@@ -149,7 +150,7 @@ def write(
 ) -> Exported:
     """Write one model into a folder and compare what was written with it, see `export`."""
     facts = facts_of(run, model)
-    owner = "The global model" if model.client is None else f"The model of {model.name}"
+    owner = "The global model" if model.kind == "global" else f"The model of {model.name}"
     title = f"{owner}, made by {run.job.method.label} in {model.round} rounds."
     module, sample = model.module, sample_for(run, model)
     if merge:
@@ -168,7 +169,8 @@ def write(
         write_text(part / CARD, card_of(facts, license_id))
         manifest.write(part, _files(part, facts))
         slack = MERGED if merge else TOLERANCE
-        off = {"model.py": difference(model.module, loaded(part).load(), sample, folder, slack)}
+        exported = network_of(loaded(part))
+        off = {"model.py": difference(model.module, exported, sample, folder, slack)}
         if onnx:
             off[ONNX] = write_onnx(module, sample, part / ONNX)
         if torchscript:
@@ -265,6 +267,13 @@ def loaded(folder: Path) -> ModuleType:
     except Exception as error:  # whatever a file of code raises
         raise ModelError(f"'{folder / 'model.py'}' cannot be run: {type(error).__name__}: {error}") from error
     return module
+
+
+def network_of(code: ModuleType) -> nn.Module:
+    """Return the network that the model.py of an export loads; raises whatever its code raises."""
+    with quiet_transformers():
+        network: nn.Module = code.load()
+    return network
 
 
 def difference(

@@ -20,7 +20,7 @@ from tailorfl.data.table_files import READING, SHOWN, read_table
 from tailorfl.data.text import TEXTS, tokenized
 from tailorfl.errors import ConfigError, DataError, ModelError, first_few
 from tailorfl.export.facts import facts_of
-from tailorfl.export.folder import FACTS, checked, loaded
+from tailorfl.export.folder import FACTS, checked, loaded, network_of
 from tailorfl.export.written_model import text_of
 from tailorfl.runs.files import replacing
 from tailorfl.runs.trained_models import restore
@@ -101,7 +101,7 @@ def _model(
             )
         module = loaded(folder)
         try:
-            return module.load(), vars(module), facts
+            return network_of(module), vars(module), facts
         except (
             Exception
         ) as error:  # whatever the code of an export raises, as one without digests that is damaged

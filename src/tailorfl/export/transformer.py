@@ -15,6 +15,7 @@ from tailorfl.export.source_code import NotWritableError
 from tailorfl.methods.ranked_lora import fold_ranks
 from tailorfl.models import heads
 from tailorfl.models.adapters import Adapted
+from tailorfl.models.checkpoints import quiet_transformers
 from tailorfl.models.heads import Classifier, Language, OptionScorer, PooledEncoder, Reading, Tokens
 from tailorfl.models.lora import lora_layers
 from tailorfl.runs.checkpoints import system_errors
@@ -116,7 +117,7 @@ def write_parts(
     base = place.parent / BASE if together else place / BASE
     bare = _without_lora(base_model, merge=merge)
     if not (together and (base / "config.json").is_file()):
-        with replacing_folder(base) as part, system_errors():
+        with replacing_folder(base) as part, system_errors(), quiet_transformers():
             bare.save_pretrained(part)
     written = has_lora and not merge
     if written:

@@ -6,6 +6,8 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,7 +131,7 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
     package = transformers()
     loader = package.AutoModelForCausalLM if causal else package.AutoModel
     try:
-        with _quiet(package.utils.logging):
+        with quiet_transformers():
             base: Any
             base, report = loaded(
                 loader.from_pretrained,
@@ -153,13 +155,19 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
 
 
 @contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """Without a progress bar for the tensors of a file, and without a report of heads that are left out."""
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers, where it is imported, from printing progress bars, reports of layers and future warnings."""
+    if "transformers" not in sys.modules:
+        yield
+        return
+    logging = transformers().utils.logging
     had_bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+            yield
     finally:
         logging.set_verbosity(level)
         if had_bar:

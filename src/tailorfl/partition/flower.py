@@ -39,8 +39,8 @@ def flwr(
         clients: number of clients; partitioners that are given sizes have as many as there are sizes.
         rng: source of the seed.
         test: refused.
-        partitioner: name of the class.
-        options: its arguments.
+        partitioner: name of a partitioner class of Flower Datasets.
+        options: arguments of the partitioner.
 
     Raises:
         ConfigError: no such partitioner, or one that splits columns, or unknown arguments.

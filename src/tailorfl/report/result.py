@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 REFERENCES = ("local", "local_average")
 """Methods whose personal models the others must beat to be worth their communication."""
+MOST_WORST = 3
+"""The most clients that are named as the worst of a method, those of most seeds first."""
 
 
 class ExperimentResult:
@@ -157,8 +159,8 @@ class ExperimentResult:
         lines = []
         for label, counts in worst.items():
             seeds = f"of {counts.total()} seeds"
-            several = [f"{n} (in {c} {seeds})" if len(counts) > 1 else n for n, c in counts.items()]
-            lines.append(f"worst client of {label}: {', '.join(several)}")
+            several = [f"{n} (in {c} {seeds})" if len(counts) > 1 else n for n, c in counts.most_common()]
+            lines.append(f"worst client of {label}: {first_few(several, MOST_WORST)}")
         return lines
 
     def seed_results(self) -> list[SeedResult]:

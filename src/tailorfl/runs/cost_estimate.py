@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from tailorfl.core.messages import Traffic, count_up
+from tailorfl.core.messages import count_up
 from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.engines.base import CohortTask, unsupported
@@ -74,8 +75,9 @@ class Estimate:
     """Part -> smallest, median and largest client, and the total."""
     methods: Mapping[str, Mapping[str, float]]
     """Label -> scalars of the model that may change and that are frozen, trained scalars, gradients of single samples,
-    scalars and bytes a round, rounds, seconds of a round, of an evaluation and of all rounds and seeds. Where what
-    frozen layers give out is computed once, what that takes. In a simulated system also `simulated_system`'s.
+    scalars and bytes a round (in the mean of all rounds, where they grow), rounds, seconds of a round, of an evaluation
+    and of all rounds and seeds. Where what frozen layers give out is computed once, what that takes. In a simulated
+    system also `simulated_system`'s.
 
     With differential privacy also the noise, and the ε that the client with the largest one will have spent.
     """
@@ -145,7 +147,7 @@ def _row(job: Job, sim: Simulation) -> tuple[dict[str, Any], float]:
         row |= {"features_bytes": features.bytes, "features_seconds": seconds}
     privacy, system = _privacy(job, sim), simulated_system(sim, job.rounds)
     limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
-    costs, state_bytes = _round_costs(config, sim)
+    costs, state_bytes = _round_costs(config, sim, job.rounds)
     rounds = limit.foreseen(costs["bytes_per_round" if limit.kind == "bytes" else "gradients_per_round"])
     interval = rounds_between(config, sim)
     evaluations = 1 + (rounds // interval if interval else 0)
@@ -178,8 +180,8 @@ def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
     return out
 
 
-def _round_costs(config: ExperimentConfig, sim: Simulation) -> tuple[dict[str, Any], float]:
-    """Return the costs of a round, and the bytes of one client's private state.
+def _round_costs(config: ExperimentConfig, sim: Simulation, rounds: int) -> tuple[dict[str, Any], float]:
+    """Return the costs of a round, in the mean of `rounds`, and the bytes of one client's private state.
 
     Where clients have different architectures, all are taken to cost as much as those of the first one sampled. The
     first round sends less than others in some methods, and is not counted.
@@ -204,9 +206,7 @@ def _round_costs(config: ExperimentConfig, sim: Simulation) -> tuple[dict[str, A
         if sim.train.steps is not None
         else float(sizes.sum() / sim.cohort(some).sizes.sum()) * len(everyone) / len(sampled)
     )
-    traffic, of_a_round = Traffic(), share / (PROBE_ROUNDS - 1)
-    for result in counted[1:]:
-        traffic.add(result.traffic)
+    sent = [result.traffic for result in counted[1:]]
     gradients = counted[-1].gradients * larger
     participants = tuple(range(sim.participants))
     if not sim.method.pooled and len(participants) * sim.model.scalars <= COUNTED_SCALARS:
@@ -214,12 +214,30 @@ def _round_costs(config: ExperimentConfig, sim: Simulation) -> tuple[dict[str, A
     costs: dict[str, Any] = {
         "trained_scalars": sim.trained_scalars,
         "gradients_per_round": round(gradients),
-        "scalars_up_per_round": round(traffic.up * of_a_round),
-        "scalars_down_per_round": round(traffic.down_unicast * of_a_round),
-        "bytes_per_round": round((traffic.bytes_up + traffic.bytes_down) * of_a_round),
+        "scalars_up_per_round": _mean_of_rounds([t.up for t in sent], share, rounds),
+        "scalars_down_per_round": _mean_of_rounds([t.down_unicast for t in sent], share, rounds),
+        "bytes_per_round": _mean_of_rounds([t.bytes_up + t.bytes_down for t in sent], share, rounds),
         "seconds_per_round": fixed * len(everyone) + of_a_gradient * gradients + server * share,
     }
     return costs, state_bytes
+
+
+def _mean_of_rounds(counts: Sequence[int], share: float, rounds: int) -> int:
+    """Return what is sent in the mean of so many rounds.
+
+    Where the server sends on all that it has ever received, as with trees, a round costs more than the one before it:
+    by what each client adds, times the clients that it goes to.
+
+    Args:
+        counts: what some clients and their server sent in round 2 and those after it.
+        share: how many times as many clients take part.
+        rounds: how many there will be.
+    """
+    growths = {after - before for before, after in pairwise(counts)}
+    growth = max(growths.pop(), 0) if len(growths) == 1 else 0
+    if not growth:
+        return round(sum(counts) / len(counts) * share)
+    return round((counts[0] - growth) * share + growth * share**2 * (rounds - 1) / 2)
 
 
 def _counted_rounds(sim: Simulation, clients: tuple[int, ...]) -> tuple[float, list[RoundResult]]:

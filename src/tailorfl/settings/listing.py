@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,14 @@ from pydantic_core import PydanticUndefined
 from tailorfl.settings.catalogue import known
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}
+WORDS = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    Any: "anything",
+}
 RULE = "server.robust.rule"
 BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
@@ -111,9 +119,10 @@ def _name(annotation: Any) -> str:
         return " or ".join(_name(part) for part in parts)
     if origin in (tuple, list, Sequence):
         return f"list of {_name(parts[0]).replace('number', 'numbers')}"
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    if origin in (dict, Mapping) or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "group"
-    return WORDS.get(annotation, str(annotation))
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", getattr(annotation, "__name__", str(annotation)))
+    return WORDS.get(annotation, words.lower())
 
 
 def takes_list(path: Sequence[str]) -> bool:
