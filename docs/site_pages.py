@@ -21,7 +21,6 @@ import typer
 import tailorfl
 from tailorfl.cli.main import app
 from tailorfl.core.method import Method, all_methods
-from tailorfl.data.registry import data_sources
 from tailorfl.settings.listing import type_text, value_text
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 ]
 AT_HOME = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Files of the repository's root that are pages."""
-DATA_SETS = "<!-- table of data sets -->"
-"""Where the page of data sets has its table."""
 LEFT = ("help", "install_completion", "show_completion")
 """Options that every command of every program has."""
 SUBJECTS = {
@@ -83,7 +80,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return a page's text with links that lead where they should."""
     source = page.file.src_uri
-    markdown = markdown.replace(DATA_SETS, data_sets_table())
     homes = {made: name for name, made in AT_HOME.items()}
     text = relinked(markdown, Path(homes[source]) if source in homes else Path("docs", source))
     return f"# Changes\n{text.partition('# Changelog')[2]}" if source == "changelog.md" else text
@@ -104,16 +100,6 @@ def relinked(markdown: str, place: Path) -> str:
     if place.parts[:2] == ("docs", "reference"):
         return markdown
     return re.sub(r"(\]\()(?!\w+:|#)([^)\s]+)\)", target, markdown)
-
-
-def data_sets_table() -> str:
-    """Return the table of the data sets that need files, as the registry has them."""
-    rows = ["| `data=` | File in `TAILORFL_DATA` | What it is |", "| --- | --- | --- |"]
-    for name, source in data_sources().items():
-        if source.files:
-            files = ", ".join(f"`{file}`" for file in source.files.split(", "))
-            rows.append(f"| `{name}` | {files} | {source.description} |")
-    return "\n".join(rows)
 
 
 def python_page() -> str:
