@@ -233,7 +233,7 @@ HEADS = ("line", "time (UTC)", "experiment", "kind", "number", "what", "bytes", 
 
 def table_rows(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return the lines of a log as rows of a table with the columns `HEADS`."""
-    rows, is_private = [], False
+    rows, is_private = list[tuple[str, ...]](), False
     for entry in entries:
         tensors, facts = entry["tensors"], entry["facts"]
         shapes = {name.removeprefix("reply/"): ",".join(map(str, shape)) for name, shape, _ in tensors}
