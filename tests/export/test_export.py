@@ -92,11 +92,11 @@ def test_the_printed_lines_load_the_model(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["export", str(sold), "--client", "ash", "-o", "models"])
     assert done.exit_code == 0, done.output
-    (place, _), lines = done.output.splitlines()[0].split(": "), done.output.partition(" by:\n")[2]
+    (code, _), lines = done.output.splitlines()[0].split(": "), done.output.partition(" tailorfl:\n")[2]
     assert len(lines.strip().splitlines()) <= 10
     assert "size, age" in lines
     names: dict[str, Any] = {}
-    monkeypatch.syspath_prepend(place)
+    monkeypatch.syspath_prepend(Path(code).parent)
     monkeypatch.delitem(sys.modules, "model", raising=False)
     exec(lines, names)
     monkeypatch.delitem(sys.modules, "model")
