@@ -160,7 +160,7 @@ ATTACKS = {
     ),
     "sums of many seeds": Attack(
         lambda heard, table: [summarise(of_table(seeds=list(range(900))))],
-        "at most 10 as seeds", "sums of 900 different sets of rows", file=True,
+        "max_seeds: 10", "sums of 900 different sets of rows", file=True,
     ),
     "a seed that is not of the experiment": Attack(
         lambda heard, table: [summarise(of_table()), summarise(of_table(), seed=6)],
@@ -199,7 +199,7 @@ ATTACKS = {
     ),
     "a billion rows in the preparation": Attack(
         lambda heard, table: [agreed(of_table(), HALF, rows=[ROWS, 10**12])],
-        "at most 10,000,000 as rows", "as much memory, or the end of the process", file=True,
+        "max_rows: 10000000", "as much memory, or the end of the process", file=True,
     ),
     "sums where noise is needed": Attack(
         lambda heard, table: [summarise(of_table(train=NOISE))],
@@ -279,23 +279,23 @@ ATTACKS = {
     ),
     "a billion rows elsewhere": Attack(
         lambda heard, table: [summarise(of_table(), (10**12,))],
-        "at most 10,000,000 as rows", "as much memory, or the end of the process", file=True,
+        "max_rows: 10000000", "as much memory, or the end of the process", file=True,
     ),
     "a billion parameters": Attack(
         lambda heard, table: [heard.changed(model={"name": "mlp", "hidden": [30_000, 30_000]})],
-        "at most 250,000,000 as numbers of model", "3.7 GB of memory",
+        "max_numbers: 250000000", "3.7 GB of memory",
     ),
     "a million million samples": Attack(
         lambda heard, table: [describe(experiment("fedavg", data={**DIGITS, "clients": 10**6, "samples": 10**6}))],
-        "at most 250,000,000 as samples", "the memory that they take",
+        "max_numbers: 250000000", "the memory that they take",
     ),
     "ten million epochs": Attack(
         lambda heard, table: [heard.changed(train={**NOISE, "epochs": 10**6})],
-        "at most 100,000 as numbers of train", "work for weeks",
+        "max_steps: 100000", "work for weeks",
     ),
     "a million rounds": Attack(
         lambda heard, table: [heard.changed(rounds=10**6)],
-        "at most 10,000 as rounds", "as many rounds",
+        "max_rounds: 10000", "as many rounds",
     ),
     "a flood of facts": Attack(
         lambda heard, table: [packed(Packet("setup", {"names": ["n" * 8] * 10**6}))],

@@ -319,3 +319,10 @@ def test_the_recipe_of_all_methods_has_all_methods() -> None:
 
     own = {name for name, method in methods().items() if method.__module__.startswith("tailorfl.")}
     assert {method.name for method in load("all_methods").methods} == own
+
+
+def test_off_is_a_word_though_yaml_reads_it_as_false(tmp_path: Path) -> None:
+    """In a file and on the command line alike."""
+    (tmp_path / "one.yaml").write_text("engine: {features: off}\n")
+    for given in (load(tmp_path / "one.yaml"), load("demo", ["engine.features=off"])):
+        assert given.engine.features == "off"

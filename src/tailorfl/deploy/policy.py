@@ -141,15 +141,15 @@ class Policy(Settings):
                 raise MessageError(
                     f"this client trains with noise alone, but '{line.label[:80]}' has no train.dp of level sample"
                 )
-        self._bounded("rounds", max(line.rounds or config.rounds for line in config.methods), self.max_rounds)
-        self._bounded("seeds", len(config.seeds), self.max_seeds)
-        self._bounded("methods x seeds", len(config.methods) * len(config.seeds), self.max_jobs)
+        self._bounded("rounds", max(line.rounds or config.rounds for line in config.methods), "max_rounds")
+        self._bounded("seeds", len(config.seeds), "max_seeds")
+        self._bounded("methods x seeds", len(config.methods) * len(config.seeds), "max_jobs")
         training = [config.train.model_dump(), *({**line.train, **line.options} for line in config.methods)]
-        self._bounded("numbers of train", max(_whole_numbers(training), default=0), self.max_steps)
+        self._bounded("numbers of train", max(_whole_numbers(training), default=0), "max_steps")
         if not own_file:
             sizes = config.data.model_dump(include={"clients", "samples", "public_samples", "options"})
             size = math.prod(n for n in _whole_numbers(sizes) if n > 1)
-            self._bounded("samples of data", size, self.max_numbers)
+            self._bounded("samples of data", size, "max_numbers")
         for key, value in _texts(config.to_dict(), own_file):
             if not self._is_allowed(key, value):
                 raise MessageError(
@@ -180,16 +180,16 @@ class Policy(Settings):
             raise MessageError(
                 f"what a model has to know of the data cannot be read: {error!r}"[:300]
             ) from error
-        self._bounded("numbers of a sample", max(sizes), self.max_numbers)
+        self._bounded("numbers of a sample", max(sizes), "max_numbers")
         line = next(method for method in config.methods if method.label == label)
         for model in config.model_of(line).architectures.values():
-            self._bounded("numbers of model", max(_whole_numbers(model.options), default=0), self.max_numbers)
+            self._bounded("numbers of model", max(_whole_numbers(model.options), default=0), "max_numbers")
             texts = [model.name, *(text for _, text in _texts(model.options, own_file=False))]
             if any(map(_PLACE.search, texts)):
                 continue  # the operator has listed it, and its code may not know the device below
             with torch.device("meta"):  # where tensors have shapes and no memory
                 module = build(model.name, tuple(facts["x"][0]), int(facts["outputs"]), **model.options)
-            self._bounded("numbers of model", sum(p.numel() for p in module.parameters()), self.max_numbers)
+            self._bounded("numbers of model", sum(p.numel() for p in module.parameters()), "max_numbers")
 
     # -- the federation -------------------------------------------------------------------------------------
 
@@ -201,12 +201,12 @@ class Policy(Settings):
             raise MessageError(
                 f"the federation has {len(names)} clients; this client wants {self.min_clients}"
             )
-        self._bounded("clients", len(names), self.max_clients)
+        self._bounded("clients", len(names), "max_clients")
         for rows in counts:
             are_counts = isinstance(rows, Sequence) and all(type(n) is int and n >= 0 for n in rows)
             if not are_counts or len(rows) != len(names):
                 raise MessageError("the server does not say how many rows each client has")
-        self._bounded("rows", sum(sum(rows) for rows in counts), self.max_rows)
+        self._bounded("rows", sum(sum(rows) for rows in counts), "max_rows")
 
     # -- samples and what is told of them -------------------------------------------------------------------
 
@@ -251,10 +251,12 @@ class Policy(Settings):
                     f"epsilon of all that has left would be {epsilon:.4g}; max_epsilon is {self.max_epsilon:g}"
                 )
 
-    def _bounded(self, what: str, value: int, most: int) -> None:
+    def _bounded(self, what: str, value: int, key: str) -> None:
+        """Raise MessageError where the server asks for more than the setting `key` of the policy allows."""
+        most = getattr(self, key)
         if value > most:
             raise MessageError(
-                f"this client takes at most {most:,} as {what}, but the server asks for {value:.3g}"[:300]
+                f"the server asks for {value:.4g} {what}; the policy of this client has {key}: {most}"
             )
 
 

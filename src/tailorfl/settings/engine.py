@@ -51,6 +51,12 @@ class EngineConfig(Settings):
         default=120.0, gt=0, description="seconds in which workers of a cluster must start"
     )
 
+    @field_validator("features", mode="before")
+    @classmethod
+    def _as_in_yaml(cls, value: Any) -> Any:
+        """Return the word for what YAML reads as False: `off`."""
+        return "off" if value is False else value
+
     @field_validator("device")
     @classmethod
     def _is_a_device(cls, value: str) -> str:
