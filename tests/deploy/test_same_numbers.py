@@ -22,7 +22,8 @@ from deploy.federation import (
 from methods.settings import NAMES, make
 from methods.settings import row as quick_options
 from tailorfl.deploy.client_session import member_of
-from tailorfl.deploy.serving import for_deployment, host_experiment
+from tailorfl.deploy.experiment import for_deployment
+from tailorfl.deploy.serving import host_experiment
 from tailorfl.deploy.transport import InProcessTransport
 from tailorfl.engines.devices import HOST, available
 from tailorfl.errors import ConfigError

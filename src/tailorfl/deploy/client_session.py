@@ -69,8 +69,7 @@ FAILURES: Mapping[type, str] = {
     MemoryLimitError: "its memory is too small",
 }
 """Sentences for the server in place of errors that speak of a client's own things."""
-UNLOGGED = ("hello", "goodbye")
-"""Answers that tell nothing but the client's name and versions."""
+UNLOGGED = ("hello", "goodbye")  # they tell nothing but the client's name and versions
 Notify = Callable[[str], None]
 
 
@@ -246,9 +245,9 @@ class ClientSession:
         except (DataError, PolicyError) as error:
             # another question would tell where it is refused and where not
             return Release(self._failed(error), logged)
-        what = "how many samples it has" if joins else f"a summary of {sizes['train']} training rows"
-        others = [other for other in names if other not in config.data.excluded_clients]
-        self._notify(f"told {what} to a federation of {len(others)} clients: {', '.join(others[:20])}")
+        what = "its numbers of samples" if joins else f"a summary of {sizes['train']} training rows"
+        members = ", ".join(str(name) for name in names[:20] if name not in config.data.excluded_clients)
+        self._notify(f"sent the server {what}; clients of the federation: {members}")
         return Release(packet, logged, content, again=before is not None)
 
     def _only(self, question: LoggedQuestion, what: str) -> tuple[str, str] | None:
