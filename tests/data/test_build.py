@@ -19,11 +19,11 @@ from tailorfl.data.build import build
 from tailorfl.data.dealing import Dealt, split_in_turn
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.data.splits import read_split
 from tailorfl.data.validate import weaknesses
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.partition import available
 from tailorfl.partition.rows import Rows
+from tailorfl.partition.splits import read_split
 
 WRITERS = tuple(f"writer{i}" for i in range(8))
 DOMAINS = ("art", "photo", "sketch", "word")

@@ -19,11 +19,11 @@ from tailorfl.data.constants import Constants, combine
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_table
 from tailorfl.data.preparation import own_strata
-from tailorfl.data.splits import own_rows, read_split
 from tailorfl.data.summaries import Summary, made_roles, summarise
 from tailorfl.data.table_files import read_table
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.export.written_table import prepare_table
+from tailorfl.partition.splits import own_rows, read_split
 from tailorfl.settings.data import SplitShares
 
 NUMBERS = ["age", "dose"]

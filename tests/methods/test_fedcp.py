@@ -14,9 +14,9 @@ from tailorfl.engines.make import make_engine
 from tailorfl.errors import ModelError
 from tailorfl.hashing import uniform
 from tailorfl.methods.fedcp import FedCP
-from tailorfl.methods.gated_head import add_gate
 from tailorfl.models.dropout import Gumbel, PlainGumbel, dropout_key, plain_dropout
 from tailorfl.models.functional import Model
+from tailorfl.models.gated_head import add_gate
 from tailorfl.models.split import Split
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.sample_privacy import SampleDP

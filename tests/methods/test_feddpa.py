@@ -16,10 +16,10 @@ from methods.small import NEWCOMER, SIZES, assert_same, personal, shared, simula
 from methods.test_lora_factors import IN, OUT, RANK, WIDE, FromZero, simulation_with_lora
 from tailorfl.core.client import Client
 from tailorfl.errors import ModelError
-from tailorfl.methods.two_adapters import with_two_adapters
 from tailorfl.models.frozen_features import find_boundary
 from tailorfl.models.functional import Model
 from tailorfl.models.lora import inject_lora
+from tailorfl.models.two_adapters import with_two_adapters
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree

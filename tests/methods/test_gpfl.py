@@ -16,8 +16,8 @@ from methods.small import NEWCOMER, SIZES, TRAIN, after, assert_close, federatio
 from tailorfl.core.client import Client
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ModelError
-from tailorfl.methods.conditional_head import ConditionalHead, add_condition
 from tailorfl.methods.gpfl import GPFL, guided
+from tailorfl.models.conditional_head import ConditionalHead, add_condition
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation

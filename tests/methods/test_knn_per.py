@@ -22,11 +22,11 @@ from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.knn_per import KNNPer
-from tailorfl.methods.nearest import Voting, best_weight, chosen
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
+from tailorfl.training.nearest import Voting, best_weight, chosen
 
 CONTRACTS = {
     # Its weights are FedAvg's: what is its own is how a deployed model answers.

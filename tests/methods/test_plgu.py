@@ -14,10 +14,10 @@ from methods.settings import Card, Row
 from methods.small import TRAIN, assert_close, everything, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
-from tailorfl.methods.ascent import layer_scores, layerwise_perturbation
 from tailorfl.methods.plgu import PLGULF, largest
 from tailorfl.runs.reductions import setup_of
 from tailorfl.testing.contract import twice, whole
+from tailorfl.training.ascent import layer_scores, layerwise_perturbation
 from tailorfl.training.custom_gradient import gradients_asked
 from tailorfl.training.plan import Length
 

@@ -301,7 +301,7 @@ def test_clients_with_one_class_or_one_sample_or_a_missing_class_have_an_answer(
 
 
 def test_float32_thresholds_send_every_float32_as_float64_ones_do() -> None:
-    from tailorfl.methods.boosting import nodes_of
+    from tailorfl.training.boosting import nodes_of
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 1)).astype(np.float32)

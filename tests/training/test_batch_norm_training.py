@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl.errors import ClientError
-from tailorfl.methods.ascent import sam
 from tailorfl.models.functional import Model
+from tailorfl.training.ascent import sam
 from tailorfl.training.cohort import Cohort
 from training.cohorts import (
     SIZES,

@@ -32,10 +32,10 @@ from tailorfl.data.public import own_public_rows, public_from_rows, public_set, 
 from tailorfl.data.registry import data_sources, load_source
 from tailorfl.data.shifts import own_shifts
 from tailorfl.data.source import Source
-from tailorfl.data.splits import SplitRule, read_split, split_clients, stream
 from tailorfl.data.validate import validate
 from tailorfl.errors import ConfigError
 from tailorfl.partition.rows import Ints, Rows
+from tailorfl.partition.splits import SplitRule, read_split, split_clients, stream
 from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
 from tailorfl.settings.errors import explain
 
@@ -76,7 +76,7 @@ def build(
     Args:
         source: a Source in place of `name`, `path` and `options`; `augment` "none" leaves what it says.
         partition_options: for natural and domain also `group`, the kind of group.
-        split: see `tailorfl.data.splits.read_split`.
+        split: see `tailorfl.partition.splits.read_split`.
         public: may be a Source too.
         shifts: name -> file, folder, data frame or Source.
         joined: of a deployment that is played again, the names of its clients in the order of their numbers, in groups

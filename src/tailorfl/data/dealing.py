@@ -18,10 +18,10 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.folder import channel_statistics
 from tailorfl.data.scaling import PRIVATE_SCALING
 from tailorfl.data.source import Source
-from tailorfl.data.splits import SplitRule, evenly_spaced, own_rows, random_starts
 from tailorfl.errors import ConfigError, DataError, check_known, unknown
 from tailorfl.partition import partition, recipe_named
 from tailorfl.partition.rows import Ints, Rows
+from tailorfl.partition.splits import SplitRule, evenly_spaced, own_rows, random_starts
 from tailorfl.printable import shown
 
 
@@ -349,7 +349,7 @@ def split_in_turn(
         source: the samples of all, in which images are scaled by those of the first group.
         dealt: the rows of all, in the order in which they joined.
         joined: their names, in groups that joined at once.
-        rule: see `tailorfl.data.splits.read_split`.
+        rule: see `tailorfl.partition.splits.read_split`.
         seed: of the data.
     """
     sizes, strata = dealt.rows.sizes.tolist(), source.strata.numpy()

@@ -11,9 +11,9 @@ from numpy.random import Generator
 from tailorfl.data.dealing import official_part
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
-from tailorfl.data.splits import stream
 from tailorfl.errors import DataError
 from tailorfl.partition.rows import Ints
+from tailorfl.partition.splits import stream
 
 OWN_SHARE = 0.1
 

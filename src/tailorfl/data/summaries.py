@@ -13,7 +13,7 @@ takes the place of the constants; nothing more leaves the client.
 With the same files, roles and training rows x and y are the same to the bit, wherever the steps run: sums are rounded
 once (`math.fsum`), and JSON writes numbers so that they come back as they were. `made_roles` makes roles of the options
 of a table. Training rows of a client that knows nothing of the others but their sizes:
-`tailorfl.data.splits.own_rows`.
+`tailorfl.partition.splits.own_rows`.
 """
 
 from __future__ import annotations

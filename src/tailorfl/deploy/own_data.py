@@ -13,10 +13,10 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.public import public_set
 from tailorfl.data.remote_federation import ClientSamples, client_samples, source_facts
 from tailorfl.data.source import Source
-from tailorfl.data.splits import own_rows, read_split
 from tailorfl.data.summaries import JsonRecord
 from tailorfl.deploy.policy import Policy
 from tailorfl.errors import DataError
+from tailorfl.partition.splits import own_rows, read_split
 from tailorfl.runs.build import make_federation
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig

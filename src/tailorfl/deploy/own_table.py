@@ -1,7 +1,7 @@
 """One client's own table: what is told of it in two steps, and the samples that it has in the federation.
 
 First every client tells how many rows it has. From all of these each finds its own training rows, as the simulation of
-the same files would (`tailorfl.data.splits`), and tells a summary of them, of which the server makes the constants
+the same files would (`tailorfl.partition.splits`), and tells a summary of them, of which the server makes the constants
 that prepare everybody's rows alike (`tailorfl.data.summaries`).
 """
 

@@ -34,8 +34,8 @@ from tailorfl.core.messages import Replies
 from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import becomes, to_fedavg
 from tailorfl.core.server_optim import ServerOptimizer
-from tailorfl.methods.ascent import sam
 from tailorfl.training import tree
+from tailorfl.training.ascent import sam
 
 
 @register

@@ -36,8 +36,8 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.discrepancy import mmd
-from tailorfl.methods.gated_head import add_gate, common, is_own
 from tailorfl.models.functional import Model
+from tailorfl.models.gated_head import add_gate, common, is_own
 from tailorfl.models.split import Split
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen, Term

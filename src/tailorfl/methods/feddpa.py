@@ -42,9 +42,9 @@ from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.fedit import lora_pairs
-from tailorfl.methods.two_adapters import OWN, is_own, with_two_adapters
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
+from tailorfl.models.two_adapters import OWN, is_own, with_two_adapters
 from tailorfl.training import tree
 from tailorfl.training.terms import Seen
 

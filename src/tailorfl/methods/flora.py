@@ -38,10 +38,10 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import register
 from tailorfl.methods.fedit import lora_pairs
-from tailorfl.methods.ranked_lora import KEPT, is_kept
 from tailorfl.methods.ranks import RankedLoRA, rest_of
 from tailorfl.models.functional import Model
 from tailorfl.models.merging import Merge, check_merges, merges
+from tailorfl.models.ranked_lora import KEPT, is_kept
 from tailorfl.models.split import Split
 from tailorfl.training import tree
 

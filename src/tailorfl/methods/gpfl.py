@@ -43,7 +43,7 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.class_features import classes_only
-from tailorfl.methods.conditional_head import add_condition, is_own
+from tailorfl.models.conditional_head import add_condition, is_own
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.training import tree

@@ -42,7 +42,7 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg
-from tailorfl.methods.nearest import Unaided, Voting, best_weight, chosen
+from tailorfl.training.nearest import Unaided, Voting, best_weight, chosen
 
 
 @register

@@ -1,7 +1,7 @@
 """PLGU: personalize locally, generalize universally (Qu et al., CVPR 2023).
 
 "How To Prevent the Poor Performance Clients for Personalized Federated Learning?" Layer-wise sharpness-aware
-minimisation, see `tailorfl.methods.ascent`.
+minimisation, see `tailorfl.training.ascent`.
 
 PLGU-LF, layer freezing:
 
@@ -15,7 +15,7 @@ PLGU-LF, layer freezing:
 "Freeze" means that w does not overwrite the D personal layers; all layers of θ and ω are trained. The subscript of the
 paper's g̃ says derivative at w + ε, its argument prints F(θ + ε): the former is `grad_at = global`. The g of ε is θ's,
 which saves a gradient; `eps_from = global` takes a third one at ω, so that ω climbs where it stands.
-ε is written for p = 2; `p` is the general one of `tailorfl.methods.ascent`, p = inf climbs by the sign of each entry.
+ε is written for p = 2; `p` is the general one of `tailorfl.training.ascent`, p = inf climbs by the sign of each entry.
 
 PLGU-GRep, on FedRep:
 
@@ -50,11 +50,11 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Reduction, RunSetup
-from tailorfl.methods.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.fedrep import FedRep
 from tailorfl.models.layers import Groups
 from tailorfl.training import tree
+from tailorfl.training.ascent import ScoreNorm, layer_scores, layerwise_perturbation
 from tailorfl.training.gradients import Direction, Gradient
 from tailorfl.training.plan import Length
 from tailorfl.training.update import Optimizer

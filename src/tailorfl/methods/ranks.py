@@ -1,7 +1,7 @@
 """What methods share whose clients have LoRA of different ranks: who has which, what is cut, what travels.
 
 The model has the largest rank r. A client of rank r_i has the first r_i rows of A and columns of B; the others are 0 to
-it, by a vector in the model (`methods/ranked_lora.py`), so tensors of all clients have one shape, train side by side in
+it, by a vector in the model (`models/ranked_lora.py`), so tensors of all clients have one shape, train side by side in
 every engine, and privacy noise in a row that is cut off changes nothing. Of a message the first r_i rows are `present`,
 and these alone are counted.
 """
@@ -22,8 +22,8 @@ from tailorfl.core.method import Method
 from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import lora_pairs
-from tailorfl.methods.ranked_lora import KEPT, add_ranks, is_kept
 from tailorfl.models.functional import Model
+from tailorfl.models.ranked_lora import KEPT, add_ranks, is_kept
 from tailorfl.models.split import Split
 from tailorfl.training import tree
 

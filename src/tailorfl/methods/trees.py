@@ -13,7 +13,7 @@ false values add up, as in Flower's example by default; a round of many clients 
 A client's ensemble, or the server's, is tensors like any other state (`tailorfl.models.tree_ensemble`); the run's model
 and the settings of its training mean nothing to trees. Grown are whole ensembles in a
 client's first round, and newcomers after k steps have k iterations. Missing values and words are taken as they are in a
-table (`tailorfl.methods.boosting`).
+table (`tailorfl.training.boosting`).
 
 | symbol | here |
 |---|---|
@@ -39,10 +39,10 @@ from tailorfl.core.reduction import exposure
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import ServerModel
-from tailorfl.methods.boosting import TASKS, continued, ensemble, fitted
 from tailorfl.methods.local import Alone
 from tailorfl.models.functional import Model
 from tailorfl.training import tree
+from tailorfl.training.boosting import TASKS, continued, ensemble, fitted
 
 
 class Trees(Method):

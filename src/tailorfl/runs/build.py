@@ -21,7 +21,6 @@ from tailorfl.data.locations import data_file
 from tailorfl.data.registry import loader_of
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.source import Source
-from tailorfl.data.splits import read_split
 from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError, unknown
@@ -31,6 +30,7 @@ from tailorfl.models.registry import build, options_of
 from tailorfl.models.weights import load_weights
 from tailorfl.modules import find
 from tailorfl.partition import recipe_named
+from tailorfl.partition.splits import read_split
 from tailorfl.rounds.buffered import Buffered, check_buffered
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.frozen_front import FeatureSettings

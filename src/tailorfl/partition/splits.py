@@ -218,7 +218,7 @@ def own_rows(
         sizes: rows of every client's table, in the order of the clients.
         strata: `[sizes[client]]` int64, of its own rows, numbered in any way that keeps their order: the class among
             its own classes, see `own_strata`.
-        rule: what becomes of samples, see `tailorfl.data.splits.read_split`.
+        rule: what becomes of samples, see `tailorfl.partition.splits.read_split`.
         seed: of the data, `DataConfig.seed_of(seed of the run)`.
 
     Raises:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailorfl.data import splits
-from tailorfl.data.splits import (
+from tailorfl.partition import splits
+from tailorfl.errors import ConfigError
+from tailorfl.partition.splits import (
     SplitRule,
     evenly_spaced,
     ordered,
@@ -20,7 +21,6 @@ from tailorfl.data.splits import (
     read_split,
     split_clients,
 )
-from tailorfl.errors import ConfigError
 from tailorfl.settings.data import SplitShares
 
 Ints = NDArray[np.int64]
