@@ -108,7 +108,7 @@ def test_the_operator_accepts_an_experiment(tmp_path: Path) -> None:
         assert audit.wait(ENOUGH) == 0
     kinds = [entry["kind"] for entry in verified(tmp_path / "state-north")]
     assert "train" in kinds
-    assert all(f"  {kind} " in audit.said for kind in kinds)
+    assert all(f"│ {kind} " in audit.said for kind in kinds)
 
 
 NEEDLESS = {

@@ -68,6 +68,7 @@ class RemoteRounds(Simulation):
         changes: client -> the largest change by a reply of its that was accepted.
         announced: of how many clients the trace says that they take part.
         gone: names of the clients that have left for good.
+        empty_places: how many of them were left out from the start, with a place that stays among the others'.
     """
 
     job: Job
@@ -79,6 +80,7 @@ class RemoteRounds(Simulation):
     changes: dict[int, float]
     announced: int = 0
     gone: AbstractSet[str] = frozenset()
+    empty_places: int = 0
 
     def attach(
         self,
@@ -91,6 +93,7 @@ class RemoteRounds(Simulation):
         """Set how clients are reached; see the attributes."""
         self.job, self.connected, self.membership, self.admit = job, connected, membership, admit
         self.gone, self.acked, self.changes = membership.gone, {}, {}
+        self.empty_places = len(job.config.data.excluded_clients)
         self._agree_with(clients)
 
     def _agree_with(self, clients: DescribedClients) -> None:
@@ -235,7 +238,7 @@ class RemoteRounds(Simulation):
     def sample(self, round: int) -> tuple[int, ...]:
         """Return the clients of a round, of those that have not left."""
         members = self.members
-        if len(members) == self.participants - len(self.job.config.data.excluded_clients):
+        if len(members) == self.participants - self.empty_places:
             return super().sample(round)
         sizes = self.population.sizes[members]
         drawn = sample_clients(self.seed, round, sizes, self.fraction, self.sampling) if members else ()
