@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tailorfl.partition import splits
 from tailorfl.errors import ConfigError
+from tailorfl.partition import splits
 from tailorfl.partition.splits import (
     SplitRule,
     evenly_spaced,
