@@ -14,6 +14,8 @@ Rerun on an otherwise idle Linux machine, with the environment of tailorfl:
 
     python benchmarks/peers/compare.py --peers .peers --json benchmarks/results/frameworks.json
 
+`python docs/benchmark_tables.py --write` makes the tables of the documents.
+
 `--peers` holds an environment for each of pfl, flower, fluke, blazefl and fedjax; what is missing is left out.
 """
 
@@ -48,12 +50,6 @@ METHODS = {
     "fedjax": ("fedavg", "apfl"),
 }
 """The methods here that each program's package has."""
-TITLES = {
-    "plain": "plain PyTorch loop",
-    "pfl": "pfl-research",
-    "flower": "Flower simulation",
-    "fedjax": "FedJAX",
-}
 SIZES = (10, 100, 1000)
 ROUNDS = {10: (3, 10), 100: (2, 3), 340: (2, 2), 1000: (1, 1)}
 """Rounds that warm up, and that are timed, by the number of clients."""
@@ -168,30 +164,8 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"version": records[0]["version"], "torch": records[0]["torch"], **best}
 
 
-def table(out: dict[str, Any], clock: str = "cpu") -> str:
-    """Return the Markdown table: seconds of tailorfl's round, and how many times as long the others take."""
-    programs = [program for program in METHODS if any(program in line["programs"] for line in out["lines"])]
-    heads = [TITLES.get(program, program) for program in programs]
-    lines = [
-        f"| Method | Model | Clients | {' | '.join(heads)} |",
-        "| --- | --- |" + " ---: |" * (len(heads) + 1),
-    ]
-    for line in out["lines"]:
-        case, ours, cells = line["case"], line["programs"]["tailorfl"].get(f"{clock}_seconds"), []
-        for program in programs:
-            row = line["programs"].get(program, {})
-            if program == "tailorfl" or f"{clock}_seconds" not in row or ours is None:
-                seconds = row.get(f"{clock}_seconds")
-                words = "fails" if "failed" in row else "over 180 s" if row else "–"
-                cells.append(f"{seconds:.3g} s" if seconds else words)
-            else:
-                cells.append(f"{row[f'{clock}_seconds'] / ours:.3g} ×")
-        lines.append(f"| {case['method']} | {case['model']} | {case['clients']:,} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
-    """Check, measure, print a line a program and case, and write both files."""
+    """Check, measure, print a line a program and case, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path, default=Path(".peers"), help="the folder of environments")
     parser.add_argument("--repeat", type=int, default=1)
@@ -199,7 +173,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="*", type=int, default=list(SIZES), choices=SIZES)
     parser.add_argument("--programs", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--check-only", action="store_true", help="compare weights, measure nothing")
-    parser.add_argument("--json", type=Path, help="and the table beside it, ending in .md")
+    parser.add_argument("--json", type=Path, help="file for the measurements")
     arguments = parser.parse_args()
     paths = {program: arguments.peers.absolute() / program / "bin" / "python" for program in METHODS}
     pythons = {program: str(path) for program, path in paths.items() if path.exists()}
@@ -229,7 +203,6 @@ def main() -> None:
         out["lines"].append({**line, "difference_of_weights": checks.get(key)})
         if arguments.json:  # after each case, so that what was measured stays
             arguments.json.write_text(json.dumps(out, indent=1) + "\n")
-            arguments.json.with_suffix(".md").write_text(table(out))
 
 
 if __name__ == "__main__":

@@ -180,15 +180,16 @@ class DeployedExperiment:
         if first["index"] is None:
             clients = self._own_files(config, seed, {name: described[name] for name in sorted(described)})
         else:
-            everyone = make_federation(config, seed, None, set()).names
-            excluded = [client_number(everyone, name) for name in config.data.excluded_clients]
             numbers = {name: int(facts["index"]) for name, facts in described.items()}
-            numbers |= dict(zip(config.data.excluded_clients, excluded, strict=True))
-            names = sorted(numbers, key=lambda name: numbers[name])
-            if len({*numbers.values()}) < len(names):
-                raise ConfigError(
-                    "a client that is there is left out under another name (data.excluded_clients)"
-                )
+            if config.data.excluded_clients:
+                everyone = make_federation(config, seed, None, set()).names
+                excluded = {name: client_number(everyone, name) for name in config.data.excluded_clients}
+                if set(numbers.values()) & set(excluded.values()):
+                    raise ConfigError(
+                        "a client that is there is left out under another name (data.excluded_clients)"
+                    )
+                numbers |= excluded
+            names = sorted(numbers, key=lambda name: (numbers[name], name))
             if first["total"] != len(names) and (reason := why_nobody_joins(config)):
                 raise ConfigError(
                     f"the experiment's data have {first['total']} clients, but {len(names)} are here: "

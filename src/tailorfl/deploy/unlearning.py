@@ -24,7 +24,7 @@ from tailorfl.settings.names import slug
 
 
 def is_deployed(folder: Path) -> bool:
-    """Whether a result folder is of a federation of real machines."""
+    """Return whether a result folder holds a deployment."""
     return (folder / NAME).is_file()
 
 

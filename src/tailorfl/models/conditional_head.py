@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from tailorfl.errors import ModelError
-from tailorfl.models.layers import head_layer, head_name
+from tailorfl.models.layers import replace_head
 
 OWN = ("weight", "bias", "condition")
 """Names of what is the head's own: W, c and u."""
@@ -50,14 +49,9 @@ def add_condition(module: nn.Module) -> None:
     Raises:
         ModelError: the head is no ordinary linear layer inside a network.
     """
-    head, name = head_layer(module), head_name(module)
-    if type(head) is not nn.Linear or not name:
-        raise ModelError(
-            f"a vector changes the features before a head that is a linear layer inside a network, but that of a "
-            f"{type(module).__name__} is {'not there' if head is None else f'a {type(head).__name__}'}"
-        )
-    module.set_submodule(name, ConditionalHead(head.weight, head.bias).to(head.weight))
-    module.feature_layer = name  # type: ignore[assignment]
+    replace_head(
+        module, lambda head: ConditionalHead(head.weight, head.bias), "a vector changes the features before"
+    )
 
 
 def is_own(name: str, tensor: Tensor, module: nn.Module) -> bool:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
-from tailorfl.errors import ModelError
 from tailorfl.models.dropout import Gumbel
-from tailorfl.models.layers import head_layer, head_name
+from tailorfl.models.layers import replace_head
 
 OWN = ("weight", "bias", "context")
 """Names of what is a client's own: W, b and the context."""
@@ -55,14 +54,7 @@ def add_gate(module: nn.Module) -> None:
     Raises:
         ModelError: the head is no ordinary linear layer inside a network.
     """
-    head, name = head_layer(module), head_name(module)
-    if type(head) is not nn.Linear or not name:
-        raise ModelError(
-            f"a gate stands before a head that is a linear layer inside a network, but that of a "
-            f"{type(module).__name__} is {'not there' if head is None else f'a {type(head).__name__}'}"
-        )
-    module.set_submodule(name, GatedHead(head).to(head.weight))
-    module.feature_layer = name  # type: ignore[assignment]
+    replace_head(module, GatedHead, "a gate stands before")
 
 
 def is_own(name: str, tensor: Tensor, module: nn.Module) -> bool:

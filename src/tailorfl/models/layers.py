@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -161,6 +161,27 @@ def head_name(module: nn.Module) -> str | None:
     """Return the dotted name of `head_layer`."""
     head = head_layer(module)
     return next((name for name, part in module.named_modules() if part is head), None)
+
+
+def replace_head(module: nn.Module, make: Callable[[nn.Linear], nn.Module], what: str) -> None:
+    """Replace the head of a network by what `make` returns for it; in place.
+
+    Args:
+        module: the network.
+        make: linear head -> its replacement, which gets the head's type and device.
+        what: the subject and verb of the error, such as "a gate stands before".
+
+    Raises:
+        ModelError: the head is no ordinary linear layer inside a network.
+    """
+    head, name = head_layer(module), head_name(module)
+    if type(head) is not nn.Linear or not name:
+        raise ModelError(
+            f"{what} a head that is a linear layer inside a network, but that of a {type(module).__name__} is "
+            f"{'not there' if head is None else f'a {type(head).__name__}'}"
+        )
+    module.set_submodule(name, make(head).to(head.weight))
+    module.feature_layer = name  # type: ignore[assignment]
 
 
 def inventory(module: nn.Module) -> str:

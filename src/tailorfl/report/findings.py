@@ -121,7 +121,7 @@ def _of_clients(result: ExperimentResult, means: Means) -> str:
     reference, sign = result.reference, -1.0 if result.lower_is_better else 1.0
     averages = {
         label: sign * average
-        for label in {str(s["label"]): None for s in result.summaries if _is_deployable(str(s["method"]))}
+        for label in {str(s["label"]): None for s in result.summaries if _federates(str(s["method"]))}
         if not math.isnan(average := fmean(means[label].values()))
     }
     if not averages:
@@ -147,8 +147,8 @@ def _of_clients(result: ExperimentResult, means: Means) -> str:
     return f"{compared}, {gain if most > 0 else 'no client gains'}; {_losses(gains)}."
 
 
-def _is_deployable(method: str) -> bool:
-    """Whether clients can have the models of a method without pooling their data, and not by training alone."""
+def _federates(method: str) -> bool:
+    """Return whether a method federates: it neither pools all data nor trains every client alone."""
     known = all_methods().get(method)
     return method not in REFERENCES and not (known is not None and known.pooled)
 

@@ -48,7 +48,7 @@ TRAINED_ANEW = (
     "run that never had the client. Where is_same_trace is true, the same clients took part in every round as before, "
     "and the results are bit-identical to those under the former trace without the client."
 )
-"""What the certificate of a deployment says."""
+"""Statement in the certificate of a deployment."""
 
 
 @dataclass(frozen=True)
