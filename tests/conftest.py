@@ -30,7 +30,7 @@ NOT_QUICK = (
         "docs",
         "examples",
         "export",
-        "fuzz",
+        "tools",
         "notebooks",
         "package",
         "references",

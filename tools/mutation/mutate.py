@@ -1,9 +1,9 @@
 """Changes the source at one random point at a time and looks whether a test notices.
 
-    python tests/mutation/mutate.py record STORE [tests/training ...]    which test runs which line; later what is new
-    python tests/mutation/mutate.py run STORE OUT.jsonl --count 300 --seed 1 [--packages core methods]
-    python tests/mutation/mutate.py again STORE OUT.jsonl            survivors once more, after a test was added
-    python tests/mutation/mutate.py report OUT.jsonl ...             the table, and every survivor
+    python tools/mutation/mutate.py record STORE [tests/training ...]    which test runs which line; later what is new
+    python tools/mutation/mutate.py run STORE OUT.jsonl --count 300 --seed 1 [--packages core methods]
+    python tools/mutation/mutate.py again STORE OUT.jsonl            survivors once more, after a test was added
+    python tools/mutation/mutate.py report OUT.jsonl ...             the table, and every survivor
 
 Needs the package coverage. A process that has imported torch and pytest, and not tailorfl, forks a child for every
 change; the child imports the changed file in place of the real one and runs the tests that were recorded on that line,
@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import coverage_record
 import pytest
+
+import coverage_record
 from forks import ROOT, SOURCE, Replaced, forked, warm
 from points import Point, points
 from selection import Recorded, Selection, within
@@ -185,6 +186,7 @@ def _rows(files: list[Path]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run one of the four commands."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -31,5 +31,5 @@ def test_nothing_but_an_error_of_the_library_or_a_correct_result(part: int, root
         try:
             run_case(kind_of(number), number, root)
         except BaseException as error:
-            error.add_note(f"repeat it: python tests/fuzz/running.py --only {kind_of(number)} {number}")
+            error.add_note(f"repeat it: python tools/fuzz/running.py --only {kind_of(number)} {number}")
             raise

@@ -96,6 +96,7 @@ class Replaced(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Return the changed module's spec; None of every other module."""
         if name != self.name:
             return None
         loader = _Loader(name, str(self.path))

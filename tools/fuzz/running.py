@@ -1,7 +1,7 @@
 """Random cases one after another, and the rule for what may come of each.
 
-    python tests/fuzz/running.py 10000 --seed 7        ten thousand cases; prints what breaks the rule
-    python tests/fuzz/running.py --only names 4711     one case, with its traceback
+    python tools/fuzz/running.py 10000 --seed 7        ten thousand cases; prints what breaks the rule
+    python tools/fuzz/running.py --only names 4711     one case, with its traceback
 
 A case ends with an error of the library, a correct result, or nothing; never with another error, a wrong result, text
 that acts on a terminal, or no end at all.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from forks import ROOT, SOURCE, forked
 
 OPTIONS = [
@@ -38,6 +39,7 @@ LEFT_OUT = ("tests/docs/", "tests/cli/", "tests/test_layers.py", "tests/runs/tes
 
 
 def digest(text: str) -> str:
+    """Return what names a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from forks import SOURCE, Replaced
 from points import points
 from selection import Recorded, in_turn, within
