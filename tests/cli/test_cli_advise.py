@@ -17,14 +17,8 @@ from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 from tailorfl.theory import advisor
 
-LINEAR = [
-    "data=synthetic_linear",
-    "model=linear",
-    "data.options.clients=9",
-    "data.options.samples=80",
-    "data.options.dim=3",
-    "data.options.heterogeneity=1.0",
-]
+LINEAR = ["data=synthetic_linear", "model=linear", "data.options.clients=9", "data.options.samples=80"]
+LINEAR += ["data.options.dim=3", "data.options.heterogeneity=1.0"]
 DIGITS = ["data.clients=4", "data.samples=240", "model.hidden=[8]", "--rounds", "1"]
 
 
@@ -39,12 +33,15 @@ def pasted(output: str) -> dict[str, Any]:
 
 def test_a_convex_problem_is_known_well_and_gets_settings_that_exist() -> None:
     output = done(*LINEAR, "--quiet").stdout
-    assert all(
-        text in output for text in ("heterogeneity R", "Corollary 1", "PerFed-CKT", "alpha_k", "Corollary 2")
-    )
-    found = pasted(output)
-    assert [row["name"] for row in found["methods"]] == ["local", "fedclup", "ditto", "pfedme"]
-    check(load(found))
+    parts = ("heterogeneity R", "Corollary 1", "PerFed-CKT", "alpha_k", "Corollary 2")
+    assert all(text in output for text in parts)
+    config = pasted(output)
+    assert [row["name"] for row in config["methods"]] == ["local", "fedclup", "ditto", "pfedme"]
+    check(load(config))
+    found = json.loads(done(*LINEAR, "--json", "--quiet").stdout)  # everything and nothing else
+    assert found["facts"]["radius"]["value"] == pytest.approx(1.0, rel=0.15)
+    assert len(found["transfer"]["alpha"]) == 9
+    assert found["config"] == config
 
 
 def test_a_network_is_told_what_is_not_meaningful() -> None:
@@ -57,14 +54,6 @@ def test_a_network_is_told_what_is_not_meaningful() -> None:
     check(load(found))
 
 
-def test_json_has_everything_and_nothing_else() -> None:
-    result = done(*LINEAR, "--json", "--quiet")
-    found = json.loads(result.stdout)
-    assert found["facts"]["radius"]["value"] == pytest.approx(1.0, rel=0.15)
-    assert len(found["transfer"]["alpha"]) == 9
-    assert found["config"] == pasted(done(*LINEAR, "--quiet").stdout)
-
-
 def test_methods_that_need_a_public_set_are_pasted_only_where_there_is_one() -> None:
     there = {"perada", "perfed_ckt"} & set(methods())
     for more, expected in ([], set()), (["data.public=digits", "data.public_samples=30"], there):
@@ -74,9 +63,11 @@ def test_methods_that_need_a_public_set_are_pasted_only_where_there_is_one() -> 
         assert names == {"fedclup", "ditto", "pfedme"} | expected
 
 
-def test_advice_runs() -> None:
-    found = json.loads(done(*DIGITS, "--json", "--quiet").stdout)["config"]
-    settings = {"data": {"clients": 4, "samples": 240}, "rounds": 1, "seeds": 1, **found}
+def test_advice_on_a_recipe_runs() -> None:
+    said = done("demo", "data.samples=300", "data.clients=4", "--rounds", "0", "--quiet").stdout
+    assert "local training of halves, 4 of 4 clients" in said
+    config = json.loads(done(*DIGITS, "--json", "--quiet").stdout)["config"]
+    settings = {"data": {"clients": 4, "samples": 240}, "rounds": 1, "seeds": 1, **config}
     Path("advised.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     invoke("run", "advised.yaml", "--quiet", "--out", "out")
 
@@ -92,11 +83,6 @@ def test_a_pilot_is_as_long_as_the_experiment_within_bounds(
     settings = {"data": {"clients": 4, "samples": 240}, "methods": "local", "model": "mlp", "rounds": own}
     pilot(load(None, settings), 4, told, lambda said: None)
     assert seen == [taken]
-
-
-def test_a_recipe_is_advised_on() -> None:
-    output = done("demo", "data.samples=300", "data.clients=4", "--rounds", "0", "--quiet").stdout
-    assert "local training of halves, 4 of 4 clients" in output
 
 
 def test_many_clients_are_cut_in_the_table_only() -> None:

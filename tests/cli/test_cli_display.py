@@ -35,13 +35,6 @@ def shown(console: Console) -> str:
     return cast(io.StringIO, console.file).getvalue()
 
 
-def play(watch: Any) -> None:
-    watch.job_started(JOB, 2, 2, 4, 1)
-    watch.evaluated(JOB, 2, {"global/local/accuracy": 0.1, "personal/local/accuracy": 0.8125})
-    watch.round_done(JOB, DONE)
-    watch.job_done(JOB, {"seconds": 1.5})
-
-
 @pytest.mark.parametrize(
     ("metrics", "expected"),
     [
@@ -76,7 +69,11 @@ def test_bars_show_round_speed_metric_and_rejected_clients() -> None:
 
 def test_lines_tell_the_same() -> None:
     console = Console(file=io.StringIO())
-    play(ProgressLines(console))
+    watch = ProgressLines(console)
+    watch.job_started(JOB, 2, 2, 4, 1)
+    watch.evaluated(JOB, 2, {"global/local/accuracy": 0.1, "personal/local/accuracy": 0.8125})
+    watch.round_done(JOB, DONE)
+    watch.job_done(JOB, {"seconds": 1.5})
     assert shown(console).splitlines() == [
         "[2/2] Ditto seed 1: 4 rounds, resumed after round 1",
         "[2/2] Ditto seed 1: round 2/4, accuracy 0.8125",
@@ -106,104 +103,59 @@ def test_warnings_stand_on_lines_of_their_own_above_the_bars(quiet: bool) -> Non
     assert "not for everybody" not in shown(console)
 
 
-class TestComparison:
-    COLUMNS = (
-        Column("mean", "accuracy", "percent", "higher"),
-        Column("weighted_mean", "weighted by samples", "percent"),
-        Column("std", "std", "percent"),
-        Column("worst10", "worst 10 % of clients", "percent"),
-        Column("best10", "best 10 % of clients", "percent"),
-        Column("share_beating_local", "clients above LocalTrain", "percent"),
-        Column("deployed.global", "on all clients' data", "percent"),
-        Column("bytes", "traffic", "bytes"),
-        Column("seconds", "time", "seconds"),
+def test_lines_that_are_other_methods_are_marked_and_explained() -> None:
+    column = Column("mean", "accuracy", "percent", "higher")
+    frame = pd.DataFrame([{"method": "ditto", "seeds": 3, "mean": 0.81234, "mean_ci": 0.1}], index=["ditto"])
+    result = SimpleNamespace(
+        table=frame,
+        columns=(column,),
+        reductions={"ditto": ["Ditto with λ = 0 is LocalTrain in its personal models"]},
+        without_effect=["2 of 5 rounds of ditto, seed 0 had no effect: too few clients replied"],
+        worst_clients=["worst client of ditto: north"],
+        marked=lambda table: table.rename(index={"ditto": "ditto †"}),
     )
-
-    def printed(self, width: int) -> str:
-        values = {column.key: 0.81234 for column in self.COLUMNS}
-        spread = {f"{column.key}_ci": 0.1 for column in self.COLUMNS}
-        frame = pd.DataFrame([{"method": "ditto", "seeds": 3, **values, **spread}], index=["ditto"])
-        console = terminal(width)
-        reductions = {"ditto": ["Ditto with λ = 0 is LocalTrain in its personal models"]}
-        result = SimpleNamespace(
-            table=frame,
-            columns=self.COLUMNS,
-            reductions=reductions,
-            without_effect=["2 of 5 rounds of ditto, seed 0 had no effect: too few clients replied"],
-            worst_clients=["worst client of ditto: north"],
-            marked=lambda table: table.rename(index={"ditto": "ditto †"}),
-        )
-        show_comparison(console, cast(Any, result), "digits")
-        return shown(console)
-
-    def test_lines_that_are_other_methods_are_marked_and_explained(self) -> None:
-        text = self.printed(200)
-        assert "ditto †" in text
-        assert "worst client of ditto: north" in text
-        assert "† ditto: Ditto with λ = 0 is LocalTrain in its personal models" in text
-
-    def test_wide_terminal_shows_everything(self) -> None:
-        text = self.printed(200)
-        assert text.count("81.23 ± 10.00") == 6
-        assert "further columns" not in text
-
-    def test_narrow_terminal_leaves_out_details_alone(self) -> None:
-        text = self.printed(80)
-        assert "…" not in text
-        assert text.count("81.23 ± 10.00") == 4
-        words = set(text.replace("┃", " ").split())
-        assert {"accuracy", "worst", "clients", "LocalTrain", "traffic", "time"} <= words
-        assert "further columns are in comparison.md: std, best 10 % of clients, weighted by" in text
-        assert max(map(len, text.splitlines())) <= 80
-
-
-def test_estimate_shows_units_and_tables() -> None:
-    @dataclasses.dataclass
-    class Found:
-        clients: int = 20
-        seconds: float = 75.0
-        memory_bytes: int = 1_500_000
-        methods: dict[str, dict[str, Any]] = dataclasses.field(
-            default_factory=lambda: {"ditto": {"trained": 4810, "bytes_per_round": 38480}}
-        )
-        reductions: dict[str, list[str]] = dataclasses.field(
-            default_factory=lambda: {"ditto": ["Ditto with λ = 0 is LocalTrain"]}
-        )
-
     console = terminal()
-    show_estimate(console, CONFIG, cast(Any, Found()))
-    text = shown(console)
-    assert all(part in text for part in ("nothing was trained", "1 min 15 s", "1.5 MB", "4,810", "38.5 kB"))
-    assert text.count("Ditto with λ = 0 is LocalTrain") == 1
+    show_comparison(console, cast(Any, result), "digits")
+    for text in (
+        *("ditto †", "81.23 ± 10.00", "worst client of ditto: north", "2 of 5 rounds of ditto"),
+        "† ditto: Ditto with λ = 0 is LocalTrain in its personal models",
+    ):
+        assert text in shown(console)
+
+
+@dataclasses.dataclass
+class Costs:
+    """What a dry run finds."""
+
+    methods: dict[str, dict[str, Any]]
+    seconds: float = 75.0
+    memory_bytes: int = 1_500_000
+    malicious_clients: str = "0"
+    reductions: dict[str, list[str]] = dataclasses.field(
+        default_factory=lambda: {"ditto": ["Ditto with λ = 0 is LocalTrain"]}
+    )
 
 
 def test_an_estimate_is_one_table_of_methods_without_columns_of_zeros() -> None:
-    @dataclasses.dataclass
-    class Costs:
-        malicious_clients: str = "0"
-        seconds: float = 1.5
-        methods: dict[str, dict[str, Any]] = dataclasses.field(
-            default_factory=lambda: {
-                "ditto": {
-                    "frozen_scalars": 0,
-                    "seconds_per_round": 0.004,
-                    "bytes_per_round": 0,
-                    **{f"further_scalars_of_kind_{kind}": 10**12 + kind for kind in range(6)},
-                },
-                "local": {"frozen_scalars": 0, "seconds_per_round": 0.0, "bytes_per_round": 38480},
-            }
-        )
-        reductions: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-
+    further = {f"further_scalars_of_kind_{kind}": 10**12 + kind for kind in range(6)}
+    ditto = {
+        "frozen_scalars": 0,
+        "seconds_per_round": 0.004,
+        "bytes_per_round": 0,
+        "trained": 4810,
+        **further,
+    }
+    local = {"frozen_scalars": 0, "seconds_per_round": 0.0, "bytes_per_round": 38480}
     narrow, wide = terminal(80), terminal(300)
     for console in (narrow, wide):
-        show_estimate(console, CONFIG, cast(Any, Costs()))
+        show_estimate(console, CONFIG, cast(Any, Costs({"ditto": ditto, "local": local})))
         text = shown(console)
         assert text.count("┡") == 1, "one table"
         assert text.count("│ Ditto ") == 2, "display names, among the facts and in the table"
         assert text.count("38.5 kB") == 1
+        assert text.count("Ditto with λ = 0 is LocalTrain") == 1
         assert not {"malicious", "frozen"} & set(text.split())
-        assert "4 ms" in text
+        assert all(part in text for part in ("nothing was trained", "1 min 15 s", "1.5 MB", "4,810", "4 ms"))
     assert "further columns are in --json: " in shown(narrow)
     assert "further columns" not in shown(wide)
     assert all(f"1,000,000,000,00{kind}" in shown(wide) for kind in range(6))

@@ -18,32 +18,23 @@ SMALL = ("data.clients=4", "data.samples=240", "model.hidden=[8]")
 LIGHT = {
     "run data.alpha=0.1": "'data.partition_options.alpha'",
     "run lr=0.1": "'train.lr'",
-    "run learning_rate=0.1": "'train.lr'",
     "run lam=2": "'method.lam'",
     "compare lam=2": "'methods.ditto.lam'",
-    "compare method.lam=1": "methods.local.lam",
     "run hidden=16": "'model.hidden'",
     "run train.rounds=3": "'rounds'",
-    "run train.lrr=1": "'train.lr'",
-    "run train.lr=fast": "train.lr = 'fast'",
     "run train.lr=-1": "train.lr",
     "run --rounds 10": "key=value: rounds=10",
-    "run --rounds=10": "key=value: rounds=10",
     "compare --lr 0.2": "key=value: train.lr=0.2",
     "run rounds 10": "key=value: rounds=10",
-    "run train.lr=0.1 rounds 10": "key=value: rounds=10",
     "run train.lr=0.1 rounds": "key=value: rounds=...",
     "run ditto": "key=value: method=ditto",
     "ditto": "'tailorfl run method=ditto'",
-    "rnu": "'run'",
     "compere": "'compare'",
     "run --dry-rum": "--dry-run",
     "run method=dito": "'ditto'",
-    "run method.lamb=1": "'lam'",
     "run model=mpl": "'mlp'",
     "run model.hiden=8": "'hidden'",
     "run data.name=digit": "'digits'",
-    "run data.public=digit": "'digits'",
     "run data.partition=dirichlt": "'dirichlet'",
     "run server.robust=medain": "'median'",
     "run engine=vectorised": "'vectorized'",
@@ -54,19 +45,15 @@ LIGHT = {
     "run --force": "--force",
     "reproduce demos": "'demo'",
     "reproduce rounds=1": "'rounds=1' is neither",
-    "reproduce absent.yaml": "'absent.yaml' is neither",
     "list metods": "'methods'",
-    "list settings trian": "'train'",
     "theory moreu": "'moreau'",
     "theory moreau --lam 0": "lam must be a positive number",
     "theory perfed-ckt --v2 1,x": "'1,x'",
-    "theory fedclup-steps --share 0.5,1": "'0.5,1'",
     "theory dp --sampling poison": "'poisson'",
     "bench method=fedavgg": "'fedavg'",
     "bench --out nowhere/found.json": "--out",
     "advise data=digts": "'digits'",
     "pretrain --resume x.safetensors rounds=3": "leave out CONFIG",
-    "pretrain --resume x.safetensors --overwrite": "leave out CONFIG",
     "pretrain train.lrr=1": "'train.lr'",
     "tune --resume t --budget 3": "--budget is given too",
     "tune --resume t rounds=3 --widen": "an experiment and --widen is given too",
@@ -107,14 +94,14 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("line", [*LIGHT, *OTHERS])
+@pytest.mark.parametrize("line", OTHERS)
 def test_a_mistake_is_answered_with_what_was_meant(line: str) -> None:
     output = invoke(*words_of(line), code=2).output
-    assert {**LIGHT, **OTHERS}[line] in " ".join(output.split())
+    assert OTHERS[line] in " ".join(output.split())
     assert not Path("runs").exists()
 
 
-def test_settings_are_refused_before_torch_is_imported() -> None:
+def test_most_mistakes_are_answered_before_torch_is_imported() -> None:
     catalogue.write()  # as `make package` does, and a checkout at the first mistake
     code = (
         "import json, sys\n"
@@ -127,6 +114,7 @@ def test_settings_are_refused_before_torch_is_imported() -> None:
     )
     light = json.dumps([(words_of(line), meant) for line, meant in LIGHT.items()])
     subprocess.run([sys.executable, "-c", code], input=light, text=True, check=True)
+    assert not Path("runs").exists()
 
 
 def test_names_are_collected_anew_where_the_source_was_edited(
@@ -202,17 +190,12 @@ def test_interrupt_says_how_to_continue_what_was_begun(begun: bool, monkeypatch:
         (["eval.target=95"], "95"),
         (["eval.select=val", "data.split={train: 0.8, val: 0.0, test: 0.2}"], "eval.select=val"),
         (
-            [
-                "eval.sets=[local, participants]",
-                "sampling=bernoulli",
-                "weights=uniform",
-                "fraction=0.5",
-                "train.dp={level: client, clip: 1, noise: 1}",
-            ],
+            ["eval.sets=[local, participants]", "sampling=bernoulli", "weights=uniform", "fraction=0.5",
+             "train.dp={level: client, clip: 1, noise: 1}"],
             "participants",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_dry_run_refuses_what_a_run_refuses(settings: list[str], named: str) -> None:
     words = ["run", "method=ditto", "rounds=1", "model=logistic", *settings]
     run, dry_run = invoke(*words, code=2), invoke(*words, "--dry-run", code=2)

@@ -13,7 +13,6 @@ from rich.console import Console
 from cli.commands import invoke
 from tailorfl.cli.epochs import EpochLines, LiveEpochs, watcher
 from tailorfl.cli.main import INTERRUPTED
-from tailorfl.report.progress import bars
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import pretrain
 from tailorfl.runs.pretrain import Epoch, Watcher
@@ -36,11 +35,8 @@ def test_it_writes_says_where_and_is_used() -> None:
     assert "test accuracy 0." in lines[1]
     used = ["run", "method=local", "data.clients=2", "rounds=1", "seeds=1", *SMALL[::2]]
     printed = json.loads(pretrained(*SMALL, "--out", "net.safetensors", "--overwrite", "--json").stdout)
-    assert printed == {
-        "weights": "net.safetensors",
-        "report": "net.json",
-        "scalars": 64 * 8 + 8 + 8 * 10 + 10,
-    }
+    scalars = 64 * 8 + 8 + 8 * 10 + 10
+    assert printed == {"weights": "net.safetensors", "report": "net.json", "scalars": scalars}
     start = ["model.weights=net.safetensors", "model.skip_head=true"]
     invoke(*used, *start)
 
@@ -80,32 +76,18 @@ def test_before_anything_is_kept_there_is_nothing_to_go_on_with(monkeypatch: pyt
     assert "continue with" not in result.output
 
 
-def played(watch: Watcher) -> None:
-    watch.started("mlp on digits", 2, "accuracy", 1)
-    watch.epoch_done(Epoch(2, 0.1, 0.5, 0.75, float("nan"), 1.25))
-
-
-def test_lines_and_bars() -> None:
-    console = Console(file=io.StringIO())
-    played(EpochLines(console))
-    assert cast(io.StringIO, console.file).getvalue().splitlines() == [
+def test_lines_and_bars_suit_their_console() -> None:
+    plain = Console(file=io.StringIO())
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    for console, kind in ((plain, EpochLines), (terminal, LiveEpochs)):
+        with watcher(console) as watch:
+            assert isinstance(watch, kind)
+            watch.started("mlp on digits", 2, "accuracy", 1)
+            watch.epoch_done(Epoch(2, 0.1, 0.5, 0.75, float("nan"), 1.25))
+    assert cast(io.StringIO, plain.file).getvalue().splitlines() == [
         "mlp on digits: 2 epochs, resumed after epoch 1",
         "mlp on digits: epoch 2/2, loss 0.5000, val accuracy 0.7500, 1.2 s",
     ]
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    progress = bars(terminal)
-    played(LiveEpochs(progress))
-    (task,) = progress.tasks
-    assert (task.completed, task.total, task.description) == (2, 2, "mlp on digits")
-    assert task.fields["facts"] == "epoch 2/2 · loss 0.5000 · val accuracy 0.7500"
-    assert "epoch 2/2" in cast(io.StringIO, terminal.file).getvalue()
-
-
-def test_the_watcher_suits_its_console() -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    with watcher(terminal) as watch:
-        assert isinstance(watch, LiveEpochs)
-    with watcher(Console(file=io.StringIO())) as watch:
-        assert isinstance(watch, EpochLines)
+    assert "epoch 2/2 · loss 0.5000 · val accuracy 0.7500" in cast(io.StringIO, terminal.file).getvalue()
     with watcher(terminal, quiet=True) as watch:
         assert type(watch) is Watcher

@@ -30,15 +30,9 @@ def test_plain_loop_equals_the_library(script: Callable[[str], ModuleType], name
     federation = build_federation("digits", clients=6, samples=400, seed=SEED)
     source = federation.source
     model = Model(lambda: build_module(name, source.input_shape, source.outputs))
-    sim = Simulation(
-        make_method("fedavg"),
-        federation,
-        model,
-        TrainConfig(epochs=2, batch_size=BATCH, lr=LR),
-        engine=make_engine(engine),
-        seed=SEED,
-        fraction=0.5,
-    )
+    train = TrainConfig(epochs=2, batch_size=BATCH, lr=LR)
+    options = {"engine": make_engine(engine), "seed": SEED, "fraction": 0.5}
+    sim = Simulation(make_method("fedavg"), federation, model, train, **options)
     start = copy.deepcopy(model.module)
     start.load_state_dict(dict(sim.init.items()))
 

@@ -25,15 +25,21 @@ def heart_files() -> ModuleType:
     return loaded("studies/heart_files.py")
 
 
-@pytest.mark.parametrize("look_alike", [False, True], ids=["heart", "look-alike"])
+def write_or_skip(heart_files: ModuleType, folder: Path, look_alike: bool = False) -> None:
+    try:
+        heart_files.write(folder, look_alike)
+    except DataError as error:
+        pytest.skip(f"the Heart data are not here: {error}")
+
+
+@pytest.mark.parametrize(
+    "look_alike", [pytest.param(False, marks=pytest.mark.slow), True], ids=["heart", "look-alike"]
+)
 def test_from_files_to_predictions(
     look_alike: bool, heart_files: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    try:
-        heart_files.write(Path("heart"), look_alike)
-    except DataError as error:
-        pytest.skip(f"the Heart data are not here: {error}")
+    write_or_skip(heart_files, Path("heart"), look_alike)
     tried = []
     for block in blocks(PAGE):
         if (file := file_of(block)) is not None:
@@ -69,13 +75,10 @@ def test_from_files_to_predictions(
 
 
 def test_the_files_have_words_and_gaps_and_all_patients(heart_files: ModuleType, tmp_path: Path) -> None:
-    try:
-        heart_files.write(tmp_path)
-    except DataError as error:
-        pytest.skip(f"the Heart data are not here: {error}")
-    old, new = (
+    write_or_skip(heart_files, tmp_path)
+    old, new, diagnoses = (
         {name: pd.read_csv(tmp_path / kind / f"{name}.csv") for name in HEART_CENTRES}
-        for kind in ("hospitals", "new")
+        for kind in ("hospitals", "new", "diagnoses")
     )
     assert [len(old[name]) + len(new[name]) for name in HEART_CENTRES] == [303, 294, 123, 200]
     assert sum(map(len, old.values())) == 829
@@ -83,6 +86,5 @@ def test_the_files_have_words_and_gaps_and_all_patients(heart_files: ModuleType,
     assert old["cleveland"].iloc[0].tolist() == [
         63, "male", "typical angina", 145, 233, "high", "hypertrophy", 150, "no", 2.3, "down", 0, "fixed defect", "no",
     ]  # fmt: skip
-    raw = heart_files.raw("va")
-    ill = pd.concat([old["va"]["disease"], pd.read_csv(tmp_path / "diagnoses" / "va.csv")["disease"]])
-    assert (ill == "yes").sum() == (raw["disease"] > 0).sum()
+    ill = pd.concat([old["va"]["disease"], diagnoses["va"]["disease"]])
+    assert (ill == "yes").sum() == (heart_files.raw("va")["disease"] > 0).sum()

@@ -48,13 +48,8 @@ def test_a_row_has_mean_difference_noise_and_verdict(made: ModuleType) -> None:
     assert found == ("0.9686 ± 0.0030", "0.9650 ± 0.0124", "3", "-0.0036", f"{spread:.4f}", "reproduced")
     assert rows["`niid_bench` iid", "FedAvg", "best_on_test"][1:4] == ("0.9000", "1", "-0.0909")
     assert rows["`niid_bench` iid", "FedAvg", "best_on_test"][5] == "off by -0.0909"
-    assert rows["`fedavg_mnist` cnn iid", "FedAvg", "mean"][1:] == (
-        "0.9800",
-        "1",
-        "–",
-        "–",
-        "not published here",
-    )
+    aside = rows["`fedavg_mnist` cnn iid", "FedAvg", "mean"]
+    assert aside[1:] == ("0.9800", "1", "–", "–", "not published here")
     assert ("`school`", "FedAvg", "std") not in rows  # run, and not kept
     assert rows["`school`", "FedAvg+FT", "std"][-1] == "not run"
 
@@ -63,12 +58,11 @@ def test_numbers_of_a_result_are_kept_and_read_again(
     made: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {
-        "name": "tiny", "methods": ["fedavg"], "seeds": [3, 5], "rounds": 1, "data": {"clients": 3, "samples": 240},
-        "model": "logistic", "eval": {"every": 1},
+        "name": "tiny", "methods": ["fedavg"], "seeds": [3, 5], "rounds": 1, "model": "logistic",
+        "data": {"clients": 3, "samples": 240}, "eval": {"every": 1},
     }  # fmt: skip
-    published = {
-        "fedavg": {"mean": {"value": 0.5, "std": 0.1}, "clients": [0.4, 0.5, 0.6], "best_on_test": 0.7}
-    }
+    ours = {"mean": {"value": 0.5, "std": 0.1}, "clients": [0.4, 0.5, 0.6], "best_on_test": 0.7}
+    published = {"fedavg": ours}
     result = tailorfl.run(**settings, published=published, out=tmp_path / "tiny", progress=False)
     numbers = made.numbers_of(result)
     assert set(numbers) == {("tiny", "", "fedavg", name) for name in beside(result, published)["quantity"]}
@@ -87,27 +81,22 @@ def test_numbers_of_a_result_are_kept_and_read_again(
     assert made.numbers_of(bare) == {("tiny", "", "fedavg", "mean"): means}
 
 
-@pytest.mark.parametrize("name", ["fedavg_mnist", "niid_bench", "lg_fedavg_mnist"])
-def test_settings_are_those_of_the_released_code(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "clients", "expected"),
+    [
+        ("fedavg_mnist", 100, (5, 10, 0.01, 0.5, 0.0, 0.1, 50)),
+        ("niid_bench", 10, (10, 64, 0.01, 0.9, 1e-5, 1.0, 50)),
+        ("lg_fedavg_mnist", 100, (1, 10, 0.05, 0.5, 0.0, 0.1, 1000)),
+    ],
+)
+def test_settings_are_those_of_the_released_code(
+    name: str, clients: int, expected: tuple[float, ...]
+) -> None:
     config = load(name)
     train = config.train
-    settings = (
-        train.epochs,
-        train.batch_size,
-        train.lr,
-        train.momentum,
-        train.weight_decay,
-        config.fraction,
-        config.rounds,
-    )
-    assert (
-        settings
-        == {
-            "fedavg_mnist": (5, 10, 0.01, 0.5, 0.0, 0.1, 50),
-            "niid_bench": (10, 64, 0.01, 0.9, 1e-5, 1.0, 50),
-            "lg_fedavg_mnist": (1, 10, 0.05, 0.5, 0.0, 0.1, 1000),
-        }[name]
-    )
-    assert (config.data.clients, len(config.seeds) >= 3) == (10 if name == "niid_bench" else 100, True)
+    settings = (train.epochs, train.batch_size, train.lr, train.momentum, train.weight_decay)
+    assert (*settings, config.fraction, config.rounds) == expected
+    assert config.data.clients == clients
+    assert len(config.seeds) >= 3
     assert config.data.split is not None
     assert config.eval.metric == "accuracy"

@@ -1,4 +1,4 @@
-"""Committed results belong to the library as it is."""
+"""Committed results and the tables of pages belong to the library as it is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import yaml
 from blocks import ROOT
 
 from tailorfl.core.method import make_method, methods
+from tailorfl.theory.fedclup import fewest_steps, stochastic_eta
 
 TABLES = ("defaults", "defaults_cifar")
 README = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
@@ -40,3 +41,21 @@ def test_committed_pages_are_small_and_name_no_folder_of_a_machine(page) -> None
     text = page.read_text(encoding="utf-8")
     assert len(text.encode()) < 3_000_000
     assert not re.search(r"/(home|tmp|root|work)/", text)
+
+
+MU, L = 1.0, 10.0
+ROW = re.compile(
+    r"^\| ([\d.]+) \| (.+) = ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| none \|$", re.MULTILINE
+)
+
+
+def test_local_steps_of_the_grid() -> None:
+    rows = ROW.findall((ROOT / "docs" / "theory.md").read_text(encoding="utf-8"))
+    assert len(rows) == 10
+    for text, rule, printed, *steps in rows:
+        lam = float(text)
+        eta = stochastic_eta(MU, L, lam) if "stochastic" in rule else 1 / (lam + L)
+        assert f"{eta:.4g}" == printed
+        bound = 1 / lam + 1 / L
+        gammas = (bound / 2, 1 / lam, 0.1 * bound, 0.9 * bound)
+        assert [fewest_steps(MU, L, lam, gamma, eta) for gamma in gammas] == [int(k) for k in steps]

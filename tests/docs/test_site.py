@@ -21,14 +21,8 @@ from tailorfl.cli.main import app
 from tailorfl.core.method import all_methods
 from tailorfl.data.registry import data_sources
 
-MADE = {
-    "index.md",
-    "changelog.md",
-    "contributing.md",
-    "reference/commands.md",
-    "reference/methods.md",
-    "reference/python.md",
-}
+MADE = {"index.md", "changelog.md", "contributing.md"}
+MADE |= {f"reference/{page}.md" for page in ("commands", "methods", "python")}
 """Pages that docs/site_pages.py makes."""
 
 
@@ -64,6 +58,13 @@ def test_the_table_of_data_sets_is_up_to_date(script: Callable[[str], ModuleType
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == with_files
 
 
+def test_the_pages_of_settings_and_rules_are_up_to_date(script: Callable[[str], ModuleType]) -> None:
+    made = script("settings_table")
+    remedy = "run python docs/settings_table.py --write"
+    assert made.FILE.read_text(encoding="utf-8") == made.page(), remedy
+    assert made.ROBUST.read_text(encoding="utf-8") == made.page_of_rules(), remedy
+
+
 @pytest.mark.parametrize(
     ("place", "text", "expected"),
     [
@@ -86,18 +87,18 @@ def test_links_lead_into_the_site_or_the_repository(
 class Loads(HTMLParser):
     """Collects what a page loads: scripts, styles, fonts, pictures, frames; not what its links lead to."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
+        values = {name: value or "" for name, value in attrs}
         if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
-            self.found += [told[name] for name in ("src", "srcset") if name in told]
-        elif tag == "link" and told.get("rel") not in ("canonical", "prev", "next", "alternate"):
-            self.found.append(told.get("href", ""))
-        if "style" in told:
-            self.found += of_styles(told["style"])
+            self.addresses += [values[name] for name in ("src", "srcset") if name in values]
+        elif tag == "link" and values.get("rel") not in ("canonical", "prev", "next", "alternate"):
+            self.addresses.append(values.get("href", ""))
+        self.addresses += of_styles(values.get("style", ""))
 
 
 def of_styles(text: str) -> list[str]:
@@ -107,20 +108,18 @@ def of_styles(text: str) -> list[str]:
 
 def loads(site: Path) -> Iterator[tuple[Path, str]]:
     """Yield every file of a site with each address that it loads."""
-    for page in site.rglob("*.html"):
-        parser = Loads()
-        parser.feed(page.read_text(encoding="utf-8"))
-        yield from ((page, address) for address in parser.found)
-    for sheet in site.rglob("*.css"):
-        yield from ((sheet, address) for address in of_styles(sheet.read_text(encoding="utf-8")))
+    for file in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        text = file.read_text(encoding="utf-8")
+        yield from (
+            (file, at) for at in (of_styles(text) if file.suffix == ".css" else Loads(text).addresses)
+        )
 
 
 def test_what_a_page_loads_is_seen() -> None:
-    parser = Loads()
-    parser.feed(
+    page = (
         '<script src="//a/b.js"></script><link rel="stylesheet" href="https://fonts/x"><a href="https://y">'
     )
-    assert parser.found == ["//a/b.js", "https://fonts/x"]
+    assert Loads(page).addresses == ["//a/b.js", "https://fonts/x"]
     assert of_styles("@import 'https://z'; a { src: url(\"https://w\") }") == ["https://z", "https://w"]
 
 

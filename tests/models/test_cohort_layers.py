@@ -7,14 +7,43 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from tailorfl.models import cohort_convs, cohort_norms
 from tailorfl.models.cohort_layers import WeightStep, descending, used_once
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import over_clients
+from tailorfl.models.pooling import Pool, taken_along
 
 CLIENTS, BATCH = 3, 5
-NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
+Build = Callable[[], nn.Module]
+
+
+def chain(*behind: nn.Module, conv: nn.Conv2d | None = None) -> nn.Sequential:
+    """A convolution, what stands behind it, and a second such convolution."""
+    first = conv or nn.Conv2d(2, 24, 3, padding=1)
+    second = nn.Conv2d(first.out_channels, 4, 3, padding=1)
+    return nn.Sequential(first, *behind, second, *behind, nn.Flatten())
+
+
+def pooled(**conv: nn.Conv2d) -> nn.Sequential:
+    return chain(nn.MaxPool2d(2), nn.ReLU(), **conv)
+
+
+IMAGE = (2, 20, 20)
+POOLED: dict[str, tuple[tuple[int, ...], Build]] = {
+    "pool, relu": (IMAGE, pooled),
+    "relu, pool": (IMAGE, lambda: chain(nn.ReLU(), nn.MaxPool2d(2))),
+    "identities": (IMAGE, lambda: chain(nn.Identity(), nn.MaxPool2d(2), nn.Identity(), nn.ReLU())),
+    "overlapping, padded": (IMAGE, lambda: chain(nn.MaxPool2d(3, stride=2, padding=1), nn.ReLU())),
+    "of two sides, up": (IMAGE, lambda: chain(nn.ReLU(), nn.MaxPool2d((2, 3), ceil_mode=True))),
+    "dilated": (IMAGE, lambda: chain(nn.MaxPool2d(2, stride=1, dilation=2), nn.ReLU())),
+    "single pixels": (IMAGE, lambda: pooled(conv=nn.Conv2d(2, 24, 1))),
+    "one channel out": (IMAGE, lambda: pooled(conv=nn.Conv2d(2, 1, 11, padding=5))),
+    "in a chain of chains": (IMAGE, lambda: nn.Sequential(pooled(), nn.Linear(100, 2))),
+}
+"""Where convolutions take the pooling along."""
+NETWORKS: dict[str, tuple[tuple[int, ...], Build]] = {
     "linear": ((7,), lambda: nn.Linear(7, 4)),
     "without bias": ((7,), lambda: nn.Linear(7, 4, bias=False)),
     "on tokens": ((6, 7), lambda: nn.Linear(7, 4)),
@@ -28,8 +57,7 @@ NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
     "small group norm": ((4, 5, 5), lambda: nn.GroupNorm(2, 4)),
     "large group norm": ((8, 26, 26), lambda: nn.GroupNorm(2, 8)),
     "group norm without scale": (
-        (4, 5, 5),
-        lambda: nn.Sequential(nn.GroupNorm(2, 4, affine=False), nn.Conv2d(4, 2, 1)),
+        (4, 5, 5), lambda: nn.Sequential(nn.GroupNorm(2, 4, affine=False), nn.Conv2d(4, 2, 1)),
     ),
     "convolutions, pooled": (
         (1, 28, 28),
@@ -42,48 +70,61 @@ NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
         (3, 20, 20),
         lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 8, 3)),
     ),
+    **POOLED,
 }  # fmt: skip
 networks = pytest.mark.parametrize(("shape", "build"), NETWORKS.values(), ids=NETWORKS.keys())
 
 
-def cohort(shape: tuple[int, ...], build: Callable[[], nn.Module]) -> tuple[Model, dict[str, Tensor], Tensor]:
+def cohort(
+    shape: tuple[int, ...], build: Build, clients: int = CLIENTS
+) -> tuple[Model, dict[str, Tensor], Tensor]:
     """A model, states of all clients [clients, ...] that require gradients, and their inputs."""
     model = Model(build)
-    states = [model.init(i) for i in range(CLIENTS)]
+    states = [model.init(i) for i in range(clients)]
     stacked = {n: torch.stack([s[n] for s in states]).requires_grad_() for n in model.parameters}
-    x = torch.randn(CLIENTS, BATCH, *shape, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(clients, BATCH, *shape, generator=torch.Generator().manual_seed(0))
     return model, stacked, x
 
 
 def together(model: Model, states: dict[str, Tensor], x: Tensor) -> Tensor:
-    with over_clients(CLIENTS) as clients:
+    with over_clients(len(x)) as clients:
         return clients.all(model(clients.each(states), clients.one(x)))
 
 
-def alone(model: Model, states: dict[str, Tensor], x: Tensor) -> Tensor:
-    return torch.stack([model({n: t[i] for n, t in states.items()}, x[i]) for i in range(CLIENTS)])
+def alone(module: nn.Module, states: dict[str, Tensor], x: Tensor) -> Tensor:
+    """What plain torch calculates for every client."""
+    return torch.stack(
+        [functional_call(module, {n: t[i] for n, t in states.items()}, x[i]) for i in range(len(x))]
+    )
 
 
 @networks
-def test_outputs_and_gradients_are_those_of_every_client(shape, build):
-    model, states, x = cohort(shape, build)
+@pytest.mark.parametrize("clients", [1, CLIENTS])
+def test_outputs_and_gradients_are_those_of_every_client(shape, build, clients):
+    model, states, x = cohort(shape, build, clients)
     x.requires_grad_()
-    found, expected = together(model, states, x), alone(model, states, x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    outputs, expected = together(model, states, x), alone(build(), states, x)
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
     g = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     inputs = [x, *states.values()]
-    for a, b in zip(
-        torch.autograd.grad(found, inputs, g), torch.autograd.grad(expected, inputs, g), strict=True
-    ):
+    gradients, references = (torch.autograd.grad(out, inputs, g) for out in (outputs, expected))
+    for a, b in zip(gradients, references, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @networks
-def test_an_input_that_all_clients_share(shape, build):
+def test_what_all_clients_share(shape, build):
+    """An input, or weights, and one client outside of a map."""
     model, states, x = cohort(shape, build)
+    state = {n: t[0] for n, t in states.items()}
     with torch.no_grad(), over_clients(CLIENTS) as clients:
-        found = clients.all(model(clients.each(states), x[0]))
-    torch.testing.assert_close(found, alone(model, states, x[:1].expand_as(x)), rtol=1e-4, atol=1e-5)
+        same_input = clients.all(model(clients.each(states), x[0]))
+        same_weights = clients.all(model(state, clients.one(x)))
+    expected = alone(build(), states, x[:1].expand_as(x))
+    torch.testing.assert_close(same_input, expected, rtol=1e-4, atol=1e-5)
+    expected = torch.stack([functional_call(build(), state, rows) for rows in x])
+    torch.testing.assert_close(same_weights, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.stack([model(state, rows) for rows in x]), expected)
 
 
 def test_a_map_is_that_of_torch():
@@ -133,14 +174,11 @@ def test_a_layer_takes_the_step_that_its_gradient_says(step):
     weights = {n: t for n, t in states.items() if t.dim() > 2}
     gradients = torch.autograd.grad(together(model, states, x).square().sum(), list(states.values()))
     centres = {n: torch.randn_like(t) for n, t in weights.items()} if "pull" in step else {}
-    along = {key: t if isinstance(t, Tensor) else torch.full((CLIENTS,), t) for key, t in step.items()}
     expected = {}
     for name, gradient in zip(states, gradients, strict=True):
-        if name not in weights:
-            continue
         rate, keep, pull = (
-            along.get(key, torch.full((CLIENTS,), default)).reshape(-1, *[1] * (gradient.dim() - 1))
-            for key, default in (("rate", 0.0), ("keep", 1.0), ("pull", 0.0))
+            torch.as_tensor(value).expand(CLIENTS).reshape(-1, *[1] * (gradient.dim() - 1))
+            for value in (step["rate"], step.get("keep", 1.0), step.get("pull", 0.0))
         )
         centre = centres.get(name, torch.zeros(()))
         expected[name] = (keep * states[name] + pull * centre - rate * gradient).detach()
@@ -148,8 +186,8 @@ def test_a_layer_takes_the_step_that_its_gradient_says(step):
     with descending(shares) as descent:
         loss = together(model, states, x).square().sum()
     assert descent.taken == set(shares)
-    found = torch.autograd.grad(loss, list(states.values()), allow_unused=True)
-    for name, before, now in zip(states, gradients, found, strict=True):
+    left = torch.autograd.grad(loss, list(states.values()), allow_unused=True)
+    for name, before, now in zip(states, gradients, left, strict=True):
         if name in weights:
             assert now is None
             torch.testing.assert_close(states[name].detach(), expected[name], rtol=1e-4, atol=1e-4)
@@ -182,3 +220,79 @@ def test_networks_are_their_own_after_a_skeleton_was_made():
     assert [type(m) for m in module] == [nn.Conv2d, nn.GroupNorm, nn.Flatten, nn.Linear]
     assert issubclass(cohort_convs.Conv2d, nn.Conv2d)
     assert issubclass(cohort_norms.GroupNorm, nn.GroupNorm)
+
+
+@pytest.mark.parametrize(("shape", "build"), POOLED.values(), ids=POOLED.keys())
+def test_convolutions_take_pooling_along(shape, build):
+    layers = [p for p in Model(build)._eval.module.modules() if isinstance(p, cohort_convs.Conv2d)]
+    assert layers
+    assert all(layer.pool is not None for layer in layers)
+
+
+def test_gradients_of_numbers_below_zero_and_of_ties_are_those_of_relu_and_pooling():
+    """Where the largest number of a window is not positive, or occurs twice."""
+    y = torch.tensor([[-1.0, -2.0, 3.0, 3.0], [-3.0, 0.0, 3.0, 1.0]]).reshape(1, 1, 1, 2, 4)
+    pool = Pool((2, 2), (2, 2), (0, 0), (1, 1), False)
+    out, places, size = pool.apart(iter(y), 1, False)
+    (gradient,) = pool.back(torch.ones_like(out), out, places, size, False)
+    expected = y[0].clone().requires_grad_()
+    nn.functional.max_pool2d(expected.relu(), 2).sum().backward()
+    assert torch.equal(gradient, expected.grad)
+    assert torch.equal(gradient[0, 0], torch.tensor([[0.0, 0, 1, 0], [0, 0, 0, 0]]))
+
+
+class Own(nn.Module):
+    """A network whose code may look between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = pooled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class Watched(nn.Sequential):
+    """A chain with code of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def with_hook() -> nn.Module:
+    network = pooled()
+    for part in network:
+        part.register_forward_hook(lambda *_: None)
+    return network
+
+
+def with_feature() -> nn.Module:
+    network = pooled()
+    network.feature_layer = "2"
+    return network
+
+
+def twice() -> nn.Module:
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    return nn.Sequential(conv, nn.MaxPool2d(2), nn.ReLU(), conv)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Own,
+        lambda: Watched(nn.Conv2d(2, 2, 3), nn.MaxPool2d(2), nn.ReLU()),
+        with_hook,
+        with_feature,
+        twice,
+        lambda: chain(nn.MaxPool2d(2)),
+        lambda: chain(nn.AvgPool2d(2), nn.ReLU()),
+        lambda: chain(nn.BatchNorm2d(24), nn.MaxPool2d(2), nn.ReLU()),
+        lambda: nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(2, 2, 3)),
+    ],
+)
+def test_networks_whose_pooling_is_left_alone(build):
+    module = build()
+    before = [type(part) for part in module.modules()]
+    assert taken_along(module, nn.Conv2d) == {}
+    assert [type(part) for part in module.modules()] == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -36,26 +37,25 @@ def network(trainable: object = "adapter+head", seed: int = 3, **options: object
     )
 
 
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    found = build_federation(
+def digits() -> Federation:
+    return build_federation(
         "digits", samples=90, clients=3, partition="dirichlet", partition_options={"alpha": 1.0}
     )
-    wide = F.interpolate(found.source.x, size=SHAPE[1:])
-    return replace(found, source=replace(found.source, x=wide))
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    small = digits()
+    wide = F.interpolate(small.source.x, size=SHAPE[1:])
+    return replace(small, source=replace(small.source, x=wide))
 
 
 def simulation(
-    federation: Federation, method: str, engine: str = "sequential", net: Model | None = None
+    federation: Federation, method: str, engine: str, net: Model, options: dict[str, object] | None = None
 ) -> Simulation:
     train = TrainConfig(epochs=None, steps=2, batch_size=8, lr=0.05)
     return Simulation(
-        make_method(method),
-        federation,
-        net or network(width=NARROW),
-        train,
-        engine=make_engine(engine),
-        seed=3,
+        make_method(method, options or {}), federation, net, train, engine=make_engine(engine), seed=3
     )
 
 
@@ -86,43 +86,67 @@ def test_outputs_are_those_of_the_whole_network() -> None:
     assert torch.equal(net(net.init(8), x), whole(mixed, x))
 
 
+NETWORKS: dict[str, Callable[[], Model]] = {
+    "backbone": lambda: network(width=NARROW),
+    "lora": lambda: Model(lambda: build("vit", (1, 8, 8), 10, lora=2, lora_dropout=0.1)),
+    "bottleneck": lambda: Model(lambda: build("vit", (1, 8, 8), 10, adapter_size=5, adapter_dropout=0.1)),
+    "all": lambda: Model(lambda: build("resnet18", SHAPE, 10, adapters=True, norm="group", width=NARROW)),
+}
+NORMS = 2 * 16 + 8 * (16 + 32 + 64 + 128)
+ADAPTERS = 4 * sum(w**2 + 2 * w for w in (16, 32, 64, 128)) + NORMS
+"""Scalars of the adapters of the narrow ResNet-18 and of the norms of its blocks."""
+HEAD = 10 * (8 * NARROW + 1)
+VIT_HEAD = 33 * 10
+
+
 @pytest.mark.parametrize(
-    ("method", "engine"),
-    [("fedavg", "sequential"), ("ditto", "vectorized"), ("fedrep", "vectorized"), ("scaffold", "sequential")],
+    ("name", "method", "options", "sent", "atol"),
+    [
+        ("backbone", "fedavg", {}, ADAPTERS + HEAD, 2e-4),
+        ("backbone", "ditto", {}, ADAPTERS + HEAD, 2e-4),
+        ("backbone", "fedrep", {"head_epochs": 1}, ADAPTERS, 2e-4),
+        ("backbone", "scaffold", {}, 2 * (ADAPTERS + HEAD), 2e-4),
+        ("lora", "fedavg", {}, 2 * 2 * 2 * 64 + VIT_HEAD, 1e-5),
+        ("lora", "ditto", {}, 2 * 2 * 2 * 64 + VIT_HEAD, 1e-5),
+        ("bottleneck", "ditto", {}, 2 * (2 * (2 * 32 * 5 + 32 + 5) + 2 * 2 * 32) + VIT_HEAD, 1e-5),
+        ("all", "fedalt", {"personal_part": "adapter"}, 701_818 - NORMS, 2e-4),
+        ("all", "fedsim", {"personal_part": "adapter"}, 701_818 - NORMS, 2e-4),
+    ],
 )
-def test_training_leaves_the_backbone_bit_identical_and_sends_the_rest(
-    federation: Federation, method: str, engine: str
+def test_training_changes_and_sends_the_trainable_part_alone_in_both_engines(
+    federation: Federation, name: str, method: str, options: dict[str, object], sent: int, atol: float
 ) -> None:
-    net = network(width=NARROW)
-    before = {name: t.clone() for name, t in frozen_tensors(net).items()}
-    sim = simulation(federation, method, engine, net)
-    sim.step()
-    for name, tensor in frozen_tensors(net).items():
-        assert torch.equal(tensor, before[name]), name
-        assert tensor.grad is None
-    assert not {p.rpartition("/")[2] for p in sim.dump()[0]} & net.frozen
-    sent = sum(sim.split.sizes[n] for n in sim.split.shared if n not in sim.split.buffers)
-    assert sim.traffic.up == 3 * sent * {"scaffold": 2}.get(method, 1)
-    assert sent == net.scalars - (10 * (8 * NARROW + 1) if method == "fedrep" else 0)
-
-
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
-def test_engines_agree(federation: Federation, method: str) -> None:
-    one, other = (simulation(federation, method, engine) for engine in ENGINES)
-    for sim in (one, other):
+    """FedAvg on the LoRA part is FedIT; with the adapter partition the network without adapters is sent."""
+    net = NETWORKS[name]()
+    if name in ("lora", "bottleneck"):
+        federation = digits()
+    before = {n: t.clone() for n, t in frozen_tensors(net).items()}
+    ends = []
+    for engine in ENGINES:
+        sim = simulation(federation, method, engine, net, options)
+        start = net.init(3)
         sim.step()
-    left, right = one.global_model(), other.global_model()
-    assert left is not None
-    assert right is not None
-    for name in left.keys():  # noqa: SIM118
-        torch.testing.assert_close(left[name], right[name], atol=2e-4, rtol=2e-3)
+        for n, tensor in frozen_tensors(net).items():
+            assert torch.equal(tensor, before[n]), n
+            assert tensor.grad is None
+        assert not {p.rpartition("/")[2] for p in sim.dump()[0]} & net.frozen
+        assert sim.traffic.up == 3 * sent
+        ((_, models),) = sim.personal_models((0, 1, 2))
+        ends.append(models)
+        assert all(not torch.equal(models[n][0], start[n]) for n in net.parameters)
+    for n in ends[0].keys():  # noqa: SIM118
+        torch.testing.assert_close(ends[0][n], ends[1][n], atol=atol, rtol=10 * atol)
+    if name == "all":
+        kept, shared = models["layer1.0.adapter1.conv.weight"], models["conv1.weight"]
+        assert not torch.equal(kept[0], kept[1])
+        assert torch.equal(shared[0], shared[1])
 
 
 def test_it_equals_the_whole_network_trained_in_that_part(federation: Federation) -> None:
     """`train=` on the whole network is the reference: same batches, same masks, frozen norms in evaluation mode."""
     net, whole = network(width=NARROW), network("all", width=NARROW)
     part = tuple(net.parameters)
-    one, other = simulation(federation, "fedavg", net=net), simulation(federation, "fedavg", net=whole)
+    one, other = (simulation(federation, "fedavg", "sequential", n) for n in (net, whole))
     start = whole.init(3)
 
     def fit(train: tuple[str, ...] | None):

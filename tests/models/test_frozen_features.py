@@ -35,27 +35,18 @@ def samples(shape: tuple[int, ...], count: int = SAMPLES, seed: int = 0) -> Tens
 
 
 LAST = ["layer4.*", "fc.*"]
+BERT = {"layers": 3, "vocabulary": 64}
+TOP_LORA = {**BERT, "lora": 2, "lora_targets": TOP}
+CHOICE = {**TOP_LORA, "head": "choice", "option_length": 4}
 BOUNDARIES: dict[str, tuple[Callable[[], Model], tuple[int, ...], int, str]] = {
     "head": (lambda: net("resnet10", IMAGE, "head", width=8), IMAGE, 64, "dropout"),
     "last stage": (lambda: net("resnet10", IMAGE, LAST, width=8), IMAGE, 32 * 2 * 2, "layer3.0"),
     "cnn2": (lambda: net("cnn2", IMAGE, "head"), IMAGE, 128, "fc_dropout1"),
     # Hidden states of 12 tokens, and the tokens, of which masks are made.
-    "lora": (
-        lambda: net("bert", IDS, layers=3, vocabulary=64, lora=2, lora_targets=TOP),
-        IDS,
-        12 * 32 + 12,
-        "base.encoder.layer.1",
-    ),
+    "lora": (lambda: net("bert", IDS, **TOP_LORA), IDS, 12 * 32 + 12, "base.encoder.layer.1"),
     "causal": (lambda: net("llama", IDS, "head", vocabulary=64), IDS, 12 * 32 + 12, "base.norm"),
     # A prompt and two options of 4 tokens, which go through the base one after another.
-    "choice": (
-        lambda: net(
-            "bert", (20,), layers=3, vocabulary=64, head="choice", option_length=4, lora=2, lora_targets=TOP
-        ),
-        (20,),
-        4 * 32 + 16 * 32 + 20,
-        "base.encoder.layer.1",
-    ),
+    "choice": (lambda: net("bert", (20,), **CHOICE), (20,), 4 * 32 + 16 * 32 + 20, "base.encoder.layer.1"),
 }
 
 
@@ -69,10 +60,8 @@ def test_the_rest_gives_what_the_whole_network_gives(case: str) -> None:
     assert boundary.name == [*boundary.replaced][-1] == last
     rest, front = model.from_features(boundary.apply), FeatureExtractor(model, boundary, state)
     # At other values of what trains, on other samples, in another number.
-    other, x = (
-        {n: t + 0.1 if t.is_floating_point() else t for n, t in model.init(8).items()},
-        samples(shape, 3, 2),
-    )
+    other = {n: t + 0.1 if t.is_floating_point() else t for n, t in model.init(8).items()}
+    x = samples(shape, 3, 2)
     torch.testing.assert_close(rest(other, front(x)), model(other, x), atol=1e-5, rtol=1e-4)
     a, b = (one.outputs_and_features(other, given)[1] for one, given in ((rest, front(x)), (model, x)))
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
@@ -88,7 +77,7 @@ def test_the_rest_gives_what_the_whole_network_gives(case: str) -> None:
 class Skipping(nn.Module):
     """Its head reads the sample itself beside what the first layer makes of it, or a live layer comes first."""
 
-    def __init__(self, way: str, boundary: str | tuple[str, ...]) -> None:
+    def __init__(self, way: str, boundary: str) -> None:
         super().__init__()
         self.first, self.live, self.way = nn.Linear(6, 6), nn.Linear(6, 6), way
         self.shift = nn.Parameter(torch.zeros(6))
@@ -96,16 +85,13 @@ class Skipping(nn.Module):
         self.feature_boundary = boundary
 
     def forward(self, x: Tensor) -> Tensor:
-        given = {"live": lambda: x + self.live(x).detach(), "shift": lambda: x + self.shift}
-        hidden = self.first(given.get(self.way, lambda: x)()).relu()
+        before = {"live": self.live(x).detach(), "shift": self.shift}.get(self.way, torch.zeros(6))
+        hidden = self.first(x + before).relu()
         out: Tensor = self.head(hidden - x if self.way == "skip" else hidden)
         return out
 
 
-@pytest.mark.parametrize(
-    ("way", "name"),
-    [("skip", "first"), ("", "frist"), ("", "unused"), ("", "")],
-)
+@pytest.mark.parametrize(("way", "name"), [("skip", "first"), ("", "frist"), ("", "unused"), ("", "")])
 def test_a_wrong_declaration_is_an_error_that_names_the_module(way: str, name: str) -> None:
     """The rest reads more than the module gives out, there is no such module, or it does not run."""
     model = Model(lambda: Skipping(way, name), trainable="head")
@@ -132,23 +118,28 @@ def test_of_several_boundaries_the_last_counts_before_which_all_is_frozen() -> N
         assert find_boundary(model, dict(model.init(0).items()), torch.randn(SAMPLES, 6)).name == name
 
 
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(867, 9), nn.Linear(9, 4))
+
+
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("make", "shape", "why"),
     [
-        (lambda: net("cnn2", IMAGE, "all"), "nothing is frozen"),
-        (lambda: net("resnet10", IMAGE, "body", width=8), "stands before 'layer1.0'"),
-        (lambda: net("bert", IDS, layers=3, vocabulary=64, lora=2), "stands before 'base.encoder.layer.0'"),
+        (lambda: net("cnn2", IMAGE, "all"), IMAGE, "nothing is frozen"),
+        (lambda: net("resnet10", IMAGE, "body", width=8), IMAGE, "stands before 'layer1.0'"),
+        (lambda: net("bert", IDS, lora=2, **BERT), IDS, "stands before 'base.encoder.layer.0'"),
         (
-            lambda: net("bert", IDS, UPPER, layers=3, vocabulary=64, adapter_size=4, adapter_dropout=0.3),
+            lambda: net("bert", IDS, UPPER, adapter_size=4, adapter_dropout=0.3, **BERT),
+            IDS,
             "stands before 'base.encoder.layer.0'",
         ),
-        (lambda: Model(lambda: nn.Sequential(nn.Flatten(), nn.Linear(867, 9), nn.Linear(9, 4)), trainable="head"),
-         "declares no feature_boundary"),
+        (lambda: Model(plain, trainable="head"), IMAGE, "declares no feature_boundary"),
     ],
-)  # fmt: skip
-def test_where_nothing_can_be_kept_the_reason_is_said(make: Callable[[], Model], why: str) -> None:
+)
+def test_where_nothing_can_be_kept_the_reason_is_said(
+    make: Callable[[], Model], shape: tuple[int, ...], why: str
+) -> None:
     model = make()
-    shape = IDS if hasattr(model.module, "base") else IMAGE
     with pytest.raises(NoFeaturesError, match=why):
         find_boundary(model, dict(model.init(1).items()), samples(shape))
 

@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     for variable in (*hub.OFFLINE, *hub.PROXIES):
         monkeypatch.delenv(variable, raising=False)
 
-    def unknown_host(*given: object, **options: object) -> None:
+    def unknown_host(*address: object, **options: object) -> None:
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown_host)
@@ -65,10 +65,8 @@ def test_a_name_is_looked_for_in_the_cache_and_then_on_a_hub_that_can_be_reached
 
 
 def test_a_folder_is_read_without_a_hub(asked: list[tuple[str, Any]], tmp_path: Path) -> None:
-    assert hub.loaded(lambda place, **options: (place, options), str(tmp_path), a=1) == (
-        str(tmp_path),
-        {"local_files_only": True, "a": 1},
-    )
+    read = hub.loaded(lambda place, **options: (place, options), str(tmp_path), a=1)
+    assert read == (str(tmp_path), {"local_files_only": True, "a": 1})
 
 
 @pytest.mark.usefixtures("asked")

@@ -14,8 +14,9 @@ pytest.importorskip("peft", reason="pip install 'tailorfl[text]'")
 
 TOKENS = 40
 """Ids 2 ... 39 are text, 0 is padding, 1 the end."""
-LENGTH = 9
-"""Of a text."""
+LENGTH, OPTIONS, OPTION_LENGTH = 9, 3, 4
+"""Of a text, which is the prompt where options follow it."""
+CHOICE = {"head": "choice", "option_length": OPTION_LENGTH}
 
 
 def text(*shape: int, seed: int = 0) -> Tensor:
@@ -37,20 +38,35 @@ def ragged(rows: int, length: int, side: str, seed: int = 0) -> Tensor:
     return torch.where(place < real, ids, 0)
 
 
-def made(name: str, **options: object) -> nn.Module:
-    """A tiny model in evaluation mode, of 4 classes or `TOKENS` tokens."""
+def made(name: str, spread: bool = False, **options: object) -> nn.Module:
+    """A tiny model in evaluation mode, of 4 classes, `OPTIONS` options or `TOKENS` tokens.
+
+    Args:
+        name: Of the model.
+        spread: Whether its parameters are far from the start, where attention is uniform.
+        options: Of the model.
+    """
     torch.manual_seed(0)
-    if name == "vit":
-        return build("vit", (1, 8, 8), 4, **options).eval()
-    outputs = TOKENS if options.get("head") == "language" else 4
-    return build(name, (LENGTH,), outputs, vocabulary=TOKENS, **options).eval()
+    head = options.get("head")
+    outputs = {"language": TOKENS, "choice": OPTIONS}.get(str(head), 4)
+    shape = (1, 8, 12) if name == "vit" else (LENGTH + (head == "choice") * OPTIONS * OPTION_LENGTH,)
+    module = build(name, shape, outputs, **options, **({} if name == "vit" else {"vocabulary": TOKENS}))
+    if spread:
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return module.eval()
 
 
-def batch(name: str, seed: int = 0) -> Tensor:
+def side_of(name: str) -> str:
+    """Where the padding of such a model's texts is."""
+    return "left" if name == "llama" else "right"
+
+
+def batch(name: str, seed: int = 0, length: int = LENGTH) -> Tensor:
     """Four samples of such a model, texts with padding."""
     if name == "vit":
-        return torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return ragged(4, LENGTH, "left" if name == "llama" else "right", seed=seed)
+        return torch.randn(4, 1, 8, 12, generator=torch.Generator().manual_seed(seed))
+    return ragged(4, length, side_of(name), seed=seed)
 
 
 def disturbed(module: nn.Module, names: list[str], clients: int, scale: float = 0.1) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,39 +55,23 @@ def refused(*arguments: str, code: int = 1) -> str:
 
 def table(edit: Edit = lambda frame: frame, sizes: Sequence[int] = (20, 20, 20)) -> None:
     """Write table.csv: hospitals of these numbers of rows, two features, two classes in turn."""
-    rng = np.random.default_rng(0)
-    rows = sum(sizes)
+    rng, rows = np.random.default_rng(0), sum(sizes)
     frame = pd.DataFrame(
-        {
-            "hospital": [f"h{client}" for client, size in enumerate(sizes) for _ in range(size)],
-            "age": rng.normal(size=rows),
-            "dose": rng.normal(size=rows),
-            "y": np.arange(rows) % 2,
-        }
+        {"age": rng.normal(size=rows), "dose": rng.normal(size=rows), "y": np.arange(rows) % 2}
     )
+    frame.insert(0, "hospital", np.repeat([f"h{client}" for client in range(len(sizes))], sizes))
     edit(frame).to_csv("table.csv", index=False)
-
-
-def own(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Source:
-    """A source as a careless caller may make it."""
-    x, y = torch.randn(60, 3), torch.arange(60) % 2
-    change(x, y)
-    return Source("mine", x, y, "classification", 2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "parts"),
     [
         (["train.lrr=1"], 2, ["train.lrr", "Did you mean 'train.lr'?"]),
-        (["method=dito"], 2, ["unknown method 'dito'", "Did you mean 'ditto'?", "Valid:"]),
-        (["data=mnst"], 2, ["unknown data source 'mnst'", "Did you mean 'mnist'?"]),
         (["model=lenett"], 2, ["unknown model 'lenett'", "Did you mean 'lenet'?"]),
+        (["model=lenet"], 1, ["at least 16x16 pixels, the data has 8x8", "'cnn2'"]),
         (["data.options.foo=1"], 2, ["option of data source 'digits' 'foo'"]),
         (["eval.sets=[val]", "eval.final=[global]"], 2, ["eval.final", "should contain 'local'"]),
         (["data=table", "data.options.label=y"], 2, ["'table' needs the option 'path'"]),
-        # impossible partitions
-        (["data.clients=5000"], 1, ["cannot deal 1797 samples to 5000 clients", "at most as many"]),
-        (["data.clients=300"], 1, ["300 clients min_size=10 (3000 needed)", "use fewer clients"]),
         (
             ["data.partition=labels_per_client", "data.partition_options.classes=20"],
             1,
@@ -101,16 +84,8 @@ def own(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Source:
             1,
             ["clients have no training samples: clients 'client-", "a larger min_size"],
         ),
-        # models that do not fit
-        (["model=lenet"], 1, ["at least 16x16 pixels, the data has 8x8", "'cnn2'"]),
-        (["model=cox"], 1, ["one output", "asks for 10"]),
-        (["model={name: mlp, hidden: [-3]}"], 1, ["lists of widths such as [200], got [-3]"]),
-        (["model.weights=nowhere.npz"], 1, ["'nowhere.npz' does not exist"]),
-        # splits and held-out clients
-        (["data.split={train: 0.9, test: 0.9}"], 2, ["train=0.9", "at most 1"]),
         (["data.split={train: 0.5, val: 0.5}"], 1, ["no client has test samples", "data.split"]),
         (["data.split=perfed"], 2, ["Did you mean 'perfed_ckt'?"]),
-        (["data.split={test: official}"], 2, ["official test part, which this source does not have"]),
         (["data.heldout_clients=-1"], 2, ["data.heldout_clients = -1", "at least 0"]),
         (["data.heldout_clients=[clinic-7]"], 2, ["unknown held-out client 'clinic-7'", "Did you mean"]),
         (["data.heldout_domain=sketch"], 1, ["source 'digits' has no domains"]),
@@ -126,10 +101,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("edit", "parts"),
     [
-        (
-            lambda t: t.assign(age=t.age.mask(t.index == 3)),
-            ["column 'age' is empty (NaN) in 1 of 60 rows", "3"],
-        ),
+        (lambda t: t.assign(age=t.age.mask(t.index == 3)), ["'age' is empty (NaN) in 1 of 60 rows", "3"]),
         (lambda t: t.assign(age=t.age.where(t.index != 3, np.inf)), ["column 'age' is infinite", "row 3"]),
         (lambda t: t.assign(dose="much"), ["column 'dose' is not a number"]),
         (lambda t: t.iloc[:0], ["has 0 rows"]),
@@ -142,41 +114,21 @@ def test_a_table_that_cannot_be_read_is_told_by_column_and_row(edit: Edit, parts
     assert all(part in message for part in ["table 'table.csv'", *parts]), message
 
 
-@pytest.mark.parametrize("model", ["cnn2", "lenet", "resnet20"])
-def test_an_image_model_refuses_a_table(model: str) -> None:
-    table()
-    message = refused(*TABLE, f"model={model}")
-    assert f"model '{model}' takes images of shape (channels, height, width)" in message
-    assert "samples of shape (2,); use 'logistic' or 'mlp'" in message
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [(torch.nan, 1), (torch.inf, 1), (0.0, 2), (0.0, -1)],
+    ids=["nan", "inf", "beyond", "negative"],
+)
+def test_bad_numbers_in_data_of_ones_own_are_told_by_sample(x: float, y: int, tmp_path: Path) -> None:
+    features, labels = torch.randn(60, 3), torch.arange(60) % 2
+    features[7, 1], labels[7] = x, y
 
+    def run() -> None:
+        mine = Source("mine", features, labels, "classification", 2)
+        tailorfl.run({"seeds": 1, "data": {"clients": 3}}, source=mine, out=tmp_path / "out")
 
-def test_holding_out_every_client_leaves_none_to_train() -> None:
-    table()
-    assert "leaves 0 to train" in refused(*TABLE, "data.heldout_clients=3", code=2)
-
-
-def not_a_number(x: torch.Tensor, y: torch.Tensor) -> None:
-    x[7, 1] = torch.nan
-
-
-def infinite(x: torch.Tensor, y: torch.Tensor) -> None:
-    x[7, 1] = torch.inf
-
-
-def beyond_the_classes(x: torch.Tensor, y: torch.Tensor) -> None:
-    y[7] = 2
-
-
-def negative(x: torch.Tensor, y: torch.Tensor) -> None:
-    y[7] = -1
-
-
-@pytest.mark.parametrize("change", [not_a_number, infinite, beyond_the_classes, negative])
-def test_bad_numbers_in_data_of_ones_own_are_told_by_sample(
-    change: Callable[[torch.Tensor, torch.Tensor], None], tmp_path: Path
-) -> None:
     with pytest.raises(DataError, match=r"'mine'.*sample|sample 7 of client") as error:
-        tailorfl.run({"seeds": 1, "data": {"clients": 3}}, source=own(change), out=tmp_path / "out")
+        run()
     assert error.value.exit_code == 1
     assert "7" in str(error.value)
     assert not (tmp_path / "out").exists()
@@ -202,15 +154,11 @@ def test_a_client_with_one_class_takes_part_and_is_pointed_out() -> None:
     assert "1 of 3 clients have one class only, so always guessing it is perfect there" in result.stderr
 
 
-def test_a_dry_run_shows_the_warnings_too() -> None:
+def test_warnings_are_shown_by_a_dry_run_and_found_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     table(sizes=(20, 1, 20))
     result = invoke(*TABLE, "--dry-run")
     assert result.exit_code == 0
     assert "warning: data of seed 0: 1 of 3 clients have a single training sample" in result.stderr
-
-
-def test_python_callers_find_the_warnings_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    table(sizes=(20, 1, 20))
     data = {"name": "table", "path": "table.csv", "options": {"label": "y", "client": "hospital"}}
     tailorfl.run({"rounds": 1, "seeds": 1, "data": data, "model": "logistic"}, out="out")
     assert any("single training sample" in record.message for record in caplog.records)
@@ -234,7 +182,8 @@ def test_a_diverging_client_is_rejected_named_and_counted(method: str) -> None:
 
 
 def test_if_all_diverge_the_job_stops_and_the_others_stand() -> None:
-    result = invoke("methods=[{name: fedavg, train: {lr: 1e30}}, local]", "--out", "out")
+    diverging = "{name: fedavg, train: {lr: 1e30}}"
+    result = invoke(f"methods=[{diverging}, local]", "--out", "out")
     assert result.exit_code == 0
     assert "warning: fedavg, seed 0, is left out of the results" in result.stderr
     assert "all 20 clients diverged" in result.stderr
@@ -243,32 +192,20 @@ def test_if_all_diverge_the_job_stops_and_the_others_stand() -> None:
     assert "FedAvg" not in result.stdout
     assert RunStore.open("out/local/seed-0", readonly=True).status == "finished"
     assert RunStore.open("out/fedavg/seed-0", readonly=True).status == "failed"
-    report = CliRunner().invoke(app, ["report", "out"])
-    assert report.exit_code == 0
-    assert "LocalTrain" in report.stdout
+    assert "LocalTrain" in CliRunner().invoke(app, ["report", "out"]).stdout
+    alone = invoke(f"methods=[{diverging}]", "--out", "alone")
+    assert alone.exit_code == 1
+    assert "all 20 clients diverged" in alone.stderr
+    assert "Traceback" not in alone.output
 
 
-def test_if_nothing_but_that_job_is_there_it_is_an_error() -> None:
-    result = invoke("methods=[{name: fedavg, train: {lr: 1e30}}]", "--out", "out")
-    assert result.exit_code == 1
-    assert "all 20 clients diverged" in result.stderr
-    assert "Traceback" not in result.output
-
-
-def test_a_result_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    for out in ("file", "file/out"):
-        message = refused("--out", out)
-        assert f"cannot create the result folder '{out}'" in message
-        assert "choose another name" in message
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_result_folder_without_permission_is_told_at_once(tmp_path: Path) -> None:
-    (tmp_path / "closed").mkdir(mode=0o555)
-    message = refused("--out", "closed/out")
-    assert "cannot create the result folder 'closed/out': Permission denied" in message
+@pytest.mark.parametrize("out", ["file", "file/out"])
+def test_a_result_folder_that_cannot_be_written_is_told_at_once(out: str) -> None:
+    Path("file").write_text("mine")
+    message = refused("--out", out)
+    assert f"cannot create the result folder '{out}'" in message
+    assert "choose another name" in message
+    assert Path("file").read_text() == "mine"
 
 
 FULL: dict[str, Any] = {
@@ -291,13 +228,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(
-    share: float, tmp_path: Path, undisturbed: Path
-) -> None:
+def test_a_full_disk_loses_nothing_and_the_run_goes_on_once_there_is_space(undisturbed: Path) -> None:
     """A limit of the size of files stands for the full disk; it hits Ditto, whose records are the larger."""
     sizes = [(undisturbed / name / "seed-0" / "clients.jsonl").stat().st_size for name in ("local", "ditto")]
-    limit = int(sizes[0] + share * (sizes[1] - sizes[0]))
+    limit = (sizes[0] + sizes[1]) // 2
     Path("full.yaml").write_text(tailorfl.load_config(FULL).to_yaml())
     arguments = ("run", "full.yaml", "--out", "out", "--quiet")
     small = (limit, resource.RLIM_INFINITY)
@@ -356,7 +290,6 @@ def test_without_a_sound_checkpoint_the_records_are_left_alone(stopped: Path) ->
     assert result.exit_code == 1
     assert "no usable checkpoint in 'out/local/seed-0'" in result.stderr
     assert "restore the files from a copy, or move the folder away" in result.stderr
-    assert "Traceback" not in result.output
     assert (stopped / "rounds.jsonl").read_bytes() == before
 
 

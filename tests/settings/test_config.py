@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 
 from tailorfl.errors import ConfigError
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
-from tailorfl.settings.loading import load, read, recipes
+from tailorfl.settings.loading import load, recipes
 
 VARIED = [
     "methods=[local, {name: fedclup, lam: 0.5}, {name: fedclup, lam: 1.5, rounds: 7, train: {steps: 3}}]",
@@ -33,46 +32,30 @@ def mistake(*overrides: str) -> str:
     return str(caught.value)
 
 
-class TestDefaults:
-    def test_default_is_the_first_thing_a_newcomer_runs(self) -> None:
-        config = load()
-        assert (config.data.name, config.model.name, config.model.options) == (
-            "digits",
-            "mlp",
-            {"hidden": [64]},
-        )
-        assert config.seeds == (0, 1, 2)
-        assert [method.name for method in config.methods] == ["ditto"]
-
-    def test_methods_to_compare_apply_only_where_none_are_named(self) -> None:
-        assert [m.name for m in load(None, methods=COMPARED).methods] == list(COMPARED)
-        assert [m.name for m in load(None, ["method=fedrep"], methods=COMPARED).methods] == ["fedrep"]
-
-    def test_config_is_frozen(self) -> None:
-        with pytest.raises(ValueError, match="frozen"):
-            load().rounds = 3  # type: ignore[misc]
+def test_methods_to_compare_apply_only_where_none_are_named() -> None:
+    assert [m.name for m in load(None, methods=COMPARED).methods] == list(COMPARED)
+    assert [m.name for m in load(None, ["method=fedrep"], methods=COMPARED).methods] == ["fedrep"]
+    with pytest.raises(ValueError, match="frozen"):
+        load().rounds = 3  # type: ignore[misc]
 
 
-class TestRoundTrip:
-    @pytest.mark.parametrize("count", range(len(VARIED) + 1))
-    def test_yaml_gives_an_equal_experiment(self, count: int, tmp_path: Path) -> None:
-        config = load(None, VARIED[:count])
-        file = tmp_path / "config.yaml"
-        file.write_text(config.to_yaml())
-        assert load(file) == config
+@pytest.mark.parametrize("count", range(len(VARIED) + 1))
+def test_yaml_and_plain_values_give_an_equal_experiment(count: int, tmp_path: Path) -> None:
+    config = load(None, VARIED[:count])
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    assert load(file) == load(config) == config == load(config.to_dict())
 
-    def test_an_experiment_and_its_plain_values_load_equal(self) -> None:
-        config = load(None, VARIED)
-        assert load(config) == config == load(config.to_dict())
 
-    @pytest.mark.parametrize("name", sorted(recipes()))
-    def test_every_recipe_loads_and_says_what_it_is(self, name: str) -> None:
-        assert load(name).description.strip()
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_every_recipe_loads_and_says_what_it_is(name: str) -> None:
+    assert load(name).description.strip()
 
-    def test_option_named_like_a_setting_survives(self) -> None:
-        config = load(None, ["model={name: 'own:make', options: {weights: uniform}}"])
-        assert config.model.weights is None
-        assert load(yaml.safe_load(config.to_yaml())).model.options == {"weights": "uniform"}
+
+def test_option_named_like_a_setting_survives() -> None:
+    config = load(None, ["model={name: 'own:make', options: {weights: uniform}}"])
+    assert config.model.weights is None
+    assert load(yaml.safe_load(config.to_yaml())).model.options == {"weights": "uniform"}
 
 
 CLUPS = "methods=[{name: fedclup, label: low}, {name: fedclup, label: high}, {name: ditto, label: Ditto}]"
@@ -174,144 +157,97 @@ def test_a_length_and_null_for_the_other_have_no_order(
     assert (train[length], train[other]) == (3, None)
 
 
-class TestMistakes:
-    @pytest.mark.parametrize(
-        ("override", "place", "nearest"),
-        [
-            ("trian.lr=1", "trian", "train"),
-            ("train.lrr=1", "train.lrr", "train.lr"),
-            ("data.cleints=3", "data.cleints", "data.clients"),
-            ("data.split.tets=0.2", "data.split.tets", "data.split.test"),
-            ("data.corruptions.kind=fog", "data.corruptions.kind", "data.corruptions.kinds"),
-            ("eval.evry=3", "eval.evry", "eval.every"),
-            ("engine.chunks=3", "engine.chunks", "engine.chunk"),
-            ("train.dp={clip: 1, noise: 1, nois: 1}", "train.dp.nois", "train.dp.noise"),
-            ("method={name: ditto, train: {lrr: 1}}", "methods.0.train.lrr", "methods.0.train.lr"),
-        ],
-    )
-    def test_unknown_key_has_its_place_and_the_nearest_key(
-        self, override: str, place: str, nearest: str
-    ) -> None:
-        message = mistake(override)
-        assert f"{place}: unknown key" in message
-        assert f"Did you mean '{nearest}'?" in message
-
-    @pytest.mark.parametrize(
-        ("override", "expected"),
-        [
-            ("train.lr=fast", "train.lr = 'fast': should be a number"),
-            ("train.lr=true", "train.lr = True: should be a number"),
-            ("train.lr=.nan", "train.lr = nan: should be a finite number"),
-            ("rounds=2.5", "rounds = 2.5: should be a whole number"),
-            ("rounds='3'", "rounds = '3': should be a whole number"),
-            ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
-            ("fraction=1.5", "fraction = 1.5: should be less than or equal to 1"),
-            ("train=5", "train = 5: should be a group of settings"),
-            ("methods=3", "methods = 3: should be a list"),
-            ("methods=[]", "methods = []: should not be empty"),
-            ("name=3", "name = 3: should be text"),
-            ("seeds=[1, 1]", "seeds = [1, 1]: has a seed twice"),
-            ("data.heldout_clients=-2", "data.heldout_clients = -2: should be a number of at least 0"),
-            (
-                "data.corruptions.severities=[6]",
-                "data.corruptions.severities.0 = 6: should be less than or equal to 5",
-            ),
-            ("train={epochs: 1, steps: 2}", "train needs either epochs or steps"),
-            ("train.dp.clip=1", "train.dp needs either noise or epsilon"),
-            ("train.dp.noise=1", "train.dp.clip is missing"),
-            ("train.dp={clip: 1, noise: 1, epsilon: 3}", "train.dp needs either noise or epsilon"),
-            ("train.dp={clip: .inf, noise: 1}", "train.dp has no bound (clip: .inf)"),
-            ("train.dp={clip: .inf, epsilon: 1}", "train.dp has no bound (clip: .inf)"),
-            ("train.dp={clip: .nan, noise: 0}", "train.dp.clip = nan: should be greater than 0"),
-            ("train.dp={clip: 1, noise: .inf}", "train.dp.noise = inf: should be a finite number"),
-            ("train.dp={clip: 1, noise: 1, delta: 1}", "train.dp.delta = 1: should be less than 1"),
-            ("train.dp={clip: 1, noise: 1, level: user}", "should be one of sample, client"),
-            ("train.dp={clip: 1, noise: 1, sampling: poison}", "should be one of poisson, shuffle"),
-            ("train.dp={clip: 1, noise: 1, calibrate: client}", "has calibrate"),
-            ("train.dp={clip: 1, epsilon: 1, calibrate: client, level: client}", "has calibrate: client"),
-            ("methods=[{lam: 1}]", "methods.0.name is missing"),
-            ("methods=[ditto, ditto]", "has 'ditto' twice; give one of them another label"),
-            ("model={name: mlp, norm: a, options: {norm: b}}", "gives 'norm' twice"),
-        ],
-    )
-    def test_wrong_value_is_shown_with_what_was_expected(self, override: str, expected: str) -> None:
-        assert expected in mistake(override)
-
-    @pytest.mark.parametrize(
-        ("override", "nearest"),
-        [
-            ("sampling=uniformly", "uniform"),
-            ("eval.sets=[lokal]", "local"),
-            ("data.normalise=clients", "client"),
-        ],
-    )
-    def test_choice_has_the_nearest_name(self, override: str, nearest: str) -> None:
-        assert f"Did you mean '{nearest}'?" in mistake(override)
-
-    def test_every_mistake_is_told_at_once(self) -> None:
-        message = mistake("train.lr=-1", "rounds=0", "nonsense=1")
-        assert "3 mistakes" in message
-        assert all(place in message for place in ("train.lr", "rounds", "nonsense"))
-
-    @pytest.mark.parametrize(
-        ("override", "expected"),
-        [
-            ("lr", "'lr' is not a setting; write key=value"),
-            ("=3", "'=3' is not a setting"),
-            ("rounds=[1", "not valid YAML"),
-            ("name.first=a", "name"),
-            ("methods.dito.lam=1", "Did you mean 'ditto'?"),
-        ],
-    )
-    def test_malformed_overrides(self, override: str, expected: str) -> None:
-        assert expected in mistake(override)
-
-    def test_setting_inside_a_number(self, tmp_path: Path) -> None:
-        file = tmp_path / "e.yaml"
-        file.write_text("rounds: 5\n")
-        with pytest.raises(ConfigError, match="rounds = 5 has no settings inside it"):
-            load(file, ["rounds.x=1"])
-
-    def test_method_is_ambiguous_among_several(self) -> None:
-        message = mistake("methods=[local, ditto]", "method.lam=1")
-        assert "2 methods" in message
-        assert "methods.local.lam" in message
-
-    def test_method_and_methods_exclude_each_other(self) -> None:
-        with pytest.raises(ConfigError, match="both 'method' and 'methods'"):
-            load({"method": "ditto", "methods": ["local"]})
+UNKNOWN_KEYS = [
+    ("trian.lr=1", "trian", "train"),
+    ("train.lrr=1", "train.lrr", "train.lr"),
+    ("data.cleints=3", "data.cleints", "data.clients"),
+    ("data.split.tets=0.2", "data.split.tets", "data.split.test"),
+    ("data.corruptions.kind=fog", "data.corruptions.kind", "data.corruptions.kinds"),
+    ("eval.evry=3", "eval.evry", "eval.every"),
+    ("engine.chunks=3", "engine.chunks", "engine.chunk"),
+    ("train.dp={clip: 1, noise: 1, nois: 1}", "train.dp.nois", "train.dp.noise"),
+    ("method={name: ditto, train: {lrr: 1}}", "methods.0.train.lrr", "methods.0.train.lr"),
+]
+MISTAKES = [
+    ("train.lr=fast", "train.lr = 'fast': should be a number"),
+    ("train.lr=true", "train.lr = True: should be a number"),
+    ("train.lr=.nan", "train.lr = nan: should be a finite number"),
+    ("rounds=2.5", "rounds = 2.5: should be a whole number"),
+    ("rounds='3'", "rounds = '3': should be a whole number"),
+    ("rounds=0", "rounds = 0: should be greater than or equal to 1"),
+    ("fraction=1.5", "fraction = 1.5: should be less than or equal to 1"),
+    ("train=5", "train = 5: should be a group of settings"),
+    ("methods=3", "methods = 3: should be a list"),
+    ("methods=[]", "methods = []: should not be empty"),
+    ("name=3", "name = 3: should be text"),
+    ("seeds=[1, 1]", "seeds = [1, 1]: has a seed twice"),
+    ("data.heldout_clients=-2", "data.heldout_clients = -2: should be a number of at least 0"),
+    (
+        "data.corruptions.severities=[6]",
+        "data.corruptions.severities.0 = 6: should be less than or equal to 5",
+    ),
+    ("train={epochs: 1, steps: 2}", "train needs either epochs or steps"),
+    ("train.dp.clip=1", "train.dp needs either noise or epsilon"),
+    ("train.dp.noise=1", "train.dp.clip is missing"),
+    ("train.dp={clip: 1, noise: 1, epsilon: 3}", "train.dp needs either noise or epsilon"),
+    ("train.dp={clip: .inf, noise: 1}", "train.dp has no bound (clip: .inf)"),
+    ("train.dp={clip: .inf, epsilon: 1}", "train.dp has no bound (clip: .inf)"),
+    ("train.dp={clip: .nan, noise: 0}", "train.dp.clip = nan: should be greater than 0"),
+    ("train.dp={clip: 1, noise: .inf}", "train.dp.noise = inf: should be a finite number"),
+    ("train.dp={clip: 1, noise: 1, delta: 1}", "train.dp.delta = 1: should be less than 1"),
+    ("train.dp={clip: 1, noise: 1, level: user}", "should be one of sample, client"),
+    ("train.dp={clip: 1, noise: 1, sampling: poison}", "should be one of poisson, shuffle"),
+    ("train.dp={clip: 1, noise: 1, calibrate: client}", "has calibrate"),
+    ("train.dp={clip: 1, epsilon: 1, calibrate: client, level: client}", "has calibrate: client"),
+    ("methods=[{lam: 1}]", "methods.0.name is missing"),
+    ("methods=[ditto, ditto]", "has 'ditto' twice; give one of them another label"),
+    ("model={name: mlp, norm: a, options: {norm: b}}", "gives 'norm' twice"),
+    ("sampling=uniformly", "Did you mean 'uniform'?"),
+    ("eval.sets=[lokal]", "Did you mean 'local'?"),
+    ("data.normalise=clients", "Did you mean 'client'?"),
+    ("lr", "'lr' is not a setting; write key=value"),
+    ("=3", "'=3' is not a setting"),
+    ("rounds=[1", "not valid YAML"),
+    ("name.first=a", "name"),
+    ("methods.dito.lam=1", "Did you mean 'ditto'?"),
+]
 
 
-class TestFiles:
-    def test_neither_file_nor_recipe(self) -> None:
-        with pytest.raises(ConfigError, match=r"neither a file nor a recipe.*'demo'.*key=value"):
-            read("demos")
+@pytest.mark.parametrize(("override", "place", "nearest"), UNKNOWN_KEYS)
+def test_unknown_key_has_its_place_and_the_nearest_key(override: str, place: str, nearest: str) -> None:
+    message = mistake(override)
+    assert f"{place}: unknown key" in message
+    assert f"Did you mean '{nearest}'?" in message
 
-    def test_mistake_in_a_file_names_the_file(self, tmp_path: Path) -> None:
-        file = tmp_path / "mine.yaml"
-        file.write_text("rounds: soon\n")
-        with pytest.raises(ConfigError, match=re.escape(str(file))):
-            load(file)
 
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("a: [1", "not valid YAML"),
-            ("- a\n- b\n", "is a list"),
-            ("rounds: 1\nrounds: 2\n", "'rounds' comes twice"),
-            ("train:\n  lr: 1\n  lr: 2\n", "'lr' comes twice"),
-        ],
-    )
-    def test_files_that_are_no_settings(self, text: str, expected: str, tmp_path: Path) -> None:
-        file = tmp_path / "e.yaml"
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=expected):
-            load(file)
+@pytest.mark.parametrize(("override", "expected"), MISTAKES)
+def test_a_mistake_is_shown_with_what_was_expected(override: str, expected: str) -> None:
+    assert expected in mistake(override)
 
-    def test_empty_file_is_the_default_experiment(self, tmp_path: Path) -> None:
-        file = tmp_path / "e.yaml"
-        file.write_text("# nothing\n")
-        assert load(file) == ExperimentConfig()
+
+def test_every_mistake_is_told_at_once() -> None:
+    message = mistake("train.lr=-1", "rounds=0", "nonsense=1")
+    assert "3 mistakes" in message
+    assert all(place in message for place in ("train.lr", "rounds", "nonsense"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds: soon", "mine.yaml"),
+        ("a: [1", "not valid YAML"),
+        ("- a\n- b\n", "is a list"),
+        ("rounds: 1\nrounds: 2\n", "'rounds' comes twice"),
+        ("train:\n  lr: 1\n  lr: 2\n", "'lr' comes twice"),
+    ],
+)
+def test_files_that_are_no_settings(text: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        load(file)
+    file.write_text("# nothing\n")
+    assert load(file) == ExperimentConfig()
 
 
 def test_the_recipe_of_all_methods_has_all_methods() -> None:

@@ -16,21 +16,9 @@ from tailorfl.settings.loading import load
 from tailorfl.settings.names import LONGEST, OWN_FILES, slug
 
 ODD = [
-    "..",
-    ".",
-    "../..",
-    "../../x",
-    "/etc/passwd",
-    "a/../b",
-    "~",
-    "-rf",
-    ".hidden",
-    "",
-    " ",
-    "日本",
-    "\x1b[31m",
-    "a\nb",
-]
+    "..", ".", "../..", "../../x", "/etc/passwd", "a/../b", "~",
+    "-rf", ".hidden", "", " ", "日本", "\x1b[31m", "a\nb",
+]  # fmt: skip
 TINY = {"rounds": 1, "seeds": 1, "model": "logistic", "data": {"clients": 3}, "eval": {"final": ["local"]}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 import tailorfl
 from tailorfl.cli.main import app
-from tailorfl.errors import ConfigError, DataError, ModelError, RunError
+from tailorfl.errors import ConfigError, DataError, ModelError, RunError, first_few
 from tailorfl.models.registry import build
 from tailorfl.printable import harmful, visible
 from tailorfl.report.experiment import run_experiment
@@ -75,21 +76,33 @@ def test_a_file_that_would_take_for_ever_or_break_the_parser(tmp_path: Path, kin
     assert said in refused(file)
 
 
-def test_values_of_python_have_the_same_bounds() -> None:
-    deep: Any = 1
-    for _ in range(1000):
-        deep = {"a": deep}
-    assert f"nests values more than {DEEPEST} deep" in refused({"data": {"options": deep}})
-    ring: dict[str, Any] = {}
-    ring["ring"] = ring
-    assert f"nests values more than {DEEPEST} deep" in refused({"data": {"options": ring}})
-    wide: Any = [0] * 10
-    for _ in range(10):
-        wide = [wide] * 10
-    assert "more than 100,000 values" in refused({"data": {"options": {"a": wide}}})
-    assert "more than 100,000 values" in refused({"data": {"options": {"a": [0] * MOST_VALUES}}})
-    assert "complex number" in refused({"train": {"lr": 1j}})
-    assert "complex number" in refused(None, {"data": {"options": {"a": 1 + 2j}}})
+def nested(levels: int, start: Any, around: Callable[[Any], Any]) -> Any:
+    value = start
+    for _ in range(levels):
+        value = around(value)
+    return value
+
+
+def ring() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["ring"] = value
+    return value
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (nested(1000, 1, lambda value: {"a": value}), f"nests values more than {DEEPEST} deep"),
+        (ring(), f"nests values more than {DEEPEST} deep"),
+        ({"a": nested(10, [0] * 10, lambda value: [value] * 10)}, "more than 100,000 values"),
+        ({"a": [0] * MOST_VALUES}, "more than 100,000 values"),
+        ({"a": 1 + 2j}, "complex number"),
+    ],
+    ids=["deep", "ring", "wide", "long", "complex"],
+)
+def test_values_of_python_have_the_same_bounds(options: Any, message: str) -> None:
+    assert message in refused({"data": {"options": options}})
+    assert message in refused(None, {"data": {"options": options}})
     assert "." * DEEPEST not in refused(None, [f"data.options{'.b' * 1000}=1"])
 
 
@@ -199,10 +212,9 @@ def test_a_result_folder_that_could_not_be_called_so(folder: str, monkeypatch: A
 def test_names_that_no_file_system_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     long = "x" * 5000
-    with pytest.raises(RunError, match="File name too long; choose a shorter name"):
-        tailorfl.run(None, out=long)
-    with pytest.raises(RunError, match="File name too long; choose a shorter name"):
-        tailorfl.run(None, out=long, resume=True)
+    for resume in (False, True):
+        with pytest.raises(RunError, match="File name too long; choose a shorter name"):
+            tailorfl.run(None, out=long, resume=resume)
     with pytest.raises(ConfigError, match="neither a file nor a recipe"):
         load(long)
     with pytest.raises(DataError, match="File name too long"):
@@ -215,22 +227,9 @@ def test_a_model_that_no_memory_holds_is_no_traceback() -> None:
 
 
 LABELS = [
-    "[/x]",
-    "[bold]",
-    "$x_{",
-    r"\$",
-    r"\[",
-    "a\\",
-    ":smile:",
-    "|",
-    "a | b",
-    "<script>",
-    "x" * 300,
-    "ä日本🏥",
-    "{}",
-    "%s",
-    "&amp;",
-]
+    "[/x]", "[bold]", "$x_{", r"\$", r"\[", "a\\", ":smile:", "|", "a | b", "<script>", "x" * 300, "ä日本🏥",
+    "{}", "%s", "&amp;",
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -254,9 +253,23 @@ def test_labels_with_signs_of_all_languages_come_out_as_they_are(tmp_path: Path)
     page = (tmp_path / "out" / "report.html").read_text()
     shown, scripts = page.partition('<script type="application/json"')[::2]
     assert "<script" not in shown
-    assert (
-        scripts.count("<script>") == scripts.count("</script>") - 1 == 4
-    )  # data, three libraries, the page's own
+    # data, three libraries, the page's own
+    assert scripts.count("<script>") == scripts.count("</script>") - 1 == 4
     assert "<td>a | b</td>" in page
     table = (tmp_path / "out" / "comparison.md").read_text().splitlines()
     assert len({line.count(" | ") for line in table if line.startswith("|")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "between", "said"),
+    [
+        ([], ", ", ""),
+        (["a", "b"], ", ", "a, b"),
+        (["a", "b", "c"], ", ", "a, b and 1 more"),
+        (["a", "b", "c", "d"], "; ", "a; b; and 2 more"),
+    ],
+)
+def test_many_names_are_told_by_the_first_few_and_their_number(
+    names: list[str], between: str, said: str
+) -> None:
+    assert first_few(names, 2, between) == said

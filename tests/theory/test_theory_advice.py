@@ -1,4 +1,4 @@
-"""Confidence in an advice, and the doubts that it names."""
+"""The doubts that an advice names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from tailorfl.theory.spread import SpreadInterval
 from tailorfl.training.cohort import TrainConfig
 
 NONE: Any = None
-
-
-def advice(lam: tuple[float, float] = (1.0, 4.0), used: int = 8, mode: str = "optimum") -> Advice:
-    facts: Any = SimpleNamespace(mode=mode, used=used)
-    return Advice(facts, NONE, SpreadInterval(sum(lam) / 2, *lam), None, NONE, ())
 
 
 @pytest.mark.parametrize(
@@ -36,10 +31,17 @@ def test_notes_name_each_doubt_and_no_other(
     low: float, used: int, mu: float, flat: int, sizes: list[int], expected: list[str]
 ) -> None:
     """The last client, without samples, is one that does not train."""
-    found = advice(used=used)
-    found.facts.radius = SpreadInterval(2.0, low, 3.0)
-    found.facts.curvature = SimpleNamespace(client_mu=mu, flat=flat)
+    curvature = SimpleNamespace(client_mu=mu, flat=flat)
+    radius = SpreadInterval(2.0, low, 3.0)
+    facts: Any = SimpleNamespace(mode="optimum", used=used, radius=radius, curvature=curvature)
+    advice = Advice(facts, NONE, SpreadInterval(2.5, 1.0, 4.0), None, NONE, ())
     federation: Any = SimpleNamespace(train=[range(n) for n in (*sizes, 0)], num_clients=len(sizes))
-    notes = _notes(found, federation, TrainConfig())
+    notes = _notes(advice, federation, TrainConfig())
     assert len(notes) == len(expected)
     assert all(words in note for words, note in zip(expected, notes, strict=True))
+    facts.mode = "training"
+    private: Any = SimpleNamespace(dp=SimpleNamespace(clip=1.0))
+    trained = " ".join(_notes(advice, federation, private))
+    assert "is a heuristic" in trained
+    assert "compare with fedavg" in trained
+    assert "trains without privacy" in trained

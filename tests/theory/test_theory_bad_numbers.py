@@ -12,15 +12,8 @@ import pytest
 
 from studies import perfed_ckt_formulas
 from tailorfl.errors import ConfigError
-from tailorfl.theory import (
-    fedclup,
-    fedclup_statistics,
-    l2gd,
-    minimax,
-    moreau,
-    shrinkage,
-    spread,
-)
+from tailorfl.theory import fedclup, fedclup_statistics, l2gd, minimax, moreau, shrinkage, spread
+from tailorfl.theory.privacy import releases
 
 NOT_POSITIVE = (0.0, -1.0, math.inf, math.nan)
 NEGATIVE = (-1e-9, math.inf, math.nan)
@@ -72,6 +65,14 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
         {"clients": NO_COUNT, "rounds": NO_COUNT, "clusters": NO_COUNT},
     ),
     (
+        releases,
+        {"samples": 5, "batch": 1, "epochs": 1, "rounds": 1, "trainings": 1, "gradients": 1, "noise": 1.0},
+        {
+            **dict.fromkeys(("samples", "epochs", "rounds", "trainings", "gradients"), NO_COUNT),
+            "batch": (-1,), "noise": (-1.0,),
+        },
+    ),
+    (
         shrinkage.best_pull,
         {"excess": 0.1, "radius2": 0.5, "clients": 10, "most": 3.0},
         {"excess": NEGATIVE, "clients": NO_COUNT, "most": (0.0, -1.0, math.nan)},
@@ -98,24 +99,14 @@ def test_good_numbers_are_taken(function: Callable[..., Any], good: dict[str, An
     assert all(map(math.isfinite, found))
 
 
-def test_what_good_numbers_give() -> None:
-    """λL/(λ+L) and λμ/(λ+μ), and what a round of 5 clients sends."""
-    found = moreau.moreau_constants(mu=1.0, smoothness=2.0, lam=0.5)
-    assert (found.global_smoothness, found.global_convexity) == pytest.approx((0.5 * 2 / 2.5, 0.5 / 1.5))
-    cost = perfed_ckt_formulas.transmission_cost("perfed_ckt", clients=5, rounds=3, clusters=2)
-    assert (
-        cost.up * 2 == cost.down * 5
-    )  # clients send one set of predictions each, and receive one of each cluster
-    once = perfed_ckt_formulas.transmission_cost("perfed_ckt", clients=5, rounds=1, clusters=2)
-    assert (cost.up, cost.down) == (3 * once.up, 3 * once.down)
-
-
 def numbers_of(value: Any) -> list[float]:
     """All numbers in a result, which may be a number, an array or a dataclass."""
     if dataclasses.is_dataclass(value):
         return [n for field in dataclasses.fields(value) for n in numbers_of(getattr(value, field.name))]
     if isinstance(value, float | int):
         return [float(value)]
+    if isinstance(value, tuple):
+        return [float(number) for number in value]
     return value.ravel().tolist() if isinstance(value, np.ndarray) else []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -115,16 +117,16 @@ def test_cost_by_direction() -> None:
     assert transmission_cost("hypcluster", 4, 3, 1) == transmission_cost("fedavg", 4, 3)
 
 
-def test_impossible_values() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'fedavg'"):
-        transmission_cost("fedav", 10, 200)
-    with pytest.raises(ConfigError, match="rounds must be at least 1"):
-        transmission_cost("fedavg", 10, 0)
-    with pytest.raises(ConfigError, match="at least two clients"):
-        best_transfer(1, 1, 1, [1.0])
-    with pytest.raises(ConfigError, match="v2 must be a positive number, but is 0"):
-        best_transfer(1, 1, 1, [1.0, 0.0])
-    with pytest.raises(ConfigError, match="client must be one of 0 to 4"):
-        transfer_mse(BETA, SIGMA2, NU, V2, 5, 1.0, np.full(5, 0.2))
-    with pytest.raises(ConfigError, match="alpha must be 5 numbers that sum to 1"):
-        transfer_mse(BETA, SIGMA2, NU, V2, 0, 1.0, np.full(5, 0.3))
+@pytest.mark.parametrize(
+    ("function", "values", "message"),
+    [
+        (transmission_cost, ("fedav", 10, 200), "Did you mean 'fedavg'"),
+        (best_transfer, (1, 1, 1, [1.0]), "at least two clients"),
+        (best_transfer, (1, 1, 1, [1.0, 0.0]), "v2 must be a positive number, but is 0"),
+        (transfer_mse, (BETA, SIGMA2, NU, V2, 5, 1.0, np.full(5, 0.2)), "client must be one of 0 to 4"),
+        (transfer_mse, (BETA, SIGMA2, NU, V2, 0, 1.0, np.full(5, 0.3)), "alpha must be 5 numbers that sum to 1"),
+    ],
+)  # fmt: skip
+def test_impossible_values(function: Callable[..., object], values: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        function(*values)
