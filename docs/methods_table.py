@@ -63,7 +63,6 @@ EVERYONE = (
     "test_adapters_on_transformers.py",
     "test_cost_table.py",
     "test_method_contract.py",
-    "test_newcomers.py",
     "test_ranges_of_options.py",
     "test_reduction_remarks.py",
     "test_method_options.py",

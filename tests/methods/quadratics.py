@@ -35,39 +35,31 @@ WEIGHT = "head.weight"
 
 
 @cache
-def quadratic_federation(seed: int = 0, equal: bool = False) -> Federation:
-    """Six clients; client i has COPIES[i] copies of its rows unless `equal`."""
-    source = synthetic_quadratic(CLIENTS, DIM, DIM, heterogeneity=2.0, condition=L / MU, seed=seed)
+def quadratic_federation() -> Federation:
+    """Six clients; client i has COPIES[i] copies of its rows."""
+    source = synthetic_quadratic(CLIENTS, DIM, DIM, heterogeneity=2.0, condition=L / MU, seed=0)
     owner, tested = source.groups["client"].numpy(), source.test
     assert tested is not None
-    train = tuple(
-        np.tile(np.flatnonzero((owner == i) & ~tested.numpy()), 1 if equal else COPIES[i]).astype(np.int64)
-        for i in range(CLIENTS)
-    )
-    test = tuple(np.flatnonzero((owner == i) & tested.numpy()).astype(np.int64) for i in range(CLIENTS))
-    empty = tuple(np.empty(0, dtype=np.int64) for _ in range(CLIENTS))
+    train = tuple(np.tile(np.flatnonzero((owner == i) & ~tested.numpy()), COPIES[i]) for i in range(CLIENTS))
+    test = tuple(np.flatnonzero((owner == i) & tested.numpy()) for i in range(CLIENTS))
+    empty = (np.empty(0, dtype=np.int64),) * CLIENTS
     return Federation(source, train, empty, test, tuple(map(str, range(CLIENTS))), CLIENTS)
 
 
-def curvature(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def curvature() -> tuple[torch.Tensor, torch.Tensor]:
     """(H [clients, dim, dim], c [clients, dim]) in float64."""
-    info = quadratic_federation(seed).source.info
+    info = quadratic_federation().source.info
     return info["H"], info["c"]
 
 
 def shares(weights: str) -> torch.Tensor:
     """p_i for a weighting, [clients] float64."""
     sizes = torch.from_numpy(quadratic_federation().sizes()).double()
-    return (
-        sizes / sizes.sum()
-        if weights == "samples"
-        else torch.full((CLIENTS,), 1 / CLIENTS, dtype=torch.float64)
-    )
+    counts = sizes if weights == "samples" else torch.ones_like(sizes)
+    return counts / counts.sum()
 
 
-def optimum(
-    kind: Kind, p: torch.Tensor, lam: float = LAM, seed: int = 0
-) -> tuple[Floats | None, Floats | None]:
+def optimum(kind: Kind, p: torch.Tensor, lam: float = LAM) -> tuple[Floats | None, Floats]:
     """(global model, personal models) at which a method of this kind stands still; None where it has none.
 
     local           v_i = c_i
@@ -77,13 +69,12 @@ def optimum(
     coupled         the joint minimiser over (w, v); coupled_global: its w alone
     ditto           w as pooled, v_i = (H_i + λ)⁻¹ (H_i c_i + λ w)
     """
-    H, c = curvature(seed)
+    H, c = curvature()
     pooled = pooled_optimum(H, c, p).numpy()
     w, v = closed_form(H, c, p, lam)
-    tied = torch.linalg.solve(
-        H + lam * torch.eye(DIM), torch.einsum("kij,kj->ki", H, c) + lam * torch.from_numpy(pooled)
-    )
-    found: dict[Kind, tuple[Floats | None, Floats | None]] = {
+    pull = torch.einsum("kij,kj->ki", H, c) + lam * torch.from_numpy(pooled)
+    tied = torch.linalg.solve(H + lam * torch.eye(DIM), pull)
+    optima: dict[Kind, tuple[Floats | None, Floats]] = {
         "local": (None, c.numpy()),
         "local_and_mean": ((p @ c).numpy(), c.numpy()),
         "pooled": (pooled, np.broadcast_to(pooled, c.shape)),
@@ -92,7 +83,7 @@ def optimum(
         "coupled_global": (w.numpy(), np.broadcast_to(w.numpy(), c.shape)),
         "ditto": (pooled, tied.numpy()),
     }
-    return found[kind]
+    return optima[kind]
 
 
 def quadratic_simulation(
@@ -101,17 +92,14 @@ def quadratic_simulation(
     *,
     engine: str = "vectorized",
     lr: float = LR,
-    equal: bool = False,
-    clip: float | None = None,
-    data: Federation | None = None,
     **settings: Any,
 ) -> Simulation:
     """A run with full batches and `steps` local steps."""
     return Simulation(
         make(method) if isinstance(method, str) else method,
-        quadratic_federation(equal=equal) if data is None else data,
+        quadratic_federation(),
         Model(lambda: build("linear", (DIM,), 1)),
-        TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr, clip=clip),
+        TrainConfig(epochs=1, steps=steps, batch_size=0, lr=lr),
         engine=make_engine(engine),
         **settings,
     )
@@ -148,8 +136,8 @@ def states(sim: Simulation, *path: str) -> Floats:
 class Reference:
     """The local problems in plain float64 numpy, and gradient descent on them."""
 
-    def __init__(self, seed: int = 0) -> None:
-        H, c = curvature(seed)
+    def __init__(self) -> None:
+        H, c = curvature()
         self.H, self.c = H.numpy(), c.numpy()
 
     def grad(self, i: int, w: Floats) -> Floats:
@@ -157,19 +145,11 @@ class Reference:
         out: Floats = self.H[i] @ (w - self.c[i])
         return out
 
-    def descend(
-        self, i: int, w: Floats, steps: int, lr: float = LR, lam: float = 0.0, centre: Floats | None = None
-    ) -> Floats:
-        """w after `steps` steps along ∇F_i(w) + λ(w − centre)."""
+    def descend(self, i: int, w: Floats, steps: int, lr: float = LR) -> Floats:
+        """w after `steps` steps along ∇F_i(w)."""
         for _ in range(steps):
-            pull = 0.0 if centre is None else lam * (w - centre)
-            w = w - lr * (self.grad(i, w) + pull)
+            w = w - lr * self.grad(i, w)
         return w
-
-    def solve(self, i: int, lam: float, centre: Floats) -> Floats:
-        """argmin F_i(θ) + (λ/2)‖θ − centre‖²."""
-        out: Floats = np.linalg.solve(self.H[i] + lam * np.eye(DIM), self.H[i] @ self.c[i] + lam * centre)
-        return out
 
 
 def one_weight(targets: list[float], method: str, lr: float = 0.2, **options: Any) -> Simulation:

@@ -60,6 +60,18 @@ def nothing_personal(line: str = "T04", other: str = "fedavg", said: bool = True
     return Same(line, options, other, {}, "personal", "global", said=said)
 
 
+def personally(
+    line: str, other: str, other_options: Mapping[str, Any] | None = None, exact: bool = True, **options: Any
+) -> Same:
+    """A personal model that is the other method's personal one."""
+    return Same(line, options, other, other_options or {}, "personal", "personal", exact)
+
+
+def itself(line: str, name: str, **options: Any) -> Same:
+    """A personal model that is the method's own global one."""
+    return Same(line, options, name, options, "personal", "global", said=True)
+
+
 def drawn(which: Which, **options: Any) -> Same:
     """A model that stays as it was drawn."""
     return Same("drawn", options, "", {}, which, "global", exact=False, said=True, models=("mlp", "dropout"))
@@ -67,8 +79,9 @@ def drawn(which: Which, **options: Any) -> Same:
 
 def pac_is_rep(head_epochs: int = 1, **options: Any) -> Same:
     """FedPAC without what makes it itself."""
-    options, other = {**options, "head_epochs": head_epochs}, {"head_epochs": head_epochs, "body_epochs": 1}
-    return Same("FedRep", options, "fedrep", other, "personal", "personal", exact=False, said=True)
+    other = {"head_epochs": head_epochs, "body_epochs": 1}
+    same = personally("FedRep", "fedrep", other, exact=False, **options, head_epochs=head_epochs)
+    return replace(same, said=True)
 
 
 def in_run(same: Same, **run: Any) -> Same:
@@ -76,11 +89,27 @@ def in_run(same: Same, **run: Any) -> Same:
     return replace(same, run=run, said=True)
 
 
+def of_mlp(same: Same, **changes: Any) -> Same:
+    """The same, on a network without batch norm and dropout, with other changes."""
+    return replace(same, models=("mlp",), **changes)
+
+
+def unnormed(same: Same, **changes: Any) -> Same:
+    """The same, on networks without batch norm, with other changes."""
+    return replace(same, models=("mlp", "dropout"), **changes)
+
+
 def own_start(same: Same) -> Same:
     """The same, of clients that each draw an initial model."""
     return replace(same, options={**same.options, "own_init": True}, other_options={"own_init": True})
 
 
+UPLOAD = {"lam": 0.0, "own_init": False, "first_round": "upload"}
+NUMBERS = "../references/test_references.py"
+REMARKS = "test_reduction_remarks.py"
+REFERENCE = "its numbers: references/test_references.py"
+NO_LORA = (fedavg("no LoRA", said=True), nothing_personal("no LoRA"))
+"""On a model without LoRA there is nothing to freeze, and no factor to keep."""
 SHARED_HEAD = {"personal_part": "none"}
 SGD = {"optimizer": "sgd", "schedule": "constant"}
 FULL_STEP = {"batch_size": 0, "steps": 1, "epochs": None}

@@ -31,9 +31,24 @@ def and_one(parts: Parts) -> int:
     return parts.d + 1
 
 
+def body(parts: Parts) -> int:
+    """A model without its head."""
+    return parts.d - parts.head
+
+
+def head(parts: Parts) -> int:
+    """A head."""
+    return parts.head
+
+
 def prototypes(parts: Parts) -> int:
     """C · d_z, from the head's C (d_z + 1) scalars."""
     return parts.head - CLASSES
+
+
+def with_statistics(parts: Parts) -> int:
+    """A model, and beside it means and counts of classes and a variance; likewise."""
+    return parts.d + 2 * prototypes(parts) + CLASSES + 1
 
 
 def width(parts: Parts) -> int:
@@ -43,7 +58,7 @@ def width(parts: Parts) -> int:
 
 def with_guide(parts: Parts) -> int:
     """A body, an embedding of every class, and two layers of width d_z with their norms; likewise."""
-    return parts.d - parts.head + prototypes(parts) + 2 * (width(parts) ** 2 + 3 * width(parts))
+    return body(parts) + prototypes(parts) + 2 * (width(parts) ** 2 + 3 * width(parts))
 
 
 def with_gate(parts: Parts) -> int:

@@ -1,4 +1,4 @@
-"""kNN-Per: what a deployed model answers, against votes counted by hand in plain torch and means of scikit-learn."""
+"""kNN-Per: what a deployed model answers, against votes counted by hand and means of scikit-learn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tailorfl.core.answers import Memory, Shown
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.knn_per import KNNPer
 from tailorfl.models.functional import Model
@@ -176,15 +175,6 @@ def test_what_is_evaluated_are_the_answers_with_each_clients_own_memory(engine: 
     assert of_global[0] == pytest.approx(by_hand(sim, 0, common, 0.0))
 
 
-def test_engines_answer_alike_with_weights_chosen_by_validation() -> None:
-    found = []
-    for engine in ("sequential", "vectorized", "auto"):
-        sim = simulation(make("knn_per", neighbours=3), "batch_norm", engine, rounds=2)
-        found.append([r["loss"] for r in evaluate(sim, Protocol(sets=SETS))])
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
-    assert found[0] == pytest.approx(found[2], rel=1e-4)
-
-
 def numbers(rows: int, seed: int) -> Tensor:
     return draws(rows, 2, seed)
 
@@ -272,11 +262,3 @@ def test_squared_errors_of_a_regression_are_those_of_answers_from_training_sampl
         found = [r["mse"] for r in records if r["client"] == client and r["model"] == "personal"]
         assert found == pytest.approx([float(wanted)], rel=1e-5)
     assert weights == {0.5} if not validated else len(weights) > 2
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "named"), [("counts", {}, "counts"), ("regression", {"mix": "logits"}, "logits")]
-)
-def test_what_it_cannot_average_is_refused(task: str, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=f"kNN-Per.*{named}"):
-        linear(regression(task), **options)

@@ -1,4 +1,4 @@
-"""L2GD: its coins, where the iterates average to, and rounds that last until the next exchange."""
+"""L2GD: its coins, and rounds that last until the next exchange."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ import torch
 from methods.quadratics import (
     CLIENTS,
     LR,
-    L,
     Reference,
     global_weight,
-    optimum,
     personal_weights,
     quadratic_simulation,
-    shares,
     states,
 )
 from methods.reductions import Same, in_run
 from methods.settings import LAM, Card, Row
 from methods.small import NEWCOMER, SIZES, after, assert_same, everything, shared, simulation
 from tailorfl.core.method import make_method
-from tailorfl.errors import ConfigError
 from tailorfl.methods.l2gd import L2GD
 from tailorfl.testing.contract import whole
-from tailorfl.theory.l2gd import best_probability, plan
 
 CONTRACTS = {
     # The coins of this seed are 0, 0, 0, 1, 1, 1, 0, 1: models go up at the end of round 2 and down in round 3.
@@ -74,29 +69,6 @@ def with_coins(*coins: int, p: float = P, **options: Any) -> L2GD:
     raise AssertionError(f"no seed gives {coins}")
 
 
-@pytest.mark.slow
-def test_the_time_average_is_the_closed_form() -> None:
-    """The step is affine and its coin independent of the iterate, so the mean is the fixed point of the expected step.
-
-    With a sampled mean, too, since it is right on average; the standard error is by 20 batch means.
-    """
-    sim, models = after(quadratic_simulation(l2gd(), fraction=0.5), 60), []
-    for _ in range(1000):
-        x = states(after(sim, 1), "x")
-        models.append(np.concatenate([x.mean(0)[None], x]))
-    means = np.array(models).reshape(20, -1, *models[0].shape).mean(1)
-
-    def distance(lam: float) -> float:
-        w, v = optimum("coupled", shares("uniform"), lam)
-        assert w is not None
-        assert v is not None
-        error = means.std(0, ddof=1) / np.sqrt(20)
-        return float((np.abs(means.mean(0) - np.concatenate([w[None], v])) / error).max())
-
-    assert distance(LAM) < 5
-    assert min(distance(2 * LAM), distance(LAM / 2)) > 10
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 def test_the_expected_number_of_exchanges(p: float) -> None:
     """p(1 − p) a round, within 5 standard errors (neighbouring rounds exclude each other, so these are generous)."""
@@ -137,25 +109,6 @@ def test_newcomers_get_the_mean_in_every_round() -> None:
             moved = any(not torch.equal(t[0], w[n]) for n, t in models.items())
             # Three steps of a newcomer are one round of it: a gradient step, or a step from the mean to the mean.
             assert moved == (steps > 0 and rounds not in {2, 3})
-
-
-def test_p_from_the_smoothness_is_the_optimum() -> None:
-    method = l2gd(smoothness=L)
-    assert method.probability == best_probability(L, LAM)
-    theory = plan(1, L, LAM, CLIENTS, 0.1)
-    lr = theory.step / (CLIENTS * (1 - theory.p))
-    assert method.pull(lr) == pytest.approx(theory.step * LAM / (CLIENTS * theory.p)) == pytest.approx(0.5)
-
-
-def test_a_step_beyond_the_mean_is_refused() -> None:
-    quadratic_simulation(l2gd(lam=4.0, p=0.5), lr=0.25)
-    with pytest.raises(ConfigError, match=r"1\.1.*0\.25"):
-        quadratic_simulation(l2gd(lam=4.0, p=0.5), lr=0.275)
-
-
-def test_clients_cannot_idle() -> None:
-    with pytest.raises(ConfigError, match="participation"):
-        l2gd(participation="sampled")
 
 
 def by_exchange(**options: Any) -> L2GD:

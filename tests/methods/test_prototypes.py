@@ -1,11 +1,10 @@
-"""FedProto, FedGH and FedTGP: class means that travel, what a server learns from them, and what answers."""
+"""FedProto, FedGH and FedTGP: class means that travel, and what answers."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,12 +28,10 @@ from methods.small import (
 )
 from tailorfl.core.messages import Replies
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.class_features import near
 from tailorfl.methods.fedgh import stepped
 from tailorfl.methods.fedtgp import FedTGP, apart
-from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training.objective import LOSSES
@@ -77,13 +74,9 @@ ALIKE = {"plain": model("mlp"), "normed": model("batch_norm")}
 WIDTH = 8
 
 
-def of_two_kinds(
-    method: str, engine: str = "sequential", models: dict[str, Model] = ALIKE, **options: Any
-) -> Simulation:
-    sim = Simulation(
-        make(method, **options), federation(), models, TRAIN, assignment=KINDS, engine=make_engine(engine)
-    )
-    return after(sim, 2)
+def of_two_kinds(engine: str, **options: Any) -> Simulation:
+    settings = {"assignment": KINDS, "engine": make_engine(engine)}
+    return after(Simulation(make("fedproto", **options), federation(), ALIKE, TRAIN, **settings), 2)
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedgh", "fedtgp"])
@@ -102,22 +95,11 @@ def test_what_goes_up_are_the_means_of_own_classes(name: str) -> None:
         received |= set().union(*classes)
 
 
-def test_a_sample_of_a_class_without_prototype_adds_nothing_and_counts() -> None:
-    """λ/(B d_z) Σ_b ‖z_b − P̄_{y_b}‖² by hand: of four samples the second has no prototype."""
-    z, y = torch.tensor([[1.0, 2.0], [5.0, 5.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 1, 0, 2])
-    means = torch.tensor([[1.0, 0.0], [9.0, 9.0], [1.0, 1.0]])
-    seen = Seen(model("mlp"), LOSSES["classification"], (z, y, None), torch.zeros(4, 3), lambda: z, {})
-    term = near(0.5, means, torch.tensor([True, False, True]))
-    assert float(term.function(seen, *term.given)) == pytest.approx(0.5 / (4 * 2) * (4 + 2 + 5))
-
-
 def aggregated(sim: Simulation, ids: tuple[int, ...], **changes: torch.Tensor) -> dict[str, torch.Tensor]:
     """The server after replies of these clients, of which some tensors are changed."""
-    replies = replies_of(sim, ids).update(changes)
-    sizes = sim.federation.sizes()[np.array(ids)]
-    return dict(
-        sim.method.aggregate(sim.server, Replies(replies, ids, sizes, "uniform", sim.context)).items()
-    )
+    stack, sizes = replies_of(sim, ids).update(changes), sim.federation.sizes()[list(ids)]
+    replies = Replies(stack, ids, sizes, "uniform", sim.context)
+    return dict(sim.method.aggregate(sim.server, replies).items())
 
 
 def test_a_class_that_nobody_sends_keeps_its_prototype_and_without_any_the_head_stays() -> None:
@@ -141,22 +123,10 @@ def deployed(sim: Simulation, client: int) -> tuple[nn.Module, nn.Linear]:
     return module, [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
 
 
-def outputs_and_features(
-    module: nn.Module, head: nn.Linear, x: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    features: list[torch.Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-    with torch.no_grad():
-        out = module(x)
-    handle.remove()
-    return out, features[0]
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_the_nearest_prototype_of_the_clients_own_classes_answers(engine: str) -> None:
     """By hand, on features of networks of two kinds; what trains and what is sent is as with the head."""
-    sim = of_two_kinds("fedproto", engine, predict="prototype")
-    heads = of_two_kinds("fedproto", engine)
+    sim, heads = of_two_kinds(engine, predict="prototype"), of_two_kinds(engine)
     assert_same(dict(sim.server.items()), dict(heads.server.items()))
     data, source = sim.federation, sim.federation.source
     records = evaluate(sim, Protocol(sets=("local", "global")))
@@ -165,7 +135,13 @@ def test_the_nearest_prototype_of_the_clients_own_classes_answers(engine: str) -
         module, head = deployed(heads, i)
         classes = source.y[data.train[i]].unique()
         for name, rows in (("local", data.test[i]), ("global", data.global_test())):
-            out, z = outputs_and_features(module, head, source.x[rows])
+            inputs: list[torch.Tensor] = []
+            with (
+                torch.no_grad(),
+                head.register_forward_pre_hook(lambda _, given, seen=inputs: seen.append(given[0])),
+            ):
+                out = module(source.x[rows])
+            z = inputs[0]
             distances = torch.stack([((z - sim.server["prototypes"][c]) ** 2).sum(1) for c in classes], 1)
             answers = classes[distances.argmin(1)]
             (accuracy,) = [r["accuracy"] for r in records if r["client"] == i and r["set"] == name]
@@ -178,23 +154,6 @@ def test_the_nearest_prototype_of_the_clients_own_classes_answers(engine: str) -
 def test_before_there_are_prototypes_the_head_answers(name: str) -> None:
     by_head, by_prototype = (simulation(make(name, predict=p)) for p in ("head", "prototype"))
     assert_same(personal(by_head), personal(by_prototype))
-
-
-def test_a_step_of_the_head_is_that_of_torch() -> None:
-    """Also where the gradient is clipped; without a bias as well."""
-    rng = torch.Generator().manual_seed(1)
-    for bias in (True, False):
-        for size in (1.0, 90.0):
-            z = size * torch.randn(5, generator=rng)
-            layer = nn.Linear(5, 3, bias=bias)
-            start = {n: t.detach().clone() for n, t in layer.named_parameters()}
-            y = int(layer(z).argmin())  # a sample that is learned already has no gradient to clip
-            cross_entropy(layer(z)[None], torch.tensor([y])).backward()  # type: ignore[no-untyped-call]
-            norm = nn.utils.clip_grad_norm_(layer.parameters(), 50.0)
-            assert (float(norm) > 50) == (size > 1)
-            torch.optim.SGD(layer.parameters(), lr=0.3).step()
-            expected = {n: t.detach() for n, t in layer.named_parameters()}
-            assert_close(stepped(start, z, y, 0.3), expected, atol=1e-5)
 
 
 def test_a_newcomer_deploys_fedghs_head_on_its_own_body() -> None:
@@ -219,15 +178,27 @@ def test_prototypes_at_their_means_have_a_finite_slope() -> None:
     assert torch.isfinite(slope).all()
 
 
-def unbiased() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, CLASSES, bias=False))
+def test_a_sample_of_a_class_without_prototype_adds_nothing_and_counts() -> None:
+    """λ/(B d_z) Σ_b ‖z_b − P̄_{y_b}‖² by hand: of four samples the second has no prototype."""
+    z, y = torch.tensor([[1.0, 2.0], [5.0, 5.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 1, 0, 2])
+    means = torch.tensor([[1.0, 0.0], [9.0, 9.0], [1.0, 1.0]])
+    seen = Seen(model("mlp"), LOSSES["classification"], (z, y, None), torch.zeros(4, 3), lambda: z, {})
+    term = near(0.5, means, torch.tensor([True, False, True]))
+    assert float(term.function(seen, *term.given)) == pytest.approx(0.5 / (4 * 2) * (4 + 2 + 5))
 
 
-def test_models_that_do_not_fit_are_refused() -> None:
-    narrow = {"plain": model("mlp"), "normed": model("group_norm")}
-    with pytest.raises(ConfigError, match="plain has 8, normed has 32"):
-        of_two_kinds("fedproto", models=narrow)
-    with pytest.raises(ConfigError, match="plain has one, normed has none"):
-        of_two_kinds("fedgh", models={"plain": model("mlp"), "normed": Model(unbiased)})
-    with pytest.raises(ConfigError, match="bias"):
-        Simulation(make("fedproto", predict="prototype"), federation(), Model(unbiased), TRAIN)
+def test_a_step_of_the_head_is_that_of_torch() -> None:
+    """Also where the gradient is clipped; without a bias as well."""
+    rng = torch.Generator().manual_seed(1)
+    for bias in (True, False):
+        for size in (1.0, 90.0):
+            z = size * torch.randn(5, generator=rng)
+            layer = nn.Linear(5, 3, bias=bias)
+            start = {n: t.detach().clone() for n, t in layer.named_parameters()}
+            y = int(layer(z).argmin())  # a sample that is learned already has no gradient to clip
+            cross_entropy(layer(z)[None], torch.tensor([y])).backward()  # type: ignore[no-untyped-call]
+            norm = nn.utils.clip_grad_norm_(layer.parameters(), 50.0)
+            assert (float(norm) > 50) == (size > 1)
+            torch.optim.SGD(layer.parameters(), lr=0.3).step()
+            expected = {n: t.detach() for n, t in layer.named_parameters()}
+            assert_close(stepped(start, z, y, 0.3), expected, atol=1e-5)

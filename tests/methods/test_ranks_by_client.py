@@ -1,4 +1,4 @@
-"""FlexLoRA and HetLoRA: ranks by client, what travels of them, and what the server makes of factors of several."""
+"""FlexLoRA, HetLoRA and FLoRA: ranks by client, what travels of them, and what the server makes of factors."""
 
 from __future__ import annotations
 
@@ -8,39 +8,45 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import Tensor, nn
 
-from methods.reductions import fedavg, nothing_personal
-from methods.settings import Card, Row, make
-from methods.small import SIZES, TRAIN, assert_close, federation, personal, shared
-from methods.test_lora_factors import IN, OUT, network, simulation_with_lora
+from methods.reductions import NO_LORA
+from methods.settings import CLASSES, Card, Limit, Row, make
+from methods.small import (
+    NEWCOMER,
+    SIZES,
+    TRAIN,
+    assert_close,
+    assert_same,
+    federation,
+    personal,
+    replies_of,
+)
+from methods.test_lora_factors import IN, OUT, RANK, WIDE, FromZero, simulation_with_lora
 from tailorfl.core.messages import PerClient, count_down
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ConfigError
 from tailorfl.methods.fedit import svd_of_products
 from tailorfl.methods.hetlora import product_square, size_of
 from tailorfl.models.functional import Model
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
+from tailorfl.training import tree
 from tailorfl.training.sample_privacy import SampleDP
 
 CONTRACTS = {
-    # On a model without LoRA there is nothing to freeze, and no B to keep; see tests/methods/test_lora_factors.py.
-    "hetlora": Row(
-        Card(whole, whole, whole, True, True),
-        chooses=True,
-        same=(fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
-    ),
-    "flexlora": Row(
-        Card(whole, whole, whole, True, True),
-        chooses=True,
-        same=(fedavg("no LoRA", said=True), nothing_personal("no LoRA")),
-    ),
+    "hetlora": Row(Card(whole, whole, whole, True, True), chooses=True, same=NO_LORA),
+    "flexlora": Row(Card(whole, whole, whole, True, True), chooses=True, same=NO_LORA),
+    "flora": Row(Card(whole, whole, whole, False, True), limit=Limit("pooled"), same=NO_LORA[:1]),
 }
 
 
 BOTH = ("flexlora", "hetlora")
 MIXED = (2, 1)
+IDS = tuple(range(len(SIZES)))
+BASES = {"1.base.weight", "3.base.weight"}
+SQUARES = 64 * WIDE + WIDE * CLASSES
+"""Scalars of both base weights."""
 
 
 def run(name: str, rounds: int = 2, engine: str = "vectorized", **options: Any) -> Simulation:
@@ -49,47 +55,24 @@ def run(name: str, rounds: int = 2, engine: str = "vectorized", **options: Any) 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_client_of_rank_1_reads_and_sends_the_first_row_alone(name: str) -> None:
-    sim = run(name, ranks=MIXED, **({"prune": 1.0} if name == "hetlora" else {}))
+    options = {"ranks": MIXED, **({"prune": 1.0} if name == "hetlora" else {})}
+    sim = run(name, **options)
     models = personal(sim)
-    for i in range(len(SIZES)):
+    for i in IDS:
         own = MIXED[i % 2]
         assert float(models["1.lora_A.weight"][i, own:].abs().sum()) == 0
         assert float(models["1.lora_B.weight"][i, :, own:].abs().sum()) == 0
-    ranks = sum(MIXED[i % 2] for i in range(len(SIZES)))
+    ranks = sum(MIXED[i % 2] for i in IDS)
     assert sim.traffic.up == sim.traffic.down_unicast == 2 * ranks * (IN + OUT)
-    assert sim.traffic.down_multicast == 2 * sum(MIXED) * (
-        IN + OUT
-    )  # what clients of one rank get is one payload
+    # What clients of one rank get is one payload.
+    assert sim.traffic.down_multicast == 2 * sum(MIXED) * (IN + OUT)
     # What stands in the second row of the server's changes nothing for them.
-    other = run(name, 1, ranks=MIXED, **({"prune": 1.0} if name == "hetlora" else {}))
+    plain, other = (run(name, 1, **options) for _ in range(2))
     for n, t in other.server["w"].items():
         t[1:] += 1.0 if "lora_A" in n else 0.0
-    before = personal(run(name, 1, ranks=MIXED, **({"prune": 1.0} if name == "hetlora" else {})))
-    after = personal(other)
+    before, after = personal(plain), personal(other)
     assert torch.equal(after["1.lora_A.weight"][1], before["1.lora_A.weight"][1])
     assert not torch.equal(after["1.lora_A.weight"][0], before["1.lora_A.weight"][0])
-
-
-def test_hetlora_of_equal_ranks_and_sizes_is_fedit_with_equal_weights() -> None:
-    """All clients have the same samples and full batches, so all send the same S_i."""
-    base = federation((9,))
-    data = replace(
-        base,
-        train=(base.train[0],) * 3,
-        val=(base.val[0],) * 3,
-        test=(base.test[0],) * 3,
-        names=("a", "b", "c"),
-        num_clients=3,
-    )
-    full = replace(TRAIN, batch_size=0, epochs=2)
-    model = Model(network, trainable=["*lora_*"])
-    methods = (make("hetlora", lam=0.0, prune=1.0, weights="uniform"), make("fedit", weights="uniform"))
-    runs = [Simulation(m, data, model, full, engine=make_engine("vectorized")) for m in methods]
-    for sim in runs:
-        for _ in range(3):
-            sim.step()
-    ours = {n: t for n, t in shared(runs[0]).items() if not n.endswith("kept")}
-    assert_close(ours, shared(runs[1]), atol=1e-6)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
@@ -137,19 +120,120 @@ def test_rows_that_are_present_are_counted_for_each_receiver() -> None:
     assert (cost.down_unicast, cost.down_multicast) == (5 + 5 + 10, 5 + 10)
 
 
-def test_private_training_fills_no_rank_that_a_client_has_not() -> None:
-    private = replace(TRAIN, dp=SampleDP(1.0, 1.0, "shuffle"))
-    sim = simulation_with_lora("flexlora", 1, options={"ranks": (1,)}, train=private)
+def flora(rounds: int = 0, *, ranks: tuple[int, ...] = (), **settings: Any) -> Simulation:
+    return simulation_with_lora("flora", rounds, options={"ranks": ranks}, **settings)
+
+
+def weights(sim: Simulation) -> dict[str, Tensor]:
+    """The server's W."""
+    return {n: sim.server["w"][n].clone() for n in BASES}
+
+
+@pytest.mark.parametrize("ranks", [(), MIXED])
+def test_the_stack_goes_to_who_was_there_and_nothing_at_first(ranks: tuple[int, ...]) -> None:
+    sim = flora(ranks=ranks)
+    total = sum(ranks[i % 2] if ranks else RANK for i in IDS)
+    first, second = sim.step().traffic, sim.step().traffic
+    assert (first.down_unicast, first.up) == (0, total * (IN + OUT))
+    assert (second.down_unicast, second.up) == (len(IDS) * total * (IN + OUT), total * (IN + OUT))
+
+
+def assert_deployed(sim: Simulation, atol: float) -> None:
+    """All clients deploy the server's W."""
     models = personal(sim)
-    assert float(models["1.lora_A.weight"][:, 1:].abs().sum()) == 0
-    assert sim.traffic.up == len(SIZES) * (IN + OUT)
+    for name, w in weights(sim).items():
+        torch.testing.assert_close(models[name], w.expand_as(models[name]), atol=atol, rtol=0)
 
 
-def test_what_it_cannot_do_is_said() -> None:
-    with pytest.raises(ConfigError, match="ranks of clients are from 1 to that of the model's LoRA, 2"):
-        run("flexlora", 0, ranks=(3,))
-    for name in BOTH:
-        with pytest.raises(ConfigError, match="the rank of a client's adapter"):
-            simulation_with_lora(
-                name, options={"ranks": MIXED}, client_dp=ClientDP(clip=1.0, noise=1.0), weights="uniform"
-            )
+def test_clients_that_missed_rounds_get_the_weights_and_all_hold_the_same() -> None:
+    sim = flora(ranks=MIXED, fraction=0.4)
+    versions = dict.fromkeys(IDS, 0)
+    kinds: set[int] = set()
+    last = 0
+    for version in range(6):
+        ids = sim.sample(version)
+        late = [min(version - versions[i], 2) for i in ids]
+        kinds |= set(late)
+        traffic = sim.step().traffic
+        assert traffic.down_unicast == sum((0, last, SQUARES)[k] for k in late)
+        last = sum(MIXED[i % 2] for i in ids) * (IN + OUT)
+        versions |= dict.fromkeys(ids, version)
+        assert_deployed(sim, 1e-6)
+        ((_, late_one),) = sim.newcomer_models((NEWCOMER,), 0)
+        assert_close({n: late_one[n][0] for n in BASES}, weights(sim), atol=1e-6)
+    assert kinds == {0, 1, 2}
+    assert sim.server["has"].tolist() == [versions[i] for i in IDS]
+
+
+def test_a_client_that_has_the_weights_of_now_adds_nothing_twice() -> None:
+    """It trained in a round from which the server took nothing: the server thinks that it is one behind."""
+    sim = flora(2)
+    ids = (0, 3)
+    message = sim.method.broadcast(sim.server, ids)
+    new, _ = sim.run(ids, sim.states.get(ids), message, sim.method.local)
+    assert new["version"].tolist() == [2, 2]
+    again, _ = sim.run(ids, new, message, sim.method.local)
+    assert_same(dict(tree.leaves(again)), dict(tree.leaves(new)))
+
+
+def test_factors_are_drawn_anew_for_every_client_and_round() -> None:
+    sim = flora(train=replace(TRAIN, lr=1e-30, weight_decay=0.0))
+    factors: list[Tensor] = []
+    for _ in range(2):
+        factors += replies_of(sim, IDS)["lora"].get("1.lora_A.weight")["A"]
+        sim.step()
+    assert len({tuple(a.flatten().tolist()) for a in factors}) == 2 * len(SIZES)
+    entries = torch.stack(factors).flatten()
+    assert float(entries.abs().max()) < 64**-0.5
+    assert abs(float(entries.mean())) < 0.02
+    assert float(entries.std()) == pytest.approx((64 * 3) ** -0.5, rel=0.05)
+
+
+def test_what_else_trains_is_averaged() -> None:
+    sim = flora(trainable=("*lora_*", "3.base.bias"))
+    share = torch.tensor(SIZES) / sum(SIZES)
+    mean = torch.tensordot(share, replies_of(sim, IDS)["rest"]["3.base.bias"], dims=1)
+    sim.step()
+    torch.testing.assert_close(sim.server["w"]["3.base.bias"], mean)
+
+
+@pytest.mark.parametrize("name", ["flexlora", "flora"])
+def test_private_training_fills_no_rank_that_a_client_has_not(name: str) -> None:
+    private = replace(TRAIN, dp=SampleDP(1.0, 1.0, "shuffle"))
+    sim = simulation_with_lora(name, 2, options={"ranks": (1,)}, train=private)
+    assert sim.traffic.up == 2 * len(SIZES) * (IN + OUT)
+    if name == "flora":
+        assert_deployed(sim, 1e-5)
+    else:
+        assert float(personal(sim)["1.lora_A.weight"][:, 1:].abs().sum()) == 0
+
+
+def test_client_level_noise_is_in_every_reply() -> None:
+    noisy = flora(2, client_dp=ClientDP(clip=1.0, noise=1.0), weights="uniform")
+    quiet = flora(2, client_dp=ClientDP(clip=1.0, noise=0.0), weights="uniform")
+    assert not torch.allclose(weights(noisy)["1.base.weight"], weights(quiet)["1.base.weight"], atol=0.01)
+
+
+class Scaled(FromZero):
+    """With a scale s, as LoRA has it."""
+
+    scaling = 3.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + 3.0 * self.lora_B(self.lora_A(x))
+        return out
+
+
+def test_the_scale_of_a_layer_is_merged() -> None:
+    model = Model(lambda: nn.Sequential(nn.Flatten(), Scaled(64, CLASSES)), trainable=["*lora_*"])
+    method = make("flora", weights="uniform")
+    sim = Simulation(method, federation(), model, TRAIN, engine=make_engine("vectorized"))
+    before, factors = (
+        sim.server["w"]["1.base.weight"].clone(),
+        replies_of(sim, IDS)["lora", "1.lora_A.weight"],
+    )
+    sim.step()
+    gain = 3.0 * (factors["B"].transpose(1, 2) @ factors["A"]).mean(0)
+    torch.testing.assert_close(sim.server["w"]["1.base.weight"] - before, gain, atol=1e-6, rtol=1e-4)
+    models = personal(sim)["1.base.weight"]
+    torch.testing.assert_close(models, sim.server["w"]["1.base.weight"].expand_as(models), atol=1e-6, rtol=0)

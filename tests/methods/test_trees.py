@@ -1,7 +1,4 @@
-"""Trees beside networks: scikit-learn's predictions, bagging and its bytes, resuming, exports, and what is refused.
-
-The references are scikit-learn's own predictors on the data frame as it is, with its gaps and with words as categories.
-"""
+"""Trees beside networks, against the predictors of scikit-learn on the data frame with its gaps and words."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 import tailorfl
-from tailorfl.core.method import all_methods, make_method, methods
+from methods.small import after
+from tailorfl.core.method import make_method
 from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_table
@@ -25,17 +23,33 @@ from tailorfl.export.folder import export
 from tailorfl.export.predict import predict
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_model
-from tailorfl.models.tree_ensemble import TreeEnsemble
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
 from tailorfl.runs.trained_models import restore
 from tailorfl.testing import Contract, checks_of
 from tailorfl.testing.small import assert_close, assert_same, everything
+from tailorfl.training.boosting import nodes_of
 from tailorfl.training.cohort import TrainConfig
 
+NAMES = ("local_trees", "pooled_trees", "federated_trees")
 LEVELS = [f"level {k}" for k in range(40)]
 NODE_BYTES = 4 + 4 + 2 + 2 + 2 + 1  # value, threshold, feature, left, right, missing_left
+QUICK = {"min_samples_leaf": 1, "max_features": 0.5, "max_leaf_nodes": 4}
+CONTRACTS_OF_TREES = [
+    Contract(make_method("federated_trees", QUICK), chooses=True, own_rate=True, by_id=True),
+    *(
+        Contract(
+            make_method(name, {**QUICK, "max_iter": 3}),
+            chooses=True,
+            own_rate=True,
+            by_id=True,
+            unweighted=True,
+        )
+        for name in ("local_trees", "pooled_trees")
+    ),
+]
+CHECKS = [check for contract in CONTRACTS_OF_TREES for check in checks_of(contract)]
 
 
 def table(task: str, rows: int = 240, clients: int = 1, seed: int = 0) -> pd.DataFrame:
@@ -51,12 +65,8 @@ def table(task: str, rows: int = 240, clients: int = 1, seed: int = 0) -> pd.Dat
             "town": [f"town {k % clients}" for k in range(rows)],
         }
     )
-    signal = (
-        (frame["age"] - 60) / 10
-        + 2 * (frame["pain"] == "sharp")
-        + 1.5 * frame["ward"].isin(LEVELS[::3])
-        + rng.normal(0, 0.5, rows)
-    )
+    signal = (frame["age"] - 60) / 10 + 2 * (frame["pain"] == "sharp") + rng.normal(0, 0.5, rows)
+    signal += 1.5 * frame["ward"].isin(LEVELS[::3])
     for column, share in (("age", 0.15), ("pain", 0.2), ("dose", 0.1), ("ward", 0.1)):
         frame.loc[rng.random(rows) < share, column] = None
     signal += 1.5 * frame["dose"].isna()
@@ -76,44 +86,31 @@ def federation(frame: pd.DataFrame, task: str, indicator: bool = True, **data: A
 def simulation(
     name: str, data: Federation, rounds: int = 0, engine: str = "sequential", **settings: Any
 ) -> Simulation:
-    options = settings.pop("options", {})
-    source = data.source
-    model = Model(lambda: build_model("logistic", source.input_shape, source.outputs))
-    sim = Simulation(
-        make_method(name, options), data, model, TrainConfig(), engine=make_engine(engine), **settings
-    )
-    for _ in range(rounds):
-        sim.step()
-    return sim
+    method = make_method(name, settings.pop("options", {}))
+    model = Model(lambda: build_model("logistic", data.source.input_shape, data.source.outputs))
+    sim = Simulation(method, data, model, TrainConfig(), engine=make_engine(engine), **settings)
+    return after(sim, rounds)
 
 
 def personal(sim: Simulation, client: int, rows: Any) -> torch.Tensor:
-    if sim.method.has_personal:
-        ((_, models),) = sim.personal_models((client,))
-        state = {name: t[0] for name, t in models.items()}
-    else:
-        shared = sim.global_model()
-        assert shared is not None
-        state = dict(shared.items())
-    return sim.model(state, sim.federation.source.x[rows])
+    ((_, models),) = sim.personal_models((client,))
+    return sim.model({name: t[0] for name, t in models.items()}, sim.federation.source.x[rows])
 
 
 def features(frame: pd.DataFrame, train: Any) -> pd.DataFrame:
     """The features as they are, words as categories, without columns of gaps alone, which scikit-learn cannot bin."""
     x = frame.drop(columns=["label", "town"]).dropna(axis=1, how="all")
     x = x[[name for name in x if x[name].iloc[train].notna().any()]]
-    return x.astype(
-        {name: pd.CategoricalDtype(sorted(x[name].dropna().unique())) for name in ("pain", "ward")}
-    )
+    words = {name: pd.CategoricalDtype(sorted(x[name].dropna().unique())) for name in ("pain", "ward")}
+    return x.astype(words)
 
 
 def expected(frame: pd.DataFrame, train: Any, test: Any, task: str, **settings: Any) -> np.ndarray:
     """scikit-learn's own probabilities or numbers, of the frame as it is."""
     x = features(frame, train)
     kind = HistGradientBoostingRegressor if task == "regression" else HistGradientBoostingClassifier
-    fitted = kind(categorical_features="from_dtype", **settings).fit(
-        x.iloc[train], frame["label"].iloc[train]
-    )
+    fitted = kind(categorical_features="from_dtype", **settings)
+    fitted.fit(x.iloc[train], frame["label"].iloc[train])
     return fitted.predict(x.iloc[test]) if task == "regression" else fitted.predict_proba(x.iloc[test])
 
 
@@ -129,12 +126,11 @@ def test_local_and_pooled_trees_predict_as_scikit_learn_does(task: str, seed: in
         outputs = personal(sim, client, rows)
         if task == "binary":
             outputs = torch.cat([-outputs, outputs], 1).sigmoid()
-        answers = (
-            outputs[:, 0] if task == "regression" else outputs.softmax(1) if task != "binary" else outputs
-        )
-        np.testing.assert_allclose(
-            answers, expected(frame, train, rows, task, max_iter=30), atol=1e-6, rtol=1e-6
-        )
+        elif task == "classification":
+            outputs = outputs.softmax(1)
+        answers = outputs[:, 0] if task == "regression" else outputs
+        reference = expected(frame, train, rows, task, max_iter=30)
+        np.testing.assert_allclose(answers, reference, atol=1e-6, rtol=1e-6)
         assert sim.model.module.columns.words == 2, "the table has words"
 
 
@@ -158,10 +154,8 @@ def test_two_classes_of_a_classification_have_one_tree() -> None:
     data = federation(frame, "classification")
     sim = simulation("local_trees", data, rounds=1, options={"max_iter": 10})
     rows = data.test[0]
-    answers = personal(sim, 0, rows).softmax(1)
-    np.testing.assert_allclose(
-        answers, expected(frame, data.train[0], rows, "classification", max_iter=10), atol=1e-6
-    )
+    reference = expected(frame, data.train[0], rows, "classification", max_iter=10)
+    np.testing.assert_allclose(personal(sim, 0, rows).softmax(1), reference, atol=1e-6)
     assert sim.model.init(0)["value"].shape == (10, 1, 61)
 
 
@@ -204,32 +198,23 @@ def test_bytes_are_those_of_the_trees_that_travel() -> None:
     assert sim.traffic.bytes_down == clients * (ensembles + 4 * classes * 4)
 
 
-@pytest.mark.parametrize("name", ["local_trees", "pooled_trees", "federated_trees"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_is_the_uninterrupted_one_in_both_engines(name: str, tmp_path: Path) -> None:
     data = federation(table("binary", clients=3), "binary", split={"train": 0.8})
-    options = {
-        "max_features": 0.5,
-        "min_samples_leaf": 5,
-        **({} if name == "federated_trees" else {"max_iter": 5}),
-    }
-    settings = {"options": options, "fraction": 0.67}
+    length = {} if name == "federated_trees" else {"max_iter": 5}
+    settings = {"options": {"max_features": 0.5, "min_samples_leaf": 5, **length}, "fraction": 0.67}
     whole = simulation(name, data, rounds=4, **settings)
     begun, resumed = simulation(name, data, rounds=2, **settings), simulation(name, data, **settings)
     checkpoints.save(tmp_path, begun.round, *begun.dump())
     loaded = checkpoints.load_latest(tmp_path)
     assert loaded is not None
     resumed.load(loaded[1], loaded[2])
-    for _ in range(2):
-        resumed.step()
-    assert_same(everything(whole), everything(resumed))
+    assert_same(everything(whole), everything(after(resumed, 2)))
     assert whole.traffic == resumed.traffic
-    assert_close(
-        everything(whole), everything(simulation(name, data, rounds=4, engine="vectorized", **settings))
-    )
+    together = simulation(name, data, rounds=4, engine="vectorized", **settings)
+    assert_close(everything(whole), everything(together))
     another = everything(simulation(name, data, rounds=4, seed=1, **settings))
-    assert any(
-        t.shape != another[n].shape or not torch.equal(t, another[n]) for n, t in everything(whole).items()
-    )
+    assert any(not torch.equal(t, another[n]) for n, t in everything(whole).items())
 
 
 def test_exported_trees_answer_as_in_the_run(tmp_path: Path) -> None:
@@ -246,7 +231,7 @@ def test_exported_trees_answer_as_in_the_run(tmp_path: Path) -> None:
     )  # fmt: skip
     new = table("binary", rows=30, seed=5).drop(columns=["label", "town"])
     new.loc[:4, "ward"] = "a ward that is new"
-    for method in ("local_trees", "pooled_trees", "federated_trees"):
+    for method in NAMES:
         run = restore(tmp_path / "run", method)
         (exported,) = export(tmp_path / "run", tmp_path / method, clients=["town 1"], method=method)
         assert {path.suffix for path in exported.path.iterdir()} <= {".py", ".json", ".md", ".safetensors"}
@@ -256,22 +241,15 @@ def test_exported_trees_answer_as_in_the_run(tmp_path: Path) -> None:
         answers = predict(exported.path, new)
         np.testing.assert_allclose(answers["p(1)"], inside.detach(), atol=1e-6)
         assert answers["p(1)"].nunique() > 5
-    clients = (
-        pd.read_csv(tmp_path / "run" / "clients.csv") if (tmp_path / "run" / "clients.csv").exists() else None
-    )
-    assert clients is None or set(clients["method"]) == {"local_trees", "pooled_trees", "federated_trees"}
 
 
 def test_other_losses_and_privacy_are_refused(tmp_path: Path) -> None:
     frame = table("regression")
     frame["event"], frame["label"] = 1.0, frame["label"] - frame["label"].min() + 1
-    survival = build(
-        source=from_table(frame, label=["event", "label"], client="town", task="survival"),
-        normalise="federated",
-    )
-    for name in ("local_trees", "pooled_trees", "federated_trees"):
+    source = from_table(frame, label=["event", "label"], client="town", task="survival")
+    for name in NAMES:
         with pytest.raises(ConfigError, match="survival"):
-            simulation(name, survival)
+            simulation(name, build(source=source, normalise="federated"))
     frame.to_csv(tmp_path / "all.csv", index=False)
     options = {"label": ["event", "label"], "client": "town", "task": "survival"}
     with pytest.raises(ConfigError, match="survival"):  # before the first line has run
@@ -301,8 +279,6 @@ def test_clients_with_one_class_or_one_sample_or_a_missing_class_have_an_answer(
 
 
 def test_float32_thresholds_send_every_float32_as_float64_ones_do() -> None:
-    from tailorfl.training.boosting import nodes_of
-
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 1)).astype(np.float32)
     fitted = HistGradientBoostingRegressor(max_iter=1, min_samples_leaf=1, max_leaf_nodes=200)
@@ -313,33 +289,6 @@ def test_float32_thresholds_send_every_float32_as_float64_ones_do() -> None:
     near = np.concatenate([np.nextafter(x, np.float32(s)) for s in (-9, 9)] + [x])
     near = np.concatenate([near[:, 0], ours[inner], np.nextafter(ours[inner], np.float32(9))])
     assert ((near[:, None] <= ours[inner]) == (near[:, None].astype(np.float64) <= theirs[inner])).all()
-
-
-def test_trees_are_listed_beside_the_methods_of_networks() -> None:
-    names = {"local_trees", "pooled_trees", "federated_trees"}
-    assert names == set(all_methods()) - set(methods())
-    assert isinstance(
-        simulation("local_trees", federation(table("binary"), "binary")).model.module, TreeEnsemble
-    )
-
-
-CHECKS = [
-    check
-    for name in ("federated_trees", "local_trees", "pooled_trees")
-    for check in checks_of(
-        Contract(
-            make_method(
-                name,
-                {"min_samples_leaf": 1, "max_features": 0.5, "max_leaf_nodes": 4}
-                | ({} if name == "federated_trees" else {"max_iter": 3}),
-            ),
-            chooses=True,
-            own_rate=True,
-            by_id=True,
-            unweighted=name != "federated_trees",
-        )
-    )
-]
 
 
 @pytest.mark.slow

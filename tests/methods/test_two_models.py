@@ -1,4 +1,4 @@
-"""Ditto, pFedMe and APFL: a model of every client beside a global one."""
+"""A model of every client beside a global one: Ditto, pFedMe, APFL, Per-FedAvg, PerAda, FedOA and FedSDR."""
 
 from __future__ import annotations
 
@@ -7,11 +7,41 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods.quadratics import CLIENTS, quadratic_simulation
-from methods.reductions import PLAIN, THREE, Same, drawn, fedavg, local
+from methods.quadratics import (
+    CLIENTS,
+    quadratic_simulation,
+)
+from methods.reductions import (
+    ALONE,
+    NUMBERS,
+    PLAIN,
+    REFERENCE,
+    REMARKS,
+    THREE,
+    WITHOUT,
+    Same,
+    ditto_of_perada,
+    drawn,
+    fedavg,
+    in_run,
+    itself,
+    local,
+    of_mlp,
+    personally,
+)
 from methods.settings import LAM, PROX_STEPS, Card, Limit, Row, make
-from methods.small import NEWCOMER, TRAIN, assert_close, personal, simulation
-from tailorfl.errors import ConfigError
+from methods.small import (
+    CLASSES,
+    NEWCOMER,
+    TRAIN,
+    after,
+    assert_close,
+    federation,
+    simulation,
+)
+from tailorfl.models.functional import Model
+from tailorfl.models.registry import build
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import twice, whole
 from tailorfl.training import tree
 
@@ -25,11 +55,7 @@ CONTRACTS = {
             fedavg("T02", exact=False, lam=0.7),
             local(lam=0.0),
             local(lam=0.7, dynamic_lam=(0.0, 0.0)),
-            replace(
-                local(exact=False, dynamic_lam=(0.0, 0.0), dynamic_every="step"),
-                other_train=PLAIN,
-                models=("mlp",),
-            ),
+            of_mlp(local(False, dynamic_lam=(0.0, 0.0), dynamic_every="step"), other_train=PLAIN),
             replace(local(lam=0.0, personal_epochs=3), other_train=THREE),
             drawn("personal", personal_epochs=0),
         ),
@@ -50,40 +76,24 @@ CONTRACTS = {
             ),
             Same(
                 "ηλ = 1",
-                {
-                    "lam": 4.0,
-                    "lr": 0.25,
-                    "inner_steps": 1,
-                    "beta": 0.5,
-                    "personal_lr": 0.02,
-                },
+                {"lam": 4.0, "lr": 0.25, "inner_steps": 1, "beta": 0.5, "personal_lr": 0.02},
                 "fedavg",
                 {"server": {"lr": 0.5}},
                 exact=False,
                 said=True,
                 other_train={**PLAIN, "weight_decay": 0.01, "steps": 3, "epochs": None, "lr": 0.02},
             ),
-            Same(
-                "ηλ = 1",
-                {"lam": 0.5, "lr": 2.0, "personal_epochs": 3},
-                "fedclup",
-                {"lam": 0.5},
-                "personal",
-                "personal",
-                exact=False,
+            replace(
+                personally(
+                    "ηλ = 1", "fedclup", {"lam": 0.5}, exact=False, lam=0.5, lr=2.0, personal_epochs=3
+                ),
                 said=True,
                 other_train={**THREE, "weight_decay": 0.01},
             ),
             drawn("global", lam=0.0),
             drawn("global", beta=0.0),
         ),
-        remarks=(
-            (
-                {"lam": 4.0, "lr": 0.25, "inner_steps": 3},
-                "deploys what clients send",
-                "test_reduction_remarks.py",
-            ),
-        ),
+        remarks=(({"lam": 4.0, "lr": 0.25, "inner_steps": 3}, "deploys what clients send", REMARKS),),
     ),
     "apfl": Row(
         Card(whole, whole, twice, True, True),
@@ -93,9 +103,68 @@ CONTRACTS = {
             *(fedavg("T02", exact=False, alpha=a, adaptive=False) for a in (0.0, 0.4, 1.0)),
             local(exact=False, alpha=1.0, adaptive=False),
         ),
-        remarks=(({"alpha": 0.0, "adaptive": False}, "deploys copies", "test_two_models.py"),),
+        remarks=(({"alpha": 0.0, "adaptive": False}, "deploys copies", NUMBERS),),
+    ),
+    "per_fedavg": Row(
+        Card(whole, whole, whole, True, True),
+        {"alpha": 0.05},
+        still={"adapt_steps": 0},
+        same=(itself("A = 0", "per_fedavg", adapt_steps=0),),
+        remarks=(({"alpha": 0.0}, "second of every two", NUMBERS),),
+        proved=REFERENCE,
+    ),
+    "perada": Row(
+        Card(whole, whole, twice, True, True),
+        # Of a linear model the mean of the teachers' logits is what the student already gives: a gradient of nothing
+        # but rounding, which Adam scales up to whole steps.
+        {"lam": 0.5, "distil": {"steps": 3, "batch_size": 4, "lr": 1e-3, "average": "probabilities"}},
+        Limit("ditto", 1, {"lam": LAM, "distil": {"steps": 0}}),
+        still={"distil": {"steps": 0}},
+        same=(
+            fedavg("T02", lam=0.7, **WITHOUT),
+            ditto_of_perada("global", **WITHOUT),
+            ditto_of_perada("personal", **WITHOUT),
+            ditto_of_perada("global", lam=1.4, variant="released", **WITHOUT),
+            ditto_of_perada("personal", lam=1.4, variant="released", **WITHOUT),
+            ditto_of_perada("global", distil={"rounds": 0}),
+            ditto_of_perada("personal", distil={"rounds": 0}),
+            local(lam=0.0),
+            replace(local(lam=0.0, personal_epochs=3, personal_lr=0.02), other_train={**THREE, "lr": 0.02}),
+            drawn("personal", personal_epochs=0),
+        ),
+    ),
+    # Some tests look at a single round, the first, in which personal models otherwise do not train yet.
+    "fedoa": Row(
+        Card(whole, whole, twice, True, True),
+        {"lam": 0.5, "personal_start": 0},
+        still={"own_init": False},
+        same=(
+            Same("T07", {"lam": 0.2}, "fedit"),
+            Same("T07", {"lam": 0.7, "distance": "batch_l2"}, "fedit"),
+            local(lam=0.0, own_init=False, personal_start=0),
+            in_run(drawn("personal", personal_start=2, own_init=False), rounds=2),
+        ),
+        remarks=(({"lam": 0.0, "personal_start": 1}, "trains personal models alone", REMARKS),),
+    ),
+    "fedsdr": Row(
+        Card(whole, whole, twice, True, True),
+        {"lam": 0.5, "personal_start": 0},
+        still={"own_init": False},
+        mixes_samples=True,
+        same=(
+            Same("T07", {"lam": 0.7}, "fedit"),
+            personally("T07", "fedoa", ALONE, **ALONE),
+            local(lam=0.0, own_init=False, personal_start=0),
+            of_mlp(local(False, lam=0.7, own_init=False, personal_start=0), train={"batch_size": 1}),
+            in_run(drawn("personal", personal_start=2, own_init=False), rounds=2),
+        ),
+        remarks=(({"lam": 0.0, "own_init": True}, "trains personal models alone", REMARKS),),
     ),
 }
+
+
+BETA, ALPHA = 0.1, 0.2
+PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 
 
 def adapted(steps: int, **options: object) -> dict[str, torch.Tensor]:
@@ -122,20 +191,28 @@ def test_apfls_alpha_stays_between_zero_and_one() -> None:
     assert 0 <= torch.stack(alphas).min() <= torch.stack(alphas).max() <= 1
 
 
-def test_apfl_with_alpha_zero_deploys_the_local_copies_of_fedavg() -> None:
-    """Without weight decay, which would shrink even a v whose gradient is zero."""
-    plain = replace(TRAIN, momentum=0.0, weight_decay=0.0)
-    apfl = simulation(make("apfl", alpha=0.0, adaptive=False), train=plain, fraction=0.6)
-    fedavg = simulation("fedavg", train=plain, fraction=0.6)
-    for _ in range(3):
-        ids = apfl.sample(apfl.round)
-        w = fedavg.server["w"]
-        (theta,) = fedavg.run(ids, fedavg.states.get(ids), w, lambda c, s, r: (c.fit(r),))
-        apfl.step()
-        fedavg.step()
-        assert_close(personal(apfl, ids), dict(theta.items()))
+def test_the_released_code_distils_in_the_first_rounds_only() -> None:
+    methods = (make("perada", variant="released"), make("perada", variant="released", distil={"rounds": 2}))
+    for method, rounds, of_labels in zip(
+        (*methods, make("perada")), (30, 2, None), (5, 2, None), strict=True
+    ):
+        assert method._distillation("classification").rounds == rounds  # type: ignore[attr-defined]
+        assert method._distillation("multilabel").rounds == of_labels  # type: ignore[attr-defined]
 
 
-def test_dittos_strength_by_steps_needs_some_to_choose_from() -> None:
-    with pytest.raises(ConfigError, match="dynamic_lam"):
-        make("ditto", dynamic_every="step")
+def test_without_distillation_no_public_set_is_needed() -> None:
+    simulation(make("perada", distil={"steps": 0}), data=replace(federation(), public=None)).step()
+
+
+@pytest.mark.parametrize("method", ["perada", "fedoa", "fedlora", "pfedme"])
+def test_on_a_frozen_backbone_only_the_rest_is_trained_and_sent(method: str) -> None:
+    net = Model(lambda: build("mlp", (1, 8, 8), CLASSES, hidden=(8, 6), activation="tanh"), trainable="head")
+    frozen = {n: t.clone() for n, t in net.module.named_parameters() if n in net.frozen}
+    train = replace(TRAIN, momentum=0.0, weight_decay=0.0)
+    sim = Simulation(make(method), federation(), net, train, seed=0)
+    head = 6 * CLASSES + CLASSES
+    assert after(sim, 3).traffic.up == 3 * 5 * head
+    assert sim.trained_scalars == head * sim.method.models_trained
+    for name, tensor in net.module.named_parameters():
+        if name in frozen:
+            assert torch.equal(tensor, frozen[name])

@@ -1,4 +1,4 @@
-"""PerFed-CKT: its k-means, and the rounds before and in which predictions first go up."""
+"""Predictions on public samples: FedDF and PerFed-CKT."""
 
 from __future__ import annotations
 
@@ -13,29 +13,36 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
-from methods.reductions import drawn, in_run, local, own_start
-from methods.settings import Card, Row
+from methods.reductions import NUMBERS, REMARKS, UPLOAD, drawn, fedavg, in_run, local, own_start
+from methods.settings import Card, Row, make
 from methods.small import (
     CLASSES,
     NEWCOMER,
     PUBLIC,
     TRAIN,
-    assert_close,
     assert_same,
     federation,
-    personal,
+    model,
     simulation,
 )
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
-from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError
+from tailorfl.core.server_distill import ServerDistillation
 from tailorfl.methods.perfed_ckt import cluster, nearest
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
 
 CONTRACTS = {
+    "feddf": Row(
+        Card(whole, whole, whole, False, True),
+        {"distil": {"steps": 3, "batch_size": 4, "lr": 1e-3}},
+        still={"distil": {"steps": 0}},
+        same=(
+            fedavg("T01", distil={"steps": 0}, said=True),
+            fedavg("T01", distil={"rounds": 0}, said=True),
+        ),
+    ),
     # One matrix of 6 public samples and 4 classes up; two centroids down, none before the first upload.
     "perfed_ckt": Row(
         Card(lambda s: 2 * 24, lambda s: 24, whole, True, False),
@@ -51,56 +58,64 @@ CONTRACTS = {
             in_run(drawn("personal", own_init=False, first_round="upload"), rounds=1),
         ),
         remarks=(
-            (
-                {"lam": 0.0, "own_init": False, "first_round": "upload", "warm_rounds": 1},
-                "in all rounds but round 2",
-                "test_reduction_remarks.py",
-            ),
-            (
-                {"lam": 0.0, "own_init": False, "first_round": "upload"},
-                "from the second round on",
-                "test_reduction_remarks.py",
-            ),
-            ({"clusters": 1}, "without clusters", "../references/test_references.py"),
-            ({"clusters": 3}, "cluster of its own", "test_reduction_remarks.py"),
+            ({**UPLOAD, "warm_rounds": 1}, "in all rounds but round 2", REMARKS),
+            (UPLOAD, "from the second round on", REMARKS),
+            ({"clusters": 1}, "without clusters", NUMBERS),
+            ({"clusters": 3}, "cluster of its own", REMARKS),
         ),
     ),
 }
 
 
-ENGINES = ("sequential", "vectorized")
-EVERYTHING = TrainConfig(steps=1, batch_size=0, lr=0.3)
-"""One step a round on all private samples."""
+MODELS = {"small": model("logistic"), "middle": model("mlp"), "large": model("batch_norm")}
+"""Any names will do, as long as no folder is called so."""
+FEW = st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 1.0])] * 2), min_size=1, max_size=9)
 
 
-def run(engine: str = "sequential", rounds: int = 3, **options: Any) -> Simulation:
-    """The simulation after `rounds` rounds; `options` are those of the method and settings of the run."""
-    settings = {k: options.pop(k) for k in ("data", "train") if k in options}
+def test_an_architecture_of_which_nobody_took_part_still_learns_from_the_others() -> None:
+    method = make("feddf", distil={"steps": 3, "batch_size": 4, "lr": 1e-2})
+    kinds = ("small", "large", "middle", "small", "large", "middle")
+    sim = Simulation(method, federation(), MODELS, TRAIN, assignment=kinds, fraction=0.2)
+    before = {n: sim.global_model(n) for n in MODELS}
+    sim.step()
+    for name, old in before.items():
+        new, first = sim.global_model(name), MODELS[name].parameters[0]
+        assert not torch.equal(old.get(first), new.get(first))  # type: ignore[union-attr]
+
+
+def test_teachers_predict_in_slices_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows at once as an evaluation of so many models takes; the slices change nothing."""
+    sim = simulation("feddf")
+    public, models = sim.context.public, torch.stack([sim.init] * 3)
+    assert public is not None
+    whole = ServerDistillation().targets([(sim.model, models)], public)
+    monkeypatch.setattr("tailorfl.training.cohort.INPUT_BYTES", 4 * 3 * 64 * 2)  # two rows of three clients
+    sizes, take = [], type(public).take
+    monkeypatch.setattr(
+        type(public), "take", lambda source, rows: (sizes.append(len(rows)), take(source, rows))[1]
+    )
+    torch.testing.assert_close(ServerDistillation().targets([(sim.model, models)], public), whole)
+    assert sizes == [2, 2, 2]
+
+
+def run(rounds: int = 3, train: TrainConfig = TRAIN, **options: Any) -> Simulation:
     options = {"clusters": 2, "lam": 3.0, "public_batch": 4, "weights": "uniform", **options}
-    return simulation(make_method("perfed_ckt", options), "mlp", engine, rounds=rounds, **settings)
-
-
-# -- k-means ------------------------------------------------------------------------------------------------
+    return simulation(make_method("perfed_ckt", options), rounds=rounds, train=train)
 
 
 def uniform(clients: int) -> Tensor:
     return torch.full((clients,), 1 / clients, dtype=torch.float64)
 
 
-few_values = st.lists(
-    st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=2), min_size=1, max_size=9
-)
-
-
 @settings(deadline=None, max_examples=60)
-@given(few_values, st.integers(1, 12), st.integers(0, 2**63 - 1))
+@given(FEW, st.integers(1, 12), st.integers(0, 2**63 - 1))
 def test_clusters_are_means_of_their_members_and_none_is_empty(
-    rows: list[list[float]], clusters: int, seed: int
+    rows: list[tuple[float, float]], clusters: int, seed: int
 ) -> None:
     """Also with many equal vectors, and with more clusters than clients."""
     vectors = torch.tensor(rows)
     labels, centroids = cluster(vectors, uniform(len(rows)), clusters, seed)
-    assert len(centroids) == min(clusters, len({tuple(r) for r in rows}))
+    assert len(centroids) == min(clusters, len(set(rows)))
     assert sorted(set(labels.tolist())) == list(range(len(centroids)))
     assert torch.isfinite(centroids).all()
     for j, centroid in enumerate(centroids):
@@ -112,14 +127,10 @@ def test_weights_count_in_the_centroid() -> None:
     assert sorted(cluster(vectors, weights, 2, 0)[1][:, 0].tolist()) == pytest.approx([0.25, 9.0])
 
 
-def grouped(members: int = 4) -> Tensor:
-    """Members of three groups that lie far apart."""
-    noise = 0.1 * torch.rand(3 * members, 8, generator=torch.Generator().manual_seed(1))
-    return noise + torch.eye(3, 8).repeat(members, 1)
-
-
 def test_groups_are_found_whatever_the_order_of_clients() -> None:
-    vectors = grouped()
+    """Members of three groups that lie far apart."""
+    noise = 0.1 * torch.rand(12, 8, generator=torch.Generator().manual_seed(1))
+    vectors = noise + torch.eye(3, 8).repeat(4, 1)
     order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(2))
     labels, centroids = cluster(vectors, uniform(12), 3, 0)
     assert all(len(set(labels[g::3])) == 1 for g in range(3))
@@ -137,9 +148,8 @@ def test_k_means_is_repeatable_and_leaves_random_streams_alone() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_vectors_that_differ_by_rounding_are_fewer_clusters_and_no_warning() -> None:
-    near = torch.rand(1, 200, generator=torch.Generator().manual_seed(0)) + 1e-7 * torch.rand(
-        8, 200, generator=torch.Generator().manual_seed(1)
-    )
+    rng = torch.Generator().manual_seed(0)
+    near = torch.rand(1, 200, generator=rng) + 1e-7 * torch.rand(8, 200, generator=rng)
     vectors = torch.cat([1000 * near[:4], near])
     labels, centroids = cluster(vectors, uniform(12), 12, 0)
     assert len(centroids) < len(vectors.unique(dim=0)) == 12
@@ -155,9 +165,6 @@ def test_the_nearest_centroid_is_the_first_of_equals_for_one_and_for_all() -> No
     assert torch.equal(torch.func.vmap(lambda row: nearest(centroids, row))(s), expected)
 
 
-# -- the method ---------------------------------------------------------------------------------------------
-
-
 def test_the_starts_of_k_means_depend_on_seed_and_round_alone() -> None:
     """Sixty clients without groups, of which k-means finds something else from every start."""
     sim = run(rounds=0, clusters=12)
@@ -165,8 +172,7 @@ def test_the_starts_of_k_means_depend_on_seed_and_round_alone() -> None:
     stack = TensorDict({"predictions": s}, batch_size=[60])
 
     def centroids(round: int, seed: int = 0) -> Tensor:
-        context = replace(sim.context, seed=seed)
-        sizes = np.ones(60, dtype=np.int64)
+        context, sizes = replace(sim.context, seed=seed), np.ones(60, dtype=np.int64)
         replies = Replies(stack, tuple(range(60)), sizes, "uniform", context, round)
         return sim.method.aggregate(sim.server, replies)["centroids"]
 
@@ -197,37 +203,9 @@ def test_a_newcomer_starts_with_a_model_of_its_own_and_learns_from_the_centroids
     assert any(not torch.equal(t, alone.get(n)) for n, t in taught.items())
 
 
-def test_tasks_without_classes_and_runs_without_a_public_set_are_refused() -> None:
-    base, public = federation(), federation().public
-    assert public is not None
-    binary = replace(
-        base,
-        source=Source("two classes", base.source.x, base.source.y % 2, "binary", 1),
-        public=Source("public", public.x, public.y, "binary", 1),
-    )
-    for data, named in ((replace(base, public=None), "public"), (binary, "binary")):
-        with pytest.raises(ConfigError, match=named):
-            run(data=data)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("first_round", ["train", "upload"])
-def test_in_warm_rounds_clients_train_alone_and_nothing_is_sent(engine: str, first_round: str) -> None:
-    """All begins after them as it else does in the first round, from the models that they have by then."""
-    warm, options = 2, {"first_round": first_round, "train": EVERYTHING, "public_batch": PUBLIC}
-    sim = run(engine, rounds=0, warm_rounds=warm, **options)
-    for _ in range(warm):
+def test_in_warm_rounds_nothing_is_sent() -> None:
+    sim = run(0, warm_rounds=2)
+    for _ in range(2):
         sent = sim.step().traffic
         assert (sent.bytes_up, sent.bytes_down, len(sim.server["centroids"])) == (0, 0, 0)
-    alone = simulation(make_method("local", {"own_init": True}), "mlp", engine, train=EVERYTHING, rounds=warm)
-    assert_same(personal(sim), personal(alone))
-    late = run(engine, rounds=0, **options)
-    ids = tuple(range(sim.federation.num_clients))
-    late.states.put(ids, sim.states.get(ids))
-    late.states.commit(ids)
-    for _ in range(3):
-        sim.step()
-        late.step()
-        assert len(sim.server["centroids"]) == 2
-        torch.testing.assert_close(*(s.server["centroids"].sort(0)[0] for s in (sim, late)))
-    assert_close(personal(sim), personal(late))
+    assert sim.step().traffic.bytes_up > 0
