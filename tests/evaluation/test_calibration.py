@@ -1,26 +1,26 @@
-"""Brier score, calibration error and one-vs-rest AUC, against scikit-learn and brute force."""
+"""Brier score, calibration error, one-vs-rest AUC and temperatures, against scikit-learn, scipy and brute force."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 from sklearn import metrics as reference
 
 import tailorfl
 from tailorfl.errors import ConfigError
-from tailorfl.evaluation.calibration import (
-    BINS,
-    Reliability,
-    error_by_chance,
-    further_parts,
-    probabilities,
-)
+from tailorfl.evaluation.calibration import BINS, Reliability, error_by_chance, further_parts, probabilities
+from tailorfl.evaluation.predictions import Predictions
+from tailorfl.evaluation.temperature import FEWEST, HIGHEST, fitted, measures
+
+# -- probabilities ---------------------------------------------------------------------------------------------------
 
 
 def measured(task: str, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
@@ -82,10 +82,9 @@ def test_parts_are_measured_apart_and_empty_ones_are_undefined() -> None:
     found = further_parts("classification", logits, y, sizes, ("auc", "brier", "ece"))
     cuts = np.cumsum(sizes)[:-1]
     for k, (some, few) in enumerate(zip(np.split(logits, cuts), np.split(y, cuts), strict=True)):
-        for name, values in found.items():
-            alone = further_parts("classification", some, few, [len(few)], (name,))[name][0]
-            assert values[k] == alone or (math.isnan(values[k]) and math.isnan(alone))
-    assert [math.isnan(v[1]) for v in found.values()] == [True] * 3
+        alone = measured("classification", some, few)
+        np.testing.assert_array_equal([found[name][k] for name in alone], list(alone.values()))
+    assert all(math.isnan(values[1]) for values in found.values())
     assert math.isnan(found["auc"][3])  # one class alone
     assert found["brier"][3] > 0
 
@@ -115,13 +114,11 @@ def test_probabilities_that_are_true_are_calibrated_and_confident_ones_are_not()
 
 def test_few_samples_have_an_error_by_chance() -> None:
     rng = np.random.default_rng(4)
-    p = rng.beta(2, 2, 50)
-    p = np.stack([1 - p, p], axis=1)
+    right = rng.beta(2, 2, 50)
+    p = np.stack([1 - right, right], axis=1)
     found = error_by_chance(p, np.random.default_rng(0))
-    brute = np.mean(
-        [Reliability.of(p, (rng.random(50) < p[:, 1]).astype(np.int64)).error for _ in range(400)]
-    )
-    assert found == pytest.approx(float(brute), abs=0.01)
+    draws = [Reliability.of(p, (rng.random(50) < right).astype(np.int64)).error for _ in range(400)]
+    assert found == pytest.approx(float(np.mean(draws)), abs=0.01)
     assert 0.15 < found < 0.25
 
 
@@ -132,25 +129,20 @@ def test_a_diverged_model_has_no_number() -> None:
 
 
 def test_runs_measure_what_is_asked_for_and_can_be_led_by_it(tmp_path: Path) -> None:
-    def run(name: str, **evaluation: object) -> tailorfl.ExperimentResult:
-        settings = {"every": 0, "final": ["local"], **evaluation}
-        data = {"clients": 2, "samples": 80}
-        out = tmp_path / name
-        return tailorfl.run(method="local", data=data, rounds=1, seeds=1, eval=settings, out=out)
+    def run(evaluation: dict[str, Any], data: Any = None, **more: Any) -> tailorfl.ExperimentResult:
+        folder, sets = tmp_path / str(len(list(tmp_path.iterdir()))), {"every": 0, "final": ["local"]}
+        settings = {"method": "local", "data": data or {"clients": 2, "samples": 80}, "rounds": 1, "seeds": 1}
+        return tailorfl.run(**settings, **more, eval={**sets, **evaluation}, out=folder)
 
-    plain = run("plain").clients.columns
-    assert not {"auc", "brier", "ece"} & set(plain)
-    found = run("more", metrics=["brier", "ece"])
+    assert not {"auc", "brier", "ece"} & set(run({}).clients.columns)
+    found = run({"metrics": ["brier", "ece"]})
     assert {"brier", "ece"} <= set(found.clients.columns)
     assert found.metric == "accuracy"
-    led = run("led", metric="auc")
+    led = run({"metric": "auc"})
     assert led.metric == "auc"
     assert 0 <= led.table["mean"].iloc[0] <= 1
     with pytest.raises(ConfigError, match=r"metric \(eval.metrics\) of a regression task"):
-        tailorfl.run(
-            method="local", data="synthetic_linear", model="linear", rounds=1, seeds=1, out=tmp_path / "no",
-            eval={"metrics": ["ece"]},
-        )  # fmt: skip
+        run({"metrics": ["ece"]}, "synthetic_linear", model="linear")
 
 
 def test_bins_hold_equal_numbers_of_samples_also_where_confidences_are_alike() -> None:
@@ -166,3 +158,81 @@ def test_as_many_bins_as_are_asked_for() -> None:
     assert found.samples.tolist() == [2, 2]
     assert found.confidence.tolist() == pytest.approx([0.65, 0.85])
     assert found.accuracy.tolist() == [0.5, 1.0]
+
+
+# -- temperatures ----------------------------------------------------------------------------------------------------
+
+
+def said(outputs: np.ndarray, y: np.ndarray, task: str = "classification") -> Predictions:
+    rows = np.arange(len(y))
+    return Predictions(task, np.zeros(len(y), dtype=np.int64), rows, y, outputs.astype(np.float32))
+
+
+def drawn(task: str, scale: float, samples: int = 2000, seed: int = 0) -> Predictions:
+    """Outputs that are `scale` times what the labels are drawn by."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(samples, 1 if task == "binary" else 4)) * 1.5
+    p = probabilities(task, logits)
+    y = np.array([rng.choice(p.shape[1], p=row) for row in p])
+    return said(scale * logits, y, task)
+
+
+@pytest.mark.parametrize(
+    ("task", "scale", "samples"),
+    [
+        ("classification", 0.4, 2000),
+        ("binary", 1.0, 2000),
+        ("binary", 3.0, 2000),
+        ("classification", 3.0, FEWEST),
+    ],
+)
+def test_the_temperature_is_where_the_likelihood_is_largest(task: str, scale: float, samples: int) -> None:
+    predictions = drawn(task, scale, samples)
+    found = fitted(predictions)
+    assert found is not None
+
+    def loss(log_t: float) -> float:
+        return float(
+            reference.log_loss(predictions.y, probabilities(task, predictions.outputs, np.exp(log_t)))
+        )
+
+    by_scipy = np.exp(minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x)
+    assert found == pytest.approx(by_scipy, rel=1e-4)
+    assert found == pytest.approx(scale, rel=0.15 if samples > FEWEST else 0.5)
+
+
+def test_a_temperature_mends_what_was_too_sure_and_changes_no_prediction() -> None:
+    val, test = drawn("classification", 3.0, 2000), drawn("classification", 3.0, 2000, seed=1)
+    temperature = fitted(val)
+    assert temperature is not None
+    before, after = measures(test), measures(test, temperature)
+    assert before["ece"] > 0.15
+    assert after["ece"] < 0.05
+    assert after["brier"] < before["brier"]
+    assert after["nll"] < before["nll"]
+    assert before["nll"] == pytest.approx(
+        reference.log_loss(test.y, probabilities("classification", test.outputs))
+    )
+    same = probabilities("classification", test.outputs, temperature).argmax(1) == test.outputs.argmax(1)
+    assert same.all()
+
+
+@pytest.mark.parametrize("size", [0.2, 4.0])
+@pytest.mark.parametrize(("right", "end"), [(True, 1 / HIGHEST), (False, HIGHEST)])
+@pytest.mark.parametrize("task", ["classification", "binary"])
+def test_outputs_that_are_always_right_or_wrong_get_an_end(
+    task: str, right: bool, end: float, size: float
+) -> None:
+    """The likelihood then only rises, or only falls, with the size of the logits."""
+    y = np.arange(FEWEST) % 2
+    sign = np.where((y == 1) == right, 1.0, -1.0)[:, None] * size
+    outputs = sign if task == "binary" else np.concatenate([-sign, sign], axis=1)
+    assert fitted(said(outputs, y, task)) == end
+    assert fitted(said(0 * outputs, y, task)) == 1.0
+    assert fitted(said(outputs[1:], y[1:], task)) is None
+
+
+def test_one_output_that_is_no_number_leaves_no_temperature() -> None:
+    predictions = drawn("classification", 1.0, FEWEST)
+    predictions.outputs[7, 2] = np.inf
+    assert fitted(predictions) is None

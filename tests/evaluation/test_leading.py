@@ -42,25 +42,26 @@ def test_where_one_class_of_two_dominates_balanced_accuracy_comes_first(
     assert leading(data, "accuracy") == "accuracy"
 
 
-def test_the_client_is_named() -> None:
+def test_the_client_is_named_and_few_samples_say_nothing() -> None:
     assert dominated(source(0.5, 0.93)) == "93% of the samples of client 'site-1' are of one class"
-
-
-def test_few_samples_say_nothing() -> None:
     assert leading(source(0.5, 1.0, rows=18)) == "accuracy"
 
 
-def test_of_several_classes_one_dominates_with_half_of_all_and_twice_its_share() -> None:
-    x = np.zeros((100, 1), dtype=np.float32)
-
-    def first(*counts: int) -> str:
-        return leading(from_tensors(x[: sum(counts)], np.repeat(np.arange(len(counts)), counts)))
-
-    assert first(*[10] * 10) == "accuracy"
-    assert first(55, *[5] * 9) == "balanced_accuracy"
-    assert first(45, 5, *[5] * 10) == "accuracy"
-    assert first(60, 20, 20) == "accuracy"  # twice an equal share of a third would be 67
-    assert first(70, 15, 15) == "balanced_accuracy"
+@pytest.mark.parametrize(
+    ("counts", "first"),
+    [
+        ([10] * 10, "accuracy"),
+        ([55, *[5] * 9], "balanced_accuracy"),
+        ([45, 5, *[5] * 10], "accuracy"),
+        ([60, 20, 20], "accuracy"),  # twice an equal share of a third would be 67
+        ([70, 15, 15], "balanced_accuracy"),
+    ],
+)
+def test_of_several_classes_one_dominates_with_half_of_all_and_twice_its_share(
+    counts: list[int], first: str
+) -> None:
+    x = np.zeros((sum(counts), 1), dtype=np.float32)
+    assert leading(from_tensors(x, np.repeat(np.arange(len(counts)), counts))) == first
 
 
 def test_a_metric_that_the_task_has_not_is_refused() -> None:

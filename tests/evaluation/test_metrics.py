@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
+from torch import Tensor
 
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation import metrics
@@ -50,29 +52,24 @@ def test_counts_have_every_sample_once() -> None:
     assert counts.hits.tolist() == [[1, 0], [1, 0]]
 
 
-@pytest.mark.parametrize("y", [[0, 3], [-1, 0]])
-def test_class_outside_the_model_is_an_error(y: list[int]) -> None:
-    with pytest.raises(ValueError, match="the model has 3 classes"):
-        metrics.compute("classification", torch.zeros(2, 3), torch.tensor(y))
+SURVIVAL = [[1.0, 1.0], [1.0, 2.0], [1.0, 3.0], [1.0, 4.0]]
 
 
-def test_nan_outputs_never_count_as_right() -> None:
-    diverged = torch.full((4, 3), math.nan)
-    y = torch.zeros(4, dtype=torch.int64)  # argmax of NaN is 0, which would score 100 %
-    assert metrics.compute("classification", diverged, y) == {
-        "accuracy": 0.0,
-        "balanced_accuracy": 0.0,
-        "macro_f1": 0.0,
-    }
-    binary = metrics.compute("binary", diverged[:, :1], y[:, None])
-    assert binary["accuracy"] == 0
-    assert math.isnan(binary["auc"])
-    multilabel = metrics.compute("multilabel", diverged, torch.zeros(4, 3))
-    assert multilabel["accuracy"] == 0
-    assert math.isnan(multilabel["auc"])
-    assert math.isnan(metrics.compute("regression", diverged, torch.rand(4, 3))["mse"])
-    survival = torch.tensor([[1.0, 1.0], [1.0, 2.0]])
-    assert math.isnan(metrics.compute("survival", diverged[:2, :1], survival)["c_index"])
+@pytest.mark.parametrize(
+    ("task", "y", "expected"),
+    [
+        # argmax of NaN is 0, which would score 100 %
+        ("classification", [0] * 4, {"accuracy": 0, "balanced_accuracy": 0, "macro_f1": 0}),
+        ("binary", [[0]] * 4, {"accuracy": 0, "auc": math.nan}),
+        ("multilabel", [[0, 0, 0]] * 4, {"accuracy": 0, "auc": math.nan}),
+        ("regression", [[0.1, 0.5, 0.7]] * 4, {"mse": math.nan}),
+        ("survival", SURVIVAL, {"c_index": math.nan}),
+    ],
+)
+def test_nan_outputs_never_count_as_right(task: str, y: list[Any], expected: dict[str, float]) -> None:
+    width = 1 if task in ("binary", "survival") else 3
+    found = metrics.compute(task, torch.full((4, width), math.nan), torch.tensor(y))
+    assert {name: found[name] for name in expected} == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("shape", [(30,), (30, 1)])
@@ -112,12 +109,9 @@ def test_one_score_that_is_no_number_leaves_no_auc_to_its_part_alone() -> None:
     assert found[1] == pytest.approx((0.75 + 0.5) / 2)
 
 
-def test_auc_without_any_usable_label_is_nan() -> None:
+def test_auc_at_its_limits() -> None:
     assert math.isnan(metrics.auc(np.arange(3.0), np.ones(3)))
     assert math.isnan(metrics.auc(np.zeros((4, 2)), np.zeros((4, 2))))
-
-
-def test_auc_takes_infinite_scores_by_their_order() -> None:
     assert metrics.auc(np.array([-np.inf, 0.0, np.inf]), np.array([0, 1, 1])) == 1
 
 
@@ -134,11 +128,8 @@ def slow_concordance(event: np.ndarray, time: np.ndarray, risk: np.ndarray) -> f
 @given(st.integers(0, 10_000), st.integers(1, 25), st.integers(1, 8))
 def test_concordance_equals_the_definition(seed: int, samples: int, levels: int) -> None:
     rng = np.random.default_rng(seed)
-    event, time, risk = (
-        rng.integers(0, 2, samples),
-        rng.integers(0, levels, samples),
-        rng.integers(0, levels, samples),
-    )
+    event = rng.integers(0, 2, samples)
+    time, risk = rng.integers(0, levels, (2, samples))
     expected = slow_concordance(event, time, risk)
     assert metrics.concordance_index(event, time, risk) == pytest.approx(expected, nan_ok=True)
 
@@ -194,11 +185,21 @@ def test_infinite_predictions_have_infinite_error() -> None:
         assert found == {"mse": math.inf, "r2": -math.inf}
 
 
-def test_shapes_must_agree() -> None:
-    with pytest.raises(ValueError, match=r"\[4, 1\] for targets of shape \[4, 2\]"):
-        metrics.compute("regression", torch.zeros(4, 1), torch.zeros(4, 2))
-    with pytest.raises(ValueError, match="3 outputs for 4 targets"):
-        metrics.compute("classification", torch.zeros(3, 2), torch.zeros(4))
+@pytest.mark.parametrize(
+    ("task", "outputs", "y", "sizes", "message"),
+    [
+        ("classification", torch.zeros(2, 3), torch.tensor([0, 3]), [2], "the model has 3 classes"),
+        ("classification", torch.zeros(2, 3), torch.tensor([-1, 0]), [2], "the model has 3 classes"),
+        ("classification", torch.zeros(3, 2), torch.zeros(4), [4], "3 outputs for 4 targets"),
+        ("classification", torch.zeros(3, 2), torch.zeros(3), [1, 1], "3 targets, in parts of 2 samples"),
+        ("regression", torch.zeros(4, 1), torch.zeros(4, 2), [4], r"\[4, 1\] for targets of shape \[4, 2\]"),
+    ],
+)
+def test_targets_that_do_not_fit_are_an_error(
+    task: str, outputs: Tensor, y: Tensor, sizes: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        metrics.compute_parts(task, outputs, y, sizes)
 
 
 SHAPES = {
@@ -231,12 +232,75 @@ def test_names_and_types(task: str) -> None:
 
 
 def test_primary_metrics() -> None:
-    assert metrics.primary("classification") == ("accuracy", True)
-    assert metrics.primary("binary") == ("accuracy", True)
-    assert metrics.primary("multilabel") == ("auc", True)
-    assert metrics.primary("regression") == ("mse", False)
-    assert metrics.primary("counts") == ("deviance", False)
-    assert metrics.primary("survival") == ("c_index", True)
-    assert metrics.primary("generation") == ("rouge1", True)
+    assert {task: metrics.primary(task) for task in metrics.METRICS} == {
+        "classification": ("accuracy", True),
+        "binary": ("accuracy", True),
+        "multilabel": ("auc", True),
+        "regression": ("mse", False),
+        "counts": ("deviance", False),
+        "survival": ("c_index", True),
+        "generation": ("rouge1", True),
+    }
     with pytest.raises(ConfigError, match="Did you mean 'regression'"):
         metrics.primary("regresion")
+
+
+# -- many parts at once --------------------------------------------------------------------------------
+
+
+def samples(task: str, n: int, seed: int, decimals: int) -> tuple[Tensor, Tensor]:
+    """Outputs, with ties where `decimals` are few and now and then no number, and targets with absent classes."""
+    rng = np.random.default_rng(seed)
+    width = int(rng.integers(2, 12))
+    shape = {
+        "classification": (n, width),
+        "multilabel": (n, width),
+        "regression": (n, 2),
+        "counts": (n, 2),
+    }.get(task, (n, 1))
+    outputs = rng.normal(size=shape).round(decimals)
+    if n and seed % 3 == 0:
+        outputs[rng.integers(n), 0] = rng.choice([np.nan, np.inf, -np.inf])
+    targets = {
+        "classification": rng.integers(0, int(rng.integers(1, width + 1)), n),
+        "binary": rng.integers(0, 2, n),
+        "multilabel": (rng.random(shape) < rng.random()).astype(float),
+        "regression": rng.normal(size=shape),
+        "counts": rng.poisson(2, shape).astype(float),
+        "survival": np.stack([rng.integers(0, 2, n), rng.integers(0, 6, n)], axis=1).astype(float),
+        "generation": np.zeros(shape),
+    }[task]
+    if task == "generation":
+        outputs = rng.random((n, 5))
+    return torch.from_numpy(outputs), torch.from_numpy(targets)
+
+
+@pytest.mark.parametrize("task", list(metrics.METRICS))
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(0, 25), min_size=1, max_size=8),
+    seed=st.integers(0, 10_000),
+    decimals=st.integers(0, 3),
+)
+def test_together_is_one_by_one(task: str, sizes: list[int], seed: int, decimals: int) -> None:
+    outputs, y = samples(task, sum(sizes), seed, decimals)
+    together = metrics.compute_parts(task, outputs, y, sizes)
+    assert tuple(together) == metrics.METRICS[task]
+    for k, (some, few) in enumerate(zip(torch.split(outputs, sizes), torch.split(y, sizes), strict=True)):
+        one = metrics.compute(task, some, few)
+        np.testing.assert_array_equal([values[k] for values in together.values()], list(one.values()))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=6), st.integers(0, 10_000), st.integers(0, 3))
+def test_areas_are_those_of_scikit_learn(sizes: list[int], seed: int, decimals: int) -> None:
+    """With ties; a part without one of the classes has none."""
+    rng = np.random.default_rng(seed)
+    scores, y = rng.normal(size=sum(sizes)).round(decimals), rng.random(sum(sizes)) < rng.random()
+    found = metrics.auc_parts(scores, y, sizes)
+    cuts = np.cumsum(sizes)[:-1]
+    for area, some, few in zip(found, np.split(scores, cuts), np.split(y, cuts), strict=True):
+        if few.all() or not few.any():
+            assert math.isnan(area)
+        else:
+            assert area == pytest.approx(reference.roc_auc_score(few, some), rel=1e-15)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from methods.settings import make
-from methods.small import SIZES, assert_same, federation, model, simulation
+from methods.small import SIZES, assert_same, federation, model, personal, simulation
+from rounds.helpers import MODELS, two_architectures
 from tailorfl.core.method import methods
 from tailorfl.data.federation import Federation
 from tailorfl.engines.make import make_engine
@@ -48,20 +49,14 @@ def data() -> Federation:
     return replace(base, source=replace(base.source, y=y), val=tuple(val), test=test)
 
 
-def scored(sim: Simulation, client: int, state: dict[str, Tensor]) -> tuple[float, float]:
-    """(accuracy, minus loss) on the validation part, in plain torch; (0, 0) without samples."""
-    rows = torch.from_numpy(sim.federation.val[client])
+def scored(sim: Simulation, rows: np.ndarray, state: dict[str, Tensor]) -> tuple[float, float]:
+    """(accuracy, minus loss), in plain torch; (0, 0) without samples."""
     if not len(rows):
         return 0.0, 0.0
-    source = sim.federation.source
-    outputs = torch.func.functional_call(sim.model.module.eval(), state, (source.take(rows),))
-    accuracy = (outputs.argmax(1) == source.y[rows]).double().mean()
-    return float(accuracy), -float(F.cross_entropy(outputs.double(), source.y[rows]))
-
-
-def present(sim: Simulation) -> list[dict[str, Tensor]]:
-    found = [models for _, models in sim.personal_models(range(len(SIZES)))]
-    return [{n: torch.cat([m.get(n) for m in found])[i] for n in found[0].keys()} for i in range(len(SIZES))]  # noqa: SIM118
+    source, index = sim.federation.source, torch.from_numpy(rows)
+    outputs = torch.func.functional_call(sim.model.module.eval(), state, (source.take(index),))
+    accuracy = (outputs.argmax(1) == source.y[index]).double().mean()
+    return float(accuracy), -float(F.cross_entropy(outputs.double(), source.y[index]))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -69,46 +64,39 @@ def present(sim: Simulation) -> list[dict[str, Tensor]]:
 def test_every_client_keeps_the_model_of_its_best_round(name: str, engine: str) -> None:
     sim = Simulation(make(name), data(), model("mlp"), RESTLESS, engine=make_engine(engine), fraction=0.6)
     selection = Selection(sim)
-    best: list[tuple[tuple[float, float], int, dict[str, Tensor]]] = []
+    best: dict[int, tuple[tuple[float, float], int, dict[str, Tensor]]] = {}
     for _ in range(ROUNDS):
         sim.step()
         records = evaluate(sim, Protocol(("val", "local")), selection=selection)
-        for i, state in enumerate(present(sim)):
-            score = scored(sim, i, state)
-            if len(best) <= i:
-                best.append((score, sim.round, state))
-            elif score > best[i][0] or i == UNWATCHED:
-                best[i] = (score, sim.round, state)
+        losses = {r["client"]: r["loss"] for r in records if (r["set"], r["model"]) == ("local", "personal")}
+        models = personal(sim)
         for i in range(len(SIZES)):
+            state = {n: t[i] for n, t in models.items()}
+            score = scored(sim, sim.federation.val[i], state)
+            if i not in best or score > best[i][0] or i == UNWATCHED:
+                best[i] = (score, sim.round, state)
             assert selection.choices[i].round == best[i][1]
-            [local] = [
-                r["loss"] for r in records if (r["client"], r["set"], r["model"]) == (i, "local", "personal")
-            ]
-            rows = torch.from_numpy(sim.federation.test[i])
-            outputs = torch.func.functional_call(
-                sim.model.module.eval(), best[i][2], (sim.federation.source.take(rows),)
-            )
-            assert local == pytest.approx(
-                float(F.cross_entropy(outputs, sim.federation.source.y[rows])), rel=1e-4
-            )
+            assert losses[i] == pytest.approx(-scored(sim, sim.federation.test[i], best[i][2])[1], rel=1e-4)
     rounds = [c.round for c in selection.choices.values()]
     assert selection.choices[UNWATCHED].round == ROUNDS
     assert len(set(rounds)) > 2, "the test says nothing where all choose alike"
 
 
 def test_of_equals_the_lower_loss_and_then_the_earlier() -> None:
-    nan = float("nan")
-    held = RoundChoice(1, 0.5, 0.7)
-    assert RoundChoice(2, 0.6, 0.9).beats(held, lower_is_better=False)
-    assert not RoundChoice(2, 0.6, 0.9).beats(held, lower_is_better=True)
-    assert RoundChoice(2, 0.5, 0.6).beats(held, lower_is_better=False)
-    assert not RoundChoice(2, 0.5, 0.7).beats(held, lower_is_better=False)
-    assert not RoundChoice(2, 0.4, 0.1).beats(held, lower_is_better=False)
-    assert RoundChoice(2, nan, 0.6).beats(RoundChoice(1, nan, 0.7), lower_is_better=False)
-    assert not RoundChoice(2, nan, 0.8).beats(RoundChoice(1, nan, 0.7), lower_is_better=False)
-    assert RoundChoice(2, nan, nan).beats(RoundChoice(1, nan, nan), lower_is_better=False)
-    assert not RoundChoice(2, 0.9, nan).beats(held, lower_is_better=False)  # a model that has diverged
-    assert held.beats(RoundChoice(0, 0.9, nan), lower_is_better=False)
+    nan, held = float("nan"), (0.5, 0.7)
+    for value, loss, before, beats in (
+        (0.6, 0.9, held, True),
+        (0.5, 0.6, held, True),
+        (0.5, 0.7, held, False),
+        (0.4, 0.1, held, False),
+        (nan, 0.6, (nan, 0.7), True),
+        (nan, 0.8, (nan, 0.7), False),
+        (nan, nan, (nan, nan), True),
+        (0.9, nan, held, False),  # a model that has diverged
+        (0.5, 0.7, (0.9, nan), True),
+    ):
+        assert RoundChoice(2, value, loss).beats(RoundChoice(1, *before), lower_is_better=False) is beats
+    assert not RoundChoice(2, 0.6, 0.9).beats(RoundChoice(1, *held), lower_is_better=True)
 
 
 def test_participants_alone_are_shown_with_what_they_chose() -> None:
@@ -117,8 +105,8 @@ def test_participants_alone_are_shown_with_what_they_chose() -> None:
     for _ in range(ROUNDS):
         ids = sim.step().clients
         both = [evaluate(sim, Protocol(sets), ids, selection) for sets in (("participants",), ("local",))]
-    personal = [{r["client"]: r["loss"] for r in rs if r["model"] == "personal"} for rs in both]
-    assert personal[0] == {i: personal[1][i] for i in ids}
+    shown = [{r["client"]: r["loss"] for r in rs if r["model"] == "personal"} for rs in both]
+    assert shown[0] == {i: shown[1][i] for i in ids}
     later = [i for i in ids if selection.choices[i].round < ROUNDS]
     assert later, "the test says nothing if all that took part chose the last round"
 
@@ -140,9 +128,7 @@ def test_what_any_method_deploys_is_chosen_stored_and_restored(name: str, tmp_pa
 
 
 def test_clients_of_several_architectures_choose_each_among_its_own() -> None:
-    models = {"small": model("mlp"), "large": model("batch_norm")}
-    owners = ("large", "small", "small", "large", "small", "large")
-    sim = Simulation(make("perfed_ckt"), data(), models, RESTLESS, assignment=owners)
+    sim = two_architectures()
     selection, other = Selection(sim), Selection(sim)
     for _ in range(3):
         sim.step()
@@ -150,7 +136,7 @@ def test_clients_of_several_architectures_choose_each_among_its_own() -> None:
     other.load({n: t.clone() for n, t in selection.dump().items()})
     for name, ids in (("large", (0, 3)), ("small", (1, 2, 4))):
         found = dict(selection.models(ids).items())
-        assert found.keys() == set(models[name].init(0).keys())
+        assert found.keys() == set(MODELS[name].init(0).keys())
         assert_same(found, dict(other.models(ids).items()))
 
 
@@ -200,23 +186,20 @@ def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path
         for result in (whole, resumed):
             assert result.jobs[0][0]["selection"] == whole.jobs[0][0]["selection"]
     table = pd.read_csv(tmp_path / "whole" / "ditto" / "seed-0" / "selection.csv")
-    assert list(table.columns) == ["client", "round", "val/accuracy", "val/loss"]
     assert list(table["client"]) == list(range(6))
     assert len(set(table["round"])) > 1
     assert set(table["round"]) - {5}, "the test says nothing if all choose the last round"
     # What is deployed is what was chosen: its validation score in the records of the last round is the best of all.
     last = whole.clients.query("label == 'ditto' and set == 'val' and model == 'personal' and round == 5")
-    np.testing.assert_allclose(
-        last.sort_values("client")["accuracy"].to_numpy(), table["val/accuracy"].to_numpy()
-    )
+    scores = last.sort_values("client")["accuracy"].to_numpy()
+    np.testing.assert_allclose(scores, table["val/accuracy"].to_numpy())
 
 
 def test_the_table_says_which_rounds_were_chosen(tmp_path: Path) -> None:
     result = run_experiment(load(SETTINGS), tmp_path / "out")
     listed = pd.read_csv(tmp_path / "out" / "ditto" / "seed-0" / "selection.csv")
     assert list(listed.columns) == ["client", "round", "val/accuracy", "val/loss"]
-    chosen = listed["round"]
-    assert result.table["selected_round"]["ditto"] == pytest.approx(chosen.mean())
+    assert result.table["selected_round"]["ditto"] == pytest.approx(listed["round"].mean())
     assert np.isnan(result.table["selected_round"]["fedavg"])
     head, _, *rows = (tmp_path / "out" / "comparison.md").read_text().splitlines()
     place = head.split("|").index(" round chosen by validation ")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailorfl.evaluation.summary import mean, summarize
+from tailorfl.evaluation.summary import mean, summaries, summarize
 
 values_and_weights = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 500)), min_size=1, max_size=60).map(
     lambda pairs: (np.array([v for v, _ in pairs]), np.array([w for _, w in pairs]))
@@ -40,9 +40,8 @@ def test_by_hand() -> None:
 
 def test_lower_is_better_turns_tails_and_comparison_round() -> None:
     found = summarize([0.2, 0.4, 0.9], [1, 1, 1], [0.1, 0.4, 1.0], higher_is_better=False)
-    assert (found["worst10"], found["best10"]) == (0.9, 0.2)
+    assert [found[name] for name in ("worst10", "best10", "min", "max")] == [0.9, 0.2, 0.2, 0.9]
     assert found["share_beating_local"] == pytest.approx(1 / 3)
-    assert (found["min"], found["max"]) == (0.2, 0.9)
 
 
 def test_tails_hold_exactly_the_ceiling() -> None:
@@ -96,3 +95,17 @@ def test_the_mean_is_over_clients_that_have_the_metric() -> None:
     assert mean([None, 1.0, float("nan"), 4.0]) == 2.5
     assert math.isnan(mean([None]))
     assert math.isnan(mean([]))
+
+
+def test_records_are_grouped_by_model_and_set_and_each_metric_has_its_direction() -> None:
+    kinds = [("global", "local")] * 20 + [("personal", "local")] * 2 + [("personal", "val")]
+    records = [
+        {"round": 1, "client": k, "set": name, "model": model, "samples": 1, "accuracy": k, "loss": k}
+        for k, (model, name) in enumerate(kinds)
+    ]
+    found = summaries(records)
+    assert found["personal"]["local"]["accuracy"]["mean"] == 20.5
+    assert found["personal"]["val"]["accuracy"]["mean"] == 22
+    of = found["global"]["local"]
+    assert [of["accuracy"][f"{end}{n}"] for end in ("worst", "best") for n in (5, 10)] == [0, 0.5, 19, 18.5]
+    assert [of["loss"][f"{end}{n}"] for end in ("worst", "best") for n in (5, 10)] == [19, 18.5, 0, 0.5]

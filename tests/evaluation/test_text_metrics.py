@@ -24,7 +24,7 @@ from tailorfl.data.registry import load_source
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import load_tokenizer
 from tailorfl.engines.make import make_engine
-from tailorfl.errors import ConfigError, DataError, ModelError
+from tailorfl.errors import DataError, ModelError
 from tailorfl.evaluation import generation, metrics
 from tailorfl.evaluation.generation import earned, prompts, reference, teacher_forced
 from tailorfl.evaluation.protocols import SERVER, Protocol, evaluate
@@ -32,7 +32,6 @@ from tailorfl.evaluation.summary import Record, summaries
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import SETS, GenerationConfig
-from tailorfl.settings.loading import load
 from tailorfl.training import cohort as cohorts
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import LOSSES
@@ -115,34 +114,30 @@ def found(sim: Simulation, **settings: Any) -> dict[tuple[str, str, int], Record
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_every_record_of_a_generation_task(data: Federation, engine: str) -> None:
     sim = simulation(data, engine=engine)
-    names = data.names
     records = found(sim)
     expected = {"right": 100.0, "half": 50.0, "wrong": 0.0, "new": 100.0}
-    mean = sum(expected[c] for c in ANSWERS) / 3
     for (model, name, client), record in records.items():
         if name == "global":
-            wanted, samples = mean, 9
+            wanted, samples = 50.0, 9
         else:
-            wanted = expected[name if name == "new" else names[client]]
+            wanted = expected[name if name == "new" else data.names[client]]
             samples = 1 if name == "val" else 3
         for metric in ("rouge1", "rouge1_precision", "rouge1_recall"):
             assert record[metric] == pytest.approx(wanted), (model, name, client)
         assert record["samples"] == samples
-    assert {(m, s) for m, s, _ in records} == {
-        (m, s) for m in ("personal", "global") for s in ("val", "local", "global", "new", "heldout")
-    }
+    sets = ("val", "local", "global", "new", "heldout")
+    assert {(m, s) for m, s, _ in records} == {(m, s) for m in ("personal", "global") for s in sets}
     assert ("global", "new", SERVER) in records
     # tokens of "ab d" + end given the right ones: a, b and the space are, d is not, and what follows d is the end's
     # chance among equals: 3 of 5
-    half = names.index("half")
+    right, half = (data.names.index(name) for name in ("right", "half"))
     assert records["personal", "local", half]["token_accuracy"] == pytest.approx(3 / 5)
-    assert records["personal", "local", names.index("right")]["token_accuracy"] == 1.0
-    source, rows = data.source, torch.from_numpy(data.test[half])
+    assert records["personal", "local", right]["token_accuracy"] == 1.0
+    rows = torch.from_numpy(data.test[half])
     with torch.no_grad():
-        outputs = sim.model(sim.init, source.take(rows))
-    assert records["personal", "local", half]["loss"] == pytest.approx(
-        float(LOSSES["generation"](outputs, source.y[rows], None))
-    )
+        outputs = sim.model(sim.init, data.source.take(rows))
+    loss = float(LOSSES["generation"](outputs, data.source.y[rows], None))
+    assert records["personal", "local", half]["loss"] == pytest.approx(loss)
 
 
 def test_engines_and_block_sizes_judge_alike(data: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,32 +156,42 @@ def test_engines_and_block_sizes_judge_alike(data: Federation, monkeypatch: pyte
 
 
 def test_evaluation_of_texts_changes_nothing(data: Federation) -> None:
-    sim = simulation(data)
-    sim.step()
-    stream, before = torch.get_rng_state(), sim.server.clone()
-    first = evaluate(sim, Protocol(SETS))
+    sim, stream = simulation(data), torch.get_rng_state()
+    first = repr(evaluate(sim, Protocol(SETS)))
     assert torch.equal(torch.get_rng_state(), stream)
-    assert bool((sim.server == before).all())
-    assert repr(evaluate(sim, Protocol(SETS))) == repr(first)
+    assert bool((sim.server == sim.init).all())
+    assert repr(evaluate(sim, Protocol(SETS))) == first
 
 
 def test_only_some_are_generated(data: Federation) -> None:
     sim = simulation(data, "fedavg")
-    module = sim.model._eval.module
-    assert isinstance(module, Follower)
-    records = found(sim, samples=2, beams=3)
+    module: Any = sim.model._eval.module
+    record = found(sim, samples=2, beams=3)["global", "local", data.names.index("right")]
     assert {n for n, _ in module.calls} <= {1, 2}
     assert {beams for _, beams in module.calls} == {3}
-    assert records["global", "local", data.names.index("right")]["rouge1"] == 100.0
-    assert records["global", "local", data.names.index("right")]["samples"] == 3
+    assert (record["rouge1"], record["samples"]) == (100.0, 3)
+
+
+def earnings(data: Federation, client: int, table: Tensor | None = None, **settings: Any) -> Tensor:
+    """What the follower, or one with another table, earns on the test samples of a client."""
+    model = Model(Follower)
+    state = dict(model.init(0).items()) if table is None else {"table.weight": table}
+    rows = torch.from_numpy(data.test[client])
+    return earned(model, state, data.source, rows, GenerationConfig(**settings))
 
 
 def test_a_response_ends_where_it_is_cut(data: Federation) -> None:
     """After three tokens "ab " has one of the two words of "ab c"."""
-    rows = torch.from_numpy(data.test[data.names.index("right")])
-    model = Model(Follower)
-    scores = earned(model, dict(model.init(0).items()), data.source, rows, GenerationConfig(max_new_tokens=3))
+    scores = earnings(data, data.names.index("right"), max_new_tokens=3)
     torch.testing.assert_close(scores, torch.tensor([[1.0, 0.5, 2 / 3]] * 3))
+
+
+def test_a_diverged_model_earns_nothing(data: Federation) -> None:
+    table = torch.full((WORDS.size, WORDS.size), math.nan)
+    assert not earnings(data, 0, table).any()
+    rows = torch.from_numpy(data.test[0])
+    outputs = Model(Follower)({"table.weight": table}, data.source.take(rows))
+    assert not teacher_forced(outputs, data.source.y[rows])[:, 1].any()
 
 
 def test_prompts_end_where_responses_begin(data: Federation) -> None:
@@ -223,24 +228,19 @@ def test_metrics_of_responses() -> None:
     assert math.isnan(metrics.compute("generation", scores[1:2], torch.zeros(1, 5))["rouge1"])
 
 
-def test_a_diverged_model_earns_nothing(data: Federation) -> None:
-    model = Model(Follower)
-    state = {"table.weight": torch.full((WORDS.size, WORDS.size), math.nan)}
-    rows = torch.from_numpy(data.test[0])
-    assert not earned(model, state, data.source, rows, GenerationConfig()).any()
-    values = teacher_forced(model(state, data.source.take(rows)), data.source.y[rows])
-    assert not values[:, 1].any()
-
-
 def test_what_cannot_generate_is_named(data: Federation) -> None:
     rows = torch.from_numpy(data.test[0])
-    model = Model(lambda: nn.Embedding(WORDS.size, WORDS.size))
-    with pytest.raises(ModelError, match="needs a model that generates, but a Embedding has no `generate`"):
-        earned(model, dict(model.init(0).items()), data.source, rows, GenerationConfig())
     source = data.source
     silent = Source("silent", source.x, source.y, "generation", source.outputs)
-    with pytest.raises(DataError, match="source 'silent' does not name its tokenizer"):
-        earned(Model(Follower), dict(Model(Follower).init(0).items()), silent, rows, GenerationConfig())
+    mute = lambda: nn.Embedding(WORDS.size, WORDS.size)  # noqa: E731
+    for make, of, error, message in (
+        (mute, source, ModelError, "needs a model that generates, but a Embedding has no `generate`"),
+        (Follower, silent, DataError, "source 'silent' does not name its tokenizer"),
+    ):
+        with pytest.raises(error, match=message):
+            earned(Model(make), dict(Model(make).init(0).items()), of, rows, GenerationConfig())
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        GenerationConfig(max_new_tokens=0)
 
 
 # credit of a choice
@@ -267,15 +267,11 @@ class Slots(nn.Module):
 
 
 def choices(folder: Path) -> Source:
-    for client, right in (("a", 0), ("b", 1)):
-        rows = [
-            {
-                "instruction": f"{k}?\nOPTIONS:\n- red car\n- red bike\n- ship",
-                "output": ("red car", "red bike")[right],
-            }
-            for k in range(10)
-        ]
-        (folder / f"{client}.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    question = "{}?\nOPTIONS:\n- red car\n- red bike\n- ship"
+    for client, right in (("a", "red car"), ("b", "red bike")):
+        rows = [{"instruction": question.format(k), "output": right} for k in range(10)]
+        (folder / f"{client}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return load_source("instructions", path=folder, options=3)
 
 
@@ -306,24 +302,21 @@ def slots(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 def test_runs_report_rouge(data: Federation, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 1, "seeds": 1, "methods": ["fedavg", "ditto"], "train": {"lr": 0.1}}
-    result = tailorfl.run(
-        **settings,
-        source=data.source,
-        model=f"{__name__}:follower",
-        eval={"every": 1, "generation": {"max_new_tokens": 6, "samples": 2}},
-        out=tmp_path / "generated",
+    every = {"every": 1, "generation": {"max_new_tokens": 6, "samples": 2}}
+    generated = tailorfl.run(
+        **settings, source=data.source, model=f"{__name__}:follower", eval=every, out=tmp_path / "generated"
     )
-    assert result.metric == "rouge1"
-    assert result.table["mean"]["fedavg"] == pytest.approx(62.5)
-    assert {"personal/val/rouge1", "personal/val/token_accuracy"} <= set(result.rounds.columns)
-    folder = tmp_path / "choices"
-    folder.mkdir()
+    assert generated.metric == "rouge1"
+    assert generated.table["mean"]["fedavg"] == pytest.approx(62.5)
+    assert {"personal/val/rouge1", "personal/val/token_accuracy"} <= set(generated.rounds.columns)
     chosen = tailorfl.run(
-        **settings, source=choices(folder), model=f"{__name__}:slots", out=tmp_path / "chosen"
+        **settings, source=choices(tmp_path / "choices"), model=f"{__name__}:slots", out=tmp_path / "chosen"
     )
     assert chosen.metric == "accuracy"
     assert chosen.clients["rouge1"].notna().all()
     assert "personal.local.rouge1.mean" in chosen.seed_results()[1].values
+    with pytest.raises(ModelError, match="'mlp' cannot read source 'instructions', whose samples are tokens"):
+        tailorfl.run(**settings, model="mlp", source=choices(tmp_path / "choices"), out=tmp_path / "none")
 
 
 def test_models_of_numbers_do_not_read_tokens(tmp_path: Path) -> None:
@@ -331,11 +324,4 @@ def test_models_of_numbers_do_not_read_tokens(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match="model 'mlp' cannot read source 'instructions', whose samples are tokens"
     ):
-        tailorfl.run(**settings, model="mlp", source=choices(tmp_path), out=tmp_path / "out")
-
-
-def test_settings_of_generation() -> None:
-    made = load({"eval": {"generation": {"beams": 4}}}, [])
-    assert made.eval.generation.model_dump() == {"max_new_tokens": 20, "beams": 4, "samples": None}
-    with pytest.raises(ConfigError, match="max_new_tokens"):
-        load({"eval": {"generation": {"max_new_tokens": 0}}}, [])
+        tailorfl.run(**settings, model="mlp", source=choices(tmp_path / "choices"), out=tmp_path / "out")

@@ -25,13 +25,6 @@ def two_architectures(name: str = "perfed_ckt", engine: str = "sequential", **se
     )
 
 
-def stepped(sim: Any, rounds: int) -> Any:
-    """Return a run after some rounds more."""
-    for _ in range(rounds):
-        sim.step()
-    return sim
-
-
 def dumped(sim: Simulation) -> dict[str, Tensor]:
     """Copies of all tensors of a run."""
     return {name: tensor.clone() for name, tensor in sim.dump()[0].items()}

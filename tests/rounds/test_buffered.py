@@ -15,22 +15,25 @@ from methods.small import (
     BOTH,
     SIZES,
     TRAIN,
+    after,
+    assert_close,
     assert_same,
     everything,
     federation,
     model,
     shared,
-    simulation,
 )
-from rounds.helpers import digest, stepped
+from rounds.helpers import ASSIGNMENT, MODELS, digest, dumped
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.rounds.availability import Listed
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.participation import Trace
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.system import System
 from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
+from tailorfl.settings.server import RobustConfig
 from tailorfl.settings.system import SystemConfig
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
@@ -47,19 +50,36 @@ def speeds(tmp_path: Path) -> dict[str, Any]:
     return {"kind": "file", "file": str(file)}
 
 
-def buffered(name: str, model_name: str = "mlp", engine: str = "sequential", **given: Any) -> Buffered:
-    train, data = given.pop("train", TRAIN), given.pop("data", None)
-    settings = {key: given.pop(key) for key in ("weights", "seed", "trace") if key in given}
-    system = SystemConfig.model_validate({"mode": "buffered", **given})
-    return Buffered(
-        make(name),
-        federation() if data is None else data,
-        model(model_name),
+RUN = ("weights", "seed", "trace", "robust", "assignment", "state_folder")
+
+
+def run(mode: str, name: str, model_name: str = "mlp", engine: str = "sequential", **given: Any) -> Any:
+    """A run in buffered or synchronous rounds; what is given beside its own settings is of `system`."""
+    train, placed = given.pop("train", TRAIN), given.pop("placed", {})
+    method = make(name, **given.pop("options", {}))
+    settings = {key: given.pop(key) for key in RUN if key in given}
+    kind, of = {"buffered": Buffered, "synchronous": Simulation}[mode], model(model_name)
+    return kind(
+        method,
+        federation(),
+        MODELS if "assignment" in settings else of,
         train,
-        engine=make_engine(engine),
-        system=system,
+        engine=make_engine(engine, **placed),
+        system=SystemConfig.model_validate({"mode": mode, **given}),
         **settings,
     )
+
+
+def buffered(name: str, *arguments: Any, **given: Any) -> Buffered:
+    sim: Buffered = run("buffered", name, *arguments, **given)
+    return sim
+
+
+def answers_of(sim: Buffered) -> Any:
+    """Those of one more round."""
+    trace = sim.step().trace
+    assert trace is not None
+    return trace.answers
 
 
 # -- a reference ------------------------------------------------------------------------------------------------
@@ -116,7 +136,7 @@ def test_fedavg_is_fedbuff(k: int, staleness: str, weights: str, engine: str, sp
         "fedavg", "logistic", engine, train=FULL, weights=weights, speed=speeds, buffer=k, staleness=staleness
     )
     start = {n: t.clone() for n, t in shared(sim).items()}
-    ages = [sim.round - (a.version or 0) for _ in range(9) for a in _answers(sim)]
+    ages = [sim.round - (a.version or 0) for _ in range(9) for a in answers_of(sim)]
     wanted, seconds = fedbuff(start, 9, k, 0.5 if staleness == "polynomial" else 0.0, weights == "uniform")
     assert max(ages) > 3  # the slowest client is far behind
     for name, tensor in shared(sim).items():
@@ -124,35 +144,46 @@ def test_fedavg_is_fedbuff(k: int, staleness: str, weights: str, engine: str, sp
     assert sim.clock == pytest.approx(seconds)
 
 
-def _answers(sim: Buffered) -> Any:
-    done = sim.step().trace
-    assert done is not None
-    return done.answers
-
-
 # -- reductions -------------------------------------------------------------------------------------------------
 
+MEDIAN = RobustConfig(rule="median")
+WITH: dict[str, dict[str, Any]] = {
+    "ditto": {"name": "ditto", "model_name": BOTH},
+    "scaffold": {"name": "scaffold", "model_name": BOTH},
+    "median": {"name": "ditto", "robust": MEDIAN},
+    "Krum": {"name": "ditto", "robust": RobustConfig(rule="krum", f=0)},
+    "norm bound": {"name": "ditto", "robust": RobustConfig(rule="norm_bound", bound=0.1)},
+    "flipped signs": {"name": "ditto", "malicious": {"clients": [3], "kind": "sign_flip"}},
+    "noise, median": {"name": "ditto", "malicious": {"clients": [3], "kind": "noise"}, "robust": MEDIAN},
+    "two architectures": {"name": "local", "assignment": ASSIGNMENT},
+    "adam at the server": {"name": "fedavg", "options": {"server": {"kind": "adam", "lr": 0.05}}},
+}
+"""What buffered rounds may be combined with."""
 
-@pytest.mark.parametrize("name", ["ditto", "scaffold"])
-@pytest.mark.parametrize("size", [3, 1])
-def test_equal_durations_are_synchronous_rounds(name: str, size: int) -> None:
+
+@pytest.mark.parametrize("size", [5, 3, 1])
+@pytest.mark.parametrize("option", WITH)
+def test_equal_durations_are_synchronous_rounds(option: str, size: int) -> None:
     """K clients at once that all take one second: rounds of K clients; with K = 1 one client after another."""
-    sim = buffered(name, buffer=size, concurrency=size, seed=5)
-    plain = simulation(name, seed=5)
+    if option == "Krum" and size == 1:
+        pytest.skip("one reply has no neighbours")
+    sim = buffered(**WITH[option], buffer=size, concurrency=size, seed=5)
+    plain = run("synchronous", **WITH[option], seed=5)
     for _ in range(6):
         done = sim.step()
         assert len(done.clients) == size
         assert done.trace is not None
         assert {a.version for a in done.trace.answers} == {done.round}
         plain.step(sampled=done.clients, training=done.clients)
-    assert_same(everything(sim), everything(plain))
+    expected = dumped(plain)
+    assert_same({name: tensor for name, tensor in dumped(sim).items() if name in expected}, expected)
     assert sim.traffic == plain.traffic
 
 
 def test_every_aggregation_has_a_full_buffer(speeds: dict[str, Any]) -> None:
     sim, arrivals = buffered("fedavg", speed=speeds, buffer=3, dropout=0.3), 0
     for _ in range(8):
-        answers = _answers(sim)
+        answers = answers_of(sim)
         arrivals += sum(a.fate == "accepted" for a in answers)
         assert sim.round == arrivals // 3
         accepted = [a.client for a in answers if a.fate == "accepted"]
@@ -176,45 +207,54 @@ FAULTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ["ditto", "scaffold"])
-def test_a_stop_in_mid_flight_and_a_trace_change_no_bit(name: str) -> None:
-    first = buffered(name, BOTH, **FAULTS)
+@pytest.mark.parametrize("option", WITH)
+def test_a_stop_in_mid_flight_and_a_trace_change_no_bit(option: str) -> None:
+    settings = {**FAULTS, **WITH[option]}
+    first = buffered(**settings)
     results = [first.step() for _ in range(7)]
-    fates = {a.fate for r in results if r.trace for a in r.trace.answers}
-    assert fates >= {"accepted", "lost"}
-    half, rest = stepped(buffered(name, BOTH, **FAULTS), 3), buffered(name, BOTH, **FAULTS)
+    trace = Trace([r.trace for r in results if r.trace])
+    answers = [(number, a) for number, one in enumerate(trace) for a in one.answers]
+    assert {a.fate for _, a in answers} >= {"accepted", "lost"}
+    assert any(a.version is not None and a.version < number for number, a in answers), "nobody was stale"
+    half, rest = after(buffered(**settings), 3), buffered(**settings)
     tensors, facts = half.dump()
     assert half.versions
     assert any(f.answer.fate == "accepted" for f in half.timeline.flights)
     rest.load({p: t.clone() for p, t in tensors.items()}, facts)
-    assert digest(stepped(rest, 4)) == digest(first)
+    assert digest(after(rest, 4)) == digest(first)
     assert (rest.traffic, rest.clock, rest.timeline) == (first.traffic, first.clock, first.timeline)
-    trace = Trace([r.trace for r in results if r.trace])
-    again = buffered(name, BOTH, trace=trace, **FAULTS)
+    again = buffered(trace=trace, **settings)
     played = [again.step() for _ in range(7)]
-    assert [r.trace for r in played] == [r.trace for r in results]
-    assert [r.losses for r in played] == [r.losses for r in results]
-    assert_same(everything(again), everything(first))
+    assert [(r.trace, r.losses) for r in played] == [(r.trace, r.losses) for r in results]
     assert (again.traffic, again.clock, again.versions) == (first.traffic, first.clock, {})
-    middle, resumed = (
-        stepped(buffered(name, BOTH, trace=trace, **FAULTS), 3),
-        buffered(name, BOTH, trace=trace, **FAULTS),
-    )
+    middle, resumed = after(buffered(trace=trace, **settings), 3), buffered(trace=trace, **settings)
     resumed.load(*middle.dump())
-    assert_same(everything(stepped(resumed, 4)), everything(first))
+    for other in (again, after(resumed, 4)):
+        states = dumped(other)
+        assert_same({name: t for name, t in dumped(first).items() if name in states}, states)
+
+
+@pytest.mark.parametrize("placed", [{"workers": 2}, {"chunk": 1}, {}])
+def test_numbers_do_not_depend_on_where_clients_are(placed: dict[str, int], tmp_path: Path) -> None:
+    """Without workers or chunks: states on disk."""
+    folder = {} if placed else {"state_folder": tmp_path}
+    one, other = (
+        buffered("ditto", BOTH, "vectorized", **FAULTS, **more) for more in ({}, {"placed": placed, **folder})
+    )
+    assert_close(everything(after(one, 5)), everything(after(other, 5)), atol=1e-6, rtol=1e-5)
 
 
 def test_a_round_that_fails_is_done_again_alike(
     speeds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, sim = (buffered("ditto", speed=speeds, buffer=2) for _ in range(2))
-    stepped(whole, 4)
-    stepped(sim, 2)
+    after(whole, 4)
+    after(sim, 2)
     with monkeypatch.context() as patch:
         patch.setattr(type(sim.method), "aggregate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             sim.step()
-    assert_same(everything(stepped(sim, 2)), everything(whole))
+    assert_same(everything(after(sim, 2)), everything(whole))
 
 
 # -- what cannot be ---------------------------------------------------------------------------------------------
@@ -223,38 +263,33 @@ def test_a_round_that_fails_is_done_again_alike(
 def test_samples_may_be_private(speeds: dict[str, Any]) -> None:
     """Each training that ended is in the ledger, and its noise in the model."""
     private = TrainConfig(epochs=1, batch_size=4, lr=0.05, dp=SampleDP(1.0, 1.0, "poisson"))
-    sim, ended = buffered("fedavg", train=private, speed=speeds, buffer=2, deadline=5.0), 0
-    late = 0
-    for _ in range(6):
-        answers = _answers(sim)
-        ended += len(answers)
-        late += sum(a.fate == "late" for a in answers)
-    assert late >= 1
+    sim = buffered("fedavg", train=private, speed=speeds, buffer=2, deadline=5.0)
+    fates = [a.fate for _ in range(6) for a in answers_of(sim)]
+    assert "late" in fates
     batches = [math.ceil(n / 4) for n in SIZES]
     steps = sum(count for *_, count in sim.ledger.rows())
-    assert ended * min(batches) <= steps <= ended * max(batches)
+    assert len(fates) * min(batches) <= steps <= len(fates) * max(batches)
 
 
-MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"methods": ["fedfomo"]}, "makes more of its clients' replies than their mean"),
-    ({"methods": [{"name": "ditto", "participation": "all"}]}, "involves all clients in every round"),
-    ({"fraction": 0.5}, "drawn one by one"),
-    ({"sampling": "proportional"}, "drawn one by one"),
-    (
-        {"weights": "uniform", "train": {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}}},
-        "cohorts of one version of the model",
-    ),
-    ({"train": {"dp": {"clip": 1.0, "epsilon": 5.0}}}, "give train.dp.noise"),
-]
-
-
-@pytest.mark.parametrize(("given", "said"), MISTAKES)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"methods": ["fedfomo"]}, "makes more of its clients' replies than their mean"),
+        ({"methods": [{"name": "ditto", "participation": "all"}]}, "involves all clients in every round"),
+        ({"fraction": 0.5}, "drawn one by one"),
+        ({"sampling": "proportional"}, "drawn one by one"),
+        (
+            {"weights": "uniform", "train": {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}}},
+            "cohorts of one version of the model",
+        ),
+        ({"train": {"dp": {"clip": 1.0, "epsilon": 5.0}}}, "give train.dp.noise"),
+    ],
+)
 def test_what_has_no_buffered_rounds_is_refused_before_anything_starts(
-    given: dict[str, Any], said: str
+    given: dict[str, Any], message: str
 ) -> None:
-    settings = {"methods": ["fedavg"], "system": {"mode": "buffered"}, **given}
-    with pytest.raises(ConfigError, match=said):
-        check(load(settings))
+    with pytest.raises(ConfigError, match=message):
+        check(load({"methods": ["fedavg"], "system": {"mode": "buffered"}, **given}))
 
 
 def test_numbers_of_clients_that_are_not_there() -> None:
@@ -265,26 +300,18 @@ def test_numbers_of_clients_that_are_not_there() -> None:
 
 
 def test_a_trace_of_other_rounds_is_refused() -> None:
-    done = buffered("fedavg").step().trace
-    assert done is not None
-    with pytest.raises(ConfigError, match=r"of buffered rounds; set system\.mode=buffered"):
-        simulation("fedavg", trace=Trace([done]))
-    plain = simulation("fedavg", rounds=0, system=SystemConfig(dropout=0.1)).step().trace
-    assert plain is not None
-    with pytest.raises(ConfigError, match=r"of synchronous rounds; set system\.mode=synchronous"):
-        buffered("fedavg", trace=Trace([plain]))
+    for mode, other in (("buffered", "synchronous"), ("synchronous", "buffered")):
+        trace = run(mode, "fedavg", dropout=0.1).step().trace
+        with pytest.raises(ConfigError, match=rf"of {mode} rounds; set system\.mode={mode}"):
+            run(other, "fedavg", trace=Trace([trace]))
 
 
-def test_nobody_left_is_told() -> None:
+def test_a_run_that_can_never_go_on_is_an_error() -> None:
+    """Nobody is left, or nobody is quick enough."""
     sim = buffered("fedavg", speed=10.0, buffer=2)
     away = Listed({0: [(0.0, 50.0)], 1: [(0.0, 3.0)]})
     system = System(sim.buffer.system.settings, away, sim.buffer.system.devices)
     sim.buffer = type(sim.buffer)(system, 0, 5, 2, 5)
-    with pytest.raises(RunError, match="stays at"):
-        stepped(sim, 40)
-
-
-def test_nobody_quick_enough_is_told() -> None:
-    sim = buffered("fedavg", speed=1.0, deadline=0.5, buffer=2)
-    with pytest.raises(RunError, match="stays at"):
-        sim.step()
+    for stuck in (sim, buffered("fedavg", speed=1.0, deadline=0.5, buffer=2)):
+        with pytest.raises(RunError, match="stays at"):
+            after(stuck, 40)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tailorfl.core.method import make_method
-from tailorfl.data.build import build as build_federation
+from methods.settings import make
+from methods.small import CLASSES, PUBLIC, assert_same, federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.make import make_engine
@@ -30,50 +30,41 @@ OFF, AUTO = FeatureSettings("off"), FeatureSettings("auto")
 EVERYWHERE = Protocol(("val", "local", "global", "heldout", "shifted"), adapt_steps=(0, 1))
 
 
-def exact(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The same in float64, in which sums in another order differ by nothing that matters."""
+def exact(name: str, shape: tuple[int, ...], outputs: int, trainable: Any, **options: Any) -> Model:
+    """A model in float64, in which sums in another order differ by nothing that matters."""
 
     def make() -> nn.Module:
-        module = factory().double()
+        module = build(name, shape, outputs, **options).double()
         module.register_forward_pre_hook(lambda _, x: (x[0].double() if x[0].is_floating_point() else x[0],))
         return module
 
-    return make
+    return Model(make, trainable=trainable)
 
 
-def head_only(seed: int = 0) -> Model:
-    net = exact(lambda: build("resnet10", (1, 8, 8), 10, width=8, stem="cifar", dropout=0.3))
-    return Model(net, trainable="head", seed=seed)
+def resnet(trainable: Any, **options: Any) -> Model:
+    return exact("resnet10", (1, 8, 8), CLASSES, trainable, width=8, stem="cifar", **options)
 
 
-def top_adapters(seed: int = 0) -> Model:
-    net = exact(lambda: build("resnet10", (1, 8, 8), 10, width=8, stem="cifar", adapters=True))
-    return Model(net, trainable=["layer4.*adapter*", "layer4.*.bn*", "fc.*"], seed=seed)
+def head_only() -> Model:
+    return resnet("head", dropout=0.3)
 
 
-def top_lora(seed: int = 0) -> Model:
+def top_adapters() -> Model:
+    return resnet(["layer4.*adapter*", "layer4.*.bn*", "fc.*"], adapters=True)
+
+
+def top_lora() -> Model:
     ends = ["layer.2.attention.self.query", "layer.2.attention.self.value"]
-    options: dict[str, Any] = {"vocabulary": 64, "layers": 3, "lora": 2, "lora_targets": ends}
-    return Model(exact(lambda: build("bert", (9,), 3, **options)), seed=seed)
+    return exact("bert", (9,), 3, None, vocabulary=64, layers=3, lora=2, lora_targets=ends)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def images() -> Federation:
-    found = build_federation(
-        "digits",
-        samples=150,
-        clients=5,
-        heldout_clients=1,
-        partition="dirichlet",
-        partition_options={"alpha": 1.0},
-        public="digits",
-        public_samples=40,
-    )
+    """The tiny federation with a shifted copy of its samples."""
+    base = federation()
     noise = torch.Generator().manual_seed(1)
-    other = replace(
-        found.source, name="noisy", x=found.source.x + torch.randn(found.source.x.shape, generator=noise)
-    )
-    return replace(found, shifted={"noisy": other})
+    x = base.source.x + torch.randn(base.source.x.shape, generator=noise)
+    return replace(base, shifted={"noisy": replace(base.source, name="noisy", x=x)})
 
 
 @pytest.fixture(scope="module")
@@ -84,27 +75,24 @@ def texts() -> Federation:
     y = torch.from_numpy(ids[:, 0] % 3)
     source = Source("words", torch.from_numpy(ids), y, "classification", 3, info={"pad": 0})
     rows = [np.arange(90)[k::4] for k in range(4)]
-    parts = [[own[:12] for own in rows], [own[12:16] for own in rows], [own[16:] for own in rows]]
+    parts = [[r[:12] for r in rows], [r[12:16] for r in rows], [r[16:] for r in rows]]
     return Federation(source, *parts, names=tuple("abcd"), num_clients=4)
 
 
 def simulation(
-    federation: Federation,
+    data: Federation,
     net: Model,
     method: str,
     features: FeatureSettings,
     engine: str = "sequential",
-    options: Mapping[str, Any] | None = None,
-    train: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Simulation:
-    settings = {"epochs": None, "steps": 3, "batch_size": 8, "lr": 0.05, **(train or {})}
     workers = more.pop("workers", 0)
     return Simulation(
-        make_method(method, dict(options or {})),
-        federation,
+        make(method),
+        data,
         net,
-        TrainConfig(**settings),
+        TrainConfig(epochs=None, steps=3, batch_size=8, lr=0.05),
         engine=make_engine(engine, workers=workers),
         seed=3,
         fraction=0.5,
@@ -113,16 +101,14 @@ def simulation(
     )
 
 
-def outcome(sim: Simulation, rounds: int = 3, protocol: Protocol = EVERYWHERE) -> dict[str, Tensor]:
-    """All states after some rounds, and everything that evaluations say of them."""
-    for _ in range(rounds):
+def outcome(sim: Simulation, protocol: Protocol = EVERYWHERE) -> dict[str, Tensor]:
+    """All states after three rounds, and everything that evaluations say of them."""
+    for _ in range(3):
         sim.step()
-    held = sim.dump()[0]
-    order = held["clients/clients"].argsort()  # a store on disk keeps them in another one
-    out = {
-        p: t[order] if p.startswith("clients/") and len(t) == len(order) else t.clone()
-        for p, t in held.items()
-    }
+    tensors = sim.dump()[0]
+    order = tensors["clients/clients"].argsort()  # a store on disk keeps them in another one
+    stored = {p for p, t in tensors.items() if p.startswith("clients/") and len(t) == len(order)}
+    out = {p: t[order] if p in stored else t.clone() for p, t in tensors.items()}
     records = evaluate(sim, protocol)
     assert {str(r["set"]) for r in records} >= {"local", "global"}
     for name in ("loss", "accuracy"):
@@ -130,88 +116,65 @@ def outcome(sim: Simulation, rounds: int = 3, protocol: Protocol = EVERYWHERE) -
     return out
 
 
-def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """The largest distance of two tensors of the same name, over their size."""
+def apart(first: Simulation, second: Simulation, protocol: Protocol = EVERYWHERE) -> float:
+    """The largest distance of two tensors of the same name, over their size, in what two runs come to."""
+    one, other = outcome(first, protocol), outcome(second, protocol)
     assert one.keys() == other.keys()
-    found = [0.0]
-    for name, tensor in one.items():
-        a, b = tensor.double().nan_to_num(), other[name].double().nan_to_num()
-        found.append(float((a - b).norm()) / max(float(a.norm()), 1e-3))
-    return max(found)
+    pairs = [(t.double().nan_to_num(), other[name].double().nan_to_num()) for name, t in one.items()]
+    return max(float((a - b).norm()) / max(float(a.norm()), 1e-3) for a, b in pairs)
 
 
-DISTILLING = {"distil": {"steps": 3, "batch_size": 16}}
-CASES = [
-    (head_only, "fedavg", "sequential", {}),
-    (top_adapters, "perada", "vectorized", DISTILLING),
-    (head_only, "knn_per", "vectorized", {}),
+QUICK = [
+    (top_adapters, "perada", "vectorized"),
+    (head_only, "knn_per", "vectorized"),
+    (head_only, "fedavg", "sequential"),
 ]
-FURTHER = [
-    (head_only, "fedavg", "vectorized", {}),
-    (top_adapters, "perada", "sequential", DISTILLING),
-    (head_only, "knn_per", "sequential", {}),
-    *((net, name, engine, {}) for engine in ("sequential", "vectorized") for net, name in (
-        (head_only, "ditto"), (top_adapters, "fedrep"), (top_adapters, "local"), (top_adapters, "fedproto"),
-        (top_adapters, "moon"), (top_adapters, "perfed_ckt"),
-    )),
-]  # fmt: skip
+METHODS = [(head_only, name) for name in ("fedavg", "knn_per", "ditto")] + [
+    (top_adapters, name) for name in ("perada", "fedrep", "local", "fedproto", "moon", "perfed_ckt")
+]
+SLOW = [(*case, e) for case in METHODS for e in ("sequential", "vectorized") if (*case, e) not in QUICK]
 
 
 @pytest.mark.parametrize(
-    ("net", "method", "engine", "options"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)],
+    ("net", "method", "engine"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 )
 def test_it_changes_nothing_but_the_rounding(
-    images: Federation, net: Callable[[], Model], method: str, engine: str, options: Mapping[str, Any]
+    images: Federation, net: Callable[[], Model], method: str, engine: str
 ) -> None:
     """In states after three rounds, and in all sets of an evaluation."""
-    whole = outcome(simulation(images, net(), method, OFF, options=options))
-    sim = simulation(images, net(), method, AUTO, engine, options)
+    sim = simulation(images, net(), method, AUTO, engine)
     assert sim.features is not None, sim.features_note
-    assert apart(whole, outcome(sim)) < 1e-9
+    assert apart(simulation(images, net(), method, OFF), sim) < 1e-9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "engine"),
-    [
-        ("fedoa", "vectorized"),
-        pytest.param("fedoa", "sequential", marks=pytest.mark.slow),
-        pytest.param("fedavg_ft", "vectorized", marks=pytest.mark.slow),
-    ],
+    ("method", "engine"), [("fedoa", "vectorized"), ("fedoa", "sequential"), ("fedavg_ft", "vectorized")]
 )
 def test_of_a_transformer_whose_last_layer_has_lora(texts: Federation, method: str, engine: str) -> None:
-    protocol = Protocol(("local", "global"))
-    whole = outcome(simulation(texts, top_lora(), method, OFF), protocol=protocol)
     sim = simulation(texts, top_lora(), method, AUTO, engine)
     assert sim.features is not None, sim.features_note
-    assert apart(whole, outcome(sim, protocol=protocol)) < 1e-9
+    assert apart(simulation(texts, top_lora(), method, OFF), sim, Protocol(("local", "global"))) < 1e-9
 
 
 def test_clients_that_train_on_flipped_labels_see_the_same_features(images: Federation) -> None:
     system = SystemConfig(malicious=MaliciousConfig(kind="label_flip", clients=(1,)))
-    one, other = (
-        simulation(images, head_only(), "fedavg", features, system=system) for features in (OFF, AUTO)
-    )
-    assert apart(outcome(one), outcome(other)) < 1e-9
+    sims = [simulation(images, head_only(), "fedavg", features, system=system) for features in (OFF, AUTO)]
+    assert apart(*sims) < 1e-9
 
 
 def test_workers_and_files_have_the_same_bits(images: Federation, tmp_path: Path) -> None:
     expected = outcome(simulation(images, head_only(), "ditto", AUTO))
-    on_disk = FeatureSettings("disk", folder=tmp_path / "new")
-    several = simulation(
-        replace(images), head_only(), "ditto", on_disk, workers=2, state_folder=tmp_path / "states"
-    )
-    assert several.features is not None
-    assert several.features.on_disk
+    disk = FeatureSettings("disk", folder=tmp_path / "new")
+    sim = simulation(images, head_only(), "ditto", disk, workers=2, state_folder=tmp_path / "states")
+    assert sim.features is not None
+    assert sim.features.on_disk
     try:
-        found = outcome(several)
+        assert_same(outcome(sim), expected)
     finally:
-        several.engine.pool.close()  # type: ignore[attr-defined]
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert not [
-        p for p in (tmp_path / "new").rglob("*") if p.is_file()
-    ]  # it has no name and goes with the process
+        sim.engine.pool.close()  # type: ignore[attr-defined]
+    files = [p for p in (tmp_path / "new").rglob("*") if p.is_file()]
+    assert not files  # it has no name and goes with the process
 
 
 class Counted(nn.Module):
@@ -229,22 +192,22 @@ class Counted(nn.Module):
         return out
 
 
-def counted(seed: int = 0) -> Model:
+def counted() -> Model:
     def make() -> nn.Module:
-        network = nn.Sequential(Counted(), nn.Linear(32, 10))
+        network = nn.Sequential(Counted(), nn.Linear(32, CLASSES))
         network.feature_boundary = "0"  # type: ignore[assignment]
         return network
 
-    return Model(make, trainable="head", seed=seed)
+    return Model(make, trainable="head")
 
 
 def test_every_sample_goes_through_the_front_once(images: Federation) -> None:
-    sim = simulation(replace(images), counted(), "ditto", AUTO)
+    sim = simulation(images, counted(), "ditto", AUTO)
     Counted.seen = 0
     outcome(sim)
     assert (
         0 < Counted.seen <= len(images.source) + len(images.shifted["noisy"])
-    )  # nothing asks for the public set
+    )  # nothing asks for public samples
     at_once = Counted.seen
     outcome(sim)
     again = simulation(sim.given, counted(), "fedavg", AUTO)  # as another job on the same federation
@@ -257,48 +220,40 @@ def test_every_sample_goes_through_the_front_once(images: Federation) -> None:
 @pytest.mark.parametrize("change", ["weights", "data", "scale"])
 def test_features_of_other_weights_or_samples_are_never_used(images: Federation, change: str) -> None:
     """Runs on one federation share what is equal; here nothing is."""
-    federation = replace(images, public=None, shifted={})
-    first = simulation(federation, counted(), "fedavg", AUTO)
+    x = images.source.x.clone()
+    data = replace(images, public=None, shifted={}, source=replace(images.source, x=x))
+    first, net = simulation(data, counted(), "fedavg", AUTO), counted()
     outcome(first)
     if change == "weights":
-        net = counted()
         with torch.no_grad():
             net.module.get_parameter("0.linear.weight").mul_(2.0)
-        other = simulation(federation, net, "fedavg", AUTO)
-        assert apart(outcome(other), outcome(simulation(federation, net, "fedavg", OFF))) < 1e-5
+    elif change == "data":
+        x[:] = x.flip(0)
     else:
-        x, source = federation.source.x, federation.source
-        if change == "data":
-            x[:] = x.flip(0)
-        else:
-            changed = replace(source, x=(x * 16).to(torch.uint8), mean=(0.1,), std=(0.5,))
-            federation = replace(federation, source=changed)
-        other = simulation(federation, counted(), "fedavg", AUTO)
-        assert apart(outcome(other), outcome(simulation(federation, counted(), "fedavg", OFF))) < 1e-5
-        if change == "data":
-            x[:] = x.flip(0)
+        pixels = replace(data.source, x=(x.abs() * 16).to(torch.uint8), mean=(0.1,), std=(0.5,))
+        data = replace(data, source=pixels)
+    other = simulation(data, net, "fedavg", AUTO)
+    assert apart(other, simulation(data, net, "fedavg", OFF)) < 1e-5
     rows = torch.arange(20)
     assert isinstance(first.federation.source, Featured)
     assert not torch.equal(first.federation.source.take(rows), other.federation.source.take(rows))
 
 
 def test_where_it_cannot_be_the_run_says_why(images: Federation, caplog: pytest.LogCaptureFixture) -> None:
-    net = top_adapters()
-    small = replace(images, shifted={})
-    nothing = Model(lambda: build("resnet10", (1, 8, 8), 10, width=8, stem="cifar"))
-    assert simulation(small, nothing, "fedavg", AUTO).features_note == "nothing is frozen"
-    assert simulation(small, net, "fedavg", OFF).features_note == "engine.features is off"
-    pixels = (images.source.x * 15).to(torch.uint8)
-    flipped = replace(small, source=replace(images.source, x=pixels, augment="flip"))
-    assert "augmented" in simulation(flipped, net, "fedavg", AUTO).features_note
+    plain, net = replace(images, shifted={}), top_adapters()
+    pixels = (images.source.x.abs() * 15).to(torch.uint8)
+    flipped = replace(plain, source=replace(images.source, x=pixels, augment="flip"))
     # Adapters that draw below the first one that trains.
-    drawing = Model(
-        lambda: build("resnet10", (1, 8, 8), 10, width=8, stem="cifar", adapters=True, dropout=0.3),
-        trainable=["layer4.*adapter*", "fc.*"],
-    )
-    assert "stands before" in simulation(small, drawing, "fedavg", AUTO).features_note
+    drawing = resnet(["layer4.*adapter*", "fc.*"], adapters=True, dropout=0.3)
+    for data, model, features, note in (
+        (plain, resnet("all"), AUTO, "nothing is frozen"),
+        (plain, net, OFF, "engine.features is off"),
+        (flipped, net, AUTO, "augmented"),
+        (plain, drawing, AUTO, "stands before"),
+    ):
+        assert note in simulation(data, model, "fedavg", features).features_note
     with caplog.at_level(logging.WARNING):
-        full = simulation(small, net, "fedavg", FeatureSettings("auto", 0.0, Path("/proc/none")))
+        full = simulation(plain, net, "fedavg", FeatureSettings("auto", 0.0, Path("/proc/none")))
     assert full.features is None
     assert "not kept" in caplog.text
 
@@ -308,28 +263,23 @@ def test_beyond_the_bound_they_lie_in_a_file(images: Federation, tmp_path: Path)
     assert sim.features is not None
     assert sim.features.on_disk
     assert str(tmp_path) in sim.features_note
-    own = sum(
-        int(images.sizes(part).sum()) for part in ("train", "val", "test")
-    )  # not all digits that there are
-    samples = own + len(images.shifted["noisy"]) + 40
+    clients = sum(int(images.sizes(part).sum()) for part in ("train", "val", "test"))
+    samples = clients + len(images.shifted["noisy"]) + PUBLIC
     assert sim.features.bytes == samples * 64 * 8  # 8 x 8 channels of one pixel, in float64
 
 
 @pytest.mark.parametrize("used", [32, 40, 64, 65])
-def test_what_is_computed_at_once_are_the_features_of_all_that_somebody_has(
-    images: Federation, used: int
-) -> None:
+def test_features_of_all_that_somebody_has_are_computed_at_once(images: Federation, used: int) -> None:
     """Rows in an order of their own: the first `used`, in whole blocks of 32, have numbers; the others have none."""
     sim = simulation(images, head_only(), "fedavg", AUTO)
     assert sim.features is not None
     front = sim.features.tables[0].front
-    order = np.random.default_rng(0).permutation(len(images.source)).astype(np.int64)
-    table = FeatureTable(images.source, front, order, used, None)
+    source = replace(images.source, x=images.source.x.repeat(3, 1, 1, 1), y=images.source.y.repeat(3))
+    order = np.random.default_rng(0).permutation(len(source)).astype(np.int64)
+    table = FeatureTable(source, front, order, used, None)
     table.fill(torch.device("cpu"))
-    computed = min(-(-used // 32) * 32, len(order))
-    wanted = front(images.source.take(torch.from_numpy(order[:computed])))
-    assert torch.isfinite(table.values[torch.from_numpy(order[:computed])]).all()
-    torch.testing.assert_close(table.values[torch.from_numpy(order[:computed])], wanted)
-    assert table.values[torch.from_numpy(order[computed:])].isnan().all()
-    table.ensure(torch.from_numpy(order[-1:]))
-    assert torch.isfinite(table.values[torch.from_numpy(order[-1:])]).all()
+    rows, computed = torch.from_numpy(order), min(-(-used // 32) * 32, len(order))
+    torch.testing.assert_close(table.values[rows[:computed]], front(source.take(rows[:computed])))
+    assert table.values[rows[computed:]].isnan().all()
+    table.ensure(rows[-1:])
+    assert torch.isfinite(table.values[rows[-1:]]).all()

@@ -19,6 +19,7 @@ from methods.small import (
     everything,
     federation,
     personal,
+    replaced,
     simulation,
 )
 from rounds.helpers import server_vector
@@ -70,13 +71,17 @@ def test_who_is_malicious_is_drawn_by_the_seed_and_fewer_are_among_more() -> Non
     assert drawn(MaliciousConfig(), data, make("fedavg"), 0).clients == frozenset()
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="names client 5, but the training clients are 0 to 4"):
-        simulation("fedavg", system=attacked(clients=(5,)))
-    with pytest.raises(ConfigError, match="all 5 training clients are malicious"):
-        simulation("fedavg", system=attacked(clients=(0, 1, 2, 3, 4)))
-    with pytest.raises(ConfigError, match="Centralized trains on pooled data"):
-        simulation("centralized", system=attacked(share=0.2))
+@pytest.mark.parametrize(
+    ("method", "malicious", "message"),
+    [
+        ("fedavg", {"clients": (5,)}, "names client 5, but the training clients are 0 to 4"),
+        ("fedavg", {"clients": (0, 1, 2, 3, 4)}, "all 5 training clients are malicious"),
+        ("centralized", {"share": 0.2}, "Centralized trains on pooled data"),
+    ],
+)
+def test_what_cannot_be_is_refused(method: str, malicious: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulation(method, system=attacked(**malicious))
 
 
 # -- what they send ------------------------------------------------------------------------------------------
@@ -104,45 +109,35 @@ def test_an_update_is_sent_times_a_factor(
     hostile.step()
     rest = tuple(i for i in range(len(SIZES)) if i != ATTACKER)
     absent.step(rest, rest)
-    others, all_moved = (
-        (server_vector(absent) - start) * len(rest) / len(SIZES),
-        server_vector(honest) - start,
-    )
+    others = (server_vector(absent) - start) * len(rest) / len(SIZES)
     if name == "scaffold":  # whose correction is over all clients, and not the mean of those that came
         count = sum(t.numel() for _, t in tree.leaves(honest.server["correction"]))
         others[-count:] *= len(SIZES) / len(rest)
-    mine = all_moved - others
+    mine = server_vector(honest) - start - others
     assert float(mine.norm()) > 1e-3
     torch.testing.assert_close(server_vector(hostile) - start, others + factor * mine, atol=1e-5, rtol=1e-3)
 
 
 def test_noise_takes_the_place_of_the_update() -> None:
-    """What the attacker trains on does not matter, and the noise is of the given size."""
-    base = federation()
-    x = base.source.x.clone()
-    x[torch.from_numpy(base.train[ATTACKER])] *= -3
-    other = Federation(
-        replace(base.source, x=x), base.train, base.val, base.test, base.names, base.num_clients
-    )
+    """What the attacker trains on does not matter."""
     one, two = (
-        run(make("fedavg", weights="uniform"), "noise", strength=50.0, data=d, rounds=2)
-        for d in (base, other)
+        run("fedavg", "noise", strength=50.0, data=data, rounds=2)
+        for data in (federation(), replaced(federation(), ATTACKER, lambda x: -3 * x))
     )
     assert_same(dict(one.server["w"].items()), dict(two.server["w"].items()))
-    sizes = server_vector(run(make("fedavg", weights="uniform"), "noise", strength=50.0, model="cnn2"))
-    assert float(sizes.std()) == pytest.approx(50 / len(SIZES), rel=0.05)
 
 
-def test_noise_is_another_one_in_each_round() -> None:
+@pytest.mark.parametrize("strength", [0.01, 50.0])
+def test_noise_is_of_its_size_and_another_one_in_each_round(strength: float) -> None:
     """The others train with a rate so small that the server moves by a share of the noise alone."""
-    train = replace(TRAIN, lr=1e-8)
-    sim = run(make("fedavg", weights="uniform"), "noise", 0, strength=0.01, model="cnn2", train=train)
+    method, train = make("fedavg", weights="uniform"), replace(TRAIN, lr=1e-8)
+    sim = run(method, "noise", 0, strength=strength, model="cnn2", train=train)
     places = [server_vector(sim)]
     for _ in range(2):
         sim.step()
         places.append(server_vector(sim))
     moves = torch.stack([places[1] - places[0], places[2] - places[1]])
-    assert moves.std(1).tolist() == pytest.approx([0.01 / len(SIZES)] * 2, rel=0.05)
+    assert moves.std(1).tolist() == pytest.approx([strength / len(SIZES)] * 2, rel=0.05)
     assert abs(float(torch.corrcoef(moves)[0, 1])) < 0.1
 
 
@@ -164,14 +159,6 @@ def test_what_is_no_number_ends_as_a_rejected_client(name: str, caplog: pytest.L
         assert torch.isfinite(after[path].double()).all()
 
 
-def test_a_round_of_attackers_alone_leaves_the_server_as_it_is() -> None:
-    sim = run("fedavg", "nan", rounds=0)
-    start = server_vector(sim)
-    assert sim.step((ATTACKER,), (ATTACKER,)).rejected == (ATTACKER,)
-    assert torch.equal(server_vector(sim), start)
-    assert sim.round == 1
-
-
 # -- what they train on --------------------------------------------------------------------------------------
 
 
@@ -191,36 +178,45 @@ def test_what_an_attacker_deploys_is_tuned_on_the_true_labels() -> None:
     assert_same(personal(hostile), personal(honest))
 
 
+def two_clients(task: Any, y: list[Any], train: tuple[list[int], list[int]]) -> Federation:
+    kind = torch.float32 if task in ("multilabel", "regression") else torch.int64
+    labels = torch.tensor(y, dtype=kind)
+    source = Source("own", torch.ones(len(y), 2), labels, task, labels.shape[1] if labels.ndim == 2 else 1)
+    none = (np.array([2]),) * 2
+    return Federation(source, tuple(np.array(rows) for rows in train), none, none, ("a", "b"), 2)
+
+
+FLIPPING = MaliciousConfig(clients=(0,), kind="label_flip")
+
+
 @pytest.mark.parametrize(
-    ("task", "y", "wanted"),
+    ("task", "y", "flipped"),
     [
         ("binary", [0, 1, 1, 0], [1, 0, 1, 0]),
         ("multilabel", [[0, 1], [1, 1], [0, 0], [1, 0]], [[1, 0], [0, 0], [0, 0], [1, 0]]),
     ],
 )
-def test_labels_of_other_tasks_are_flipped(task: Any, y: list[Any], wanted: list[Any]) -> None:
-    kind = torch.int64 if task == "binary" else torch.float32
-    source = Source("own", torch.ones(4, 2), torch.tensor(y, dtype=kind), task, 1 if task == "binary" else 2)
-    mine, none = np.array([0, 1]), np.array([2])
-    data = Federation(source, (mine, none), (none, none), (none, none), ("a", "b"), 2)
-    settings = MaliciousConfig(clients=(0,), kind="label_flip")
-    flipped = drawn(settings, data, make("fedavg"), 0).poisoned(data)
-    assert flipped is not None
-    assert torch.equal(flipped.y, torch.tensor(wanted, dtype=kind))
-    assert torch.equal(source.y, torch.tensor(y, dtype=kind))
+def test_labels_of_other_tasks_are_flipped(task: Any, y: list[Any], flipped: list[Any]) -> None:
+    data = two_clients(task, y, ([0, 1], [2]))
+    found = drawn(FLIPPING, data, make("fedavg"), 0).poisoned(data)
+    assert found is not None
+    assert (found.y.tolist(), found.y.dtype) == (flipped, data.source.y.dtype)
+    assert data.source.y.tolist() == y
 
 
-def test_labels_that_cannot_be_flipped_are_refused() -> None:
-    rows, other = np.array([0, 1]), np.array([2])
-    source = Source("own", torch.ones(3, 2), torch.ones(3, 1), "regression", 1)
-    data = Federation(source, (rows, other), (other, other), (other, other), ("a", "b"), 2)
-    settings = MaliciousConfig(clients=(0,), kind="label_flip")
-    with pytest.raises(ConfigError, match="'own' is a regression task"):
-        drawn(settings, data, make("fedavg"), 0).poisoned(data)
-    source = Source("own", torch.ones(3, 2), torch.tensor([0, 1, 1]), "binary", 1)
-    data = Federation(source, (rows, np.array([1, 2])), (other, other), (other, other), ("a", "b"), 2)
-    with pytest.raises(ConfigError, match="others train on some of them"):
-        drawn(settings, data, make("fedavg"), 0).poisoned(data)
+@pytest.mark.parametrize(
+    ("task", "y", "second", "message"),
+    [
+        ("regression", [[1.0]] * 3, [2], "'own' is a regression task"),
+        ("binary", [0, 1, 1], [1, 2], "others train on some of them"),
+    ],
+)
+def test_labels_that_cannot_be_flipped_are_refused(
+    task: Any, y: list[Any], second: list[int], message: str
+) -> None:
+    data = two_clients(task, y, ([0, 1], second))
+    with pytest.raises(ConfigError, match=message):
+        drawn(FLIPPING, data, make("fedavg"), 0).poisoned(data)
 
 
 # -- when, on which engine, and again ------------------------------------------------------------------------
@@ -279,16 +275,12 @@ def test_attackers_are_evaluated_apart(name: str, select: bool) -> None:
         assert clients["heldout"] == [len(SIZES)]
     alone = evaluate(sim, Protocol(("participants",)), (0, ATTACKER))
     assert {(r["client"], r["set"]) for r in alone} == {(0, "participants")}
-    everybody = evaluate(replaced_malicious(sim), Protocol(("local", "global")))
-    mine = [r for r in records if r["set"] in ("local", "malicious") and r["model"] == "global"]
-    known = {r["client"]: r["loss"] for r in everybody if r["set"] == "local" and r["model"] == "global"}
-    assert {r["client"]: r["loss"] for r in mine} == pytest.approx(known)
+    nobody = simulation(sim.method, engine="vectorized")  # the run as it stands, of which nobody is malicious
+    nobody.load(*sim.dump())
+    losses = [
+        {r["client"]: r["loss"] for r in rs if r["set"] in ("local", "malicious") and r["model"] == "global"}
+        for rs in (records, evaluate(nobody, Protocol(("local",))))
+    ]
+    assert losses[0] == pytest.approx(losses[1])
     shared = {r["samples"] for r in records if r["set"] == "global"}
     assert shared == {sum(len(sim.federation.test[i]) for i in benign)}
-
-
-def replaced_malicious(sim: Simulation) -> Simulation:
-    """The run as it stands, of which nobody is malicious."""
-    other = simulation(sim.method, engine="vectorized")
-    other.load(*sim.dump())
-    return other

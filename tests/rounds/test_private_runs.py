@@ -13,7 +13,8 @@ import torch
 from tensordict import TensorDict
 
 from methods.settings import NAMES, make, one_of
-from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, simulation
+from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, replaced, simulation
+from rounds.helpers import server_vector
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
 from tailorfl.engines.auto import Auto
@@ -62,12 +63,14 @@ def test_a_run_uses_what_was_planned_in_every_engine(name: str) -> None:
 
 
 def test_steps_by_hand() -> None:
-    """Ditto: two trainings a round, each ⌈n/4⌉ batches, of the clients that took part."""
+    """Ditto: two trainings a round, each ⌈n/4⌉ batches, of the clients that took part; pooled data are one client's."""
     sim = private("ditto", rounds=4)
     taken = Counter(client for round in range(4) for client in sim.sample(round))
     for client, n in enumerate(SIZES):
         steps = 2 * taken[client] * math.ceil(n / 4)
         assert sim.ledger.entries(client) == (((min(1.0, 4 / n), NOISE, steps),) if steps else ())
+    n = sum(SIZES)
+    assert private("centralized", rounds=2).ledger.entries(0) == ((4 / n, NOISE, 2 * math.ceil(n / 4)),)
 
 
 def test_the_deployed_model_counts_once_however_often_it_is_evaluated() -> None:
@@ -95,13 +98,6 @@ def test_a_held_out_client_counts_once_with_its_longest_adaptation(order: tuple[
     assert sim.ledger.entries(NEWCOMER) == ((0.8, NOISE, 4),)
 
 
-def test_measuring_an_engine_is_not_in_the_ledger() -> None:
-    """The first round is run several times with a limit, and that is thrown away."""
-    by_auto, by_loop = private("ditto", Auto(), rounds=1), private("ditto", "sequential", rounds=1)
-    assert by_auto.engine.name != "auto"
-    assert by_auto.ledger == by_loop.ledger
-
-
 class Stumbling(Vectorized):
     """Fails after its first chunk, as where `vmap` has no rule for something of one architecture only."""
 
@@ -110,11 +106,18 @@ class Stumbling(Vectorized):
         raise RuntimeError("Batching rule not implemented")
 
 
-def test_a_pass_that_is_made_again_counts_once() -> None:
-    engine = Auto(vectorized=Stumbling(), choice="vectorized")
-    again, plain = private("ditto", engine, rounds=1), private("ditto", "sequential", rounds=1)
-    assert engine.name == "sequential"
-    assert again.ledger == plain.ledger
+@pytest.mark.parametrize(
+    ("engine", "ends"),
+    [
+        (Auto(), {"sequential", "vectorized"}),
+        (Auto(vectorized=Stumbling(), choice="vectorized"), {"sequential"}),
+    ],
+)
+def test_measuring_an_engine_and_a_pass_that_is_made_again_count_once(engine: Auto, ends: set[str]) -> None:
+    """To measure, the first round is run several times with a limit, and that is thrown away."""
+    by_auto, by_loop = private("ditto", engine, rounds=1), private("ditto", "sequential", rounds=1)
+    assert by_auto.engine.name in ends
+    assert by_auto.ledger == by_loop.ledger
 
 
 class Breaking(FedAvg):
@@ -138,19 +141,12 @@ def test_a_sample_that_is_no_number_does_not_show_but_by_its_clipped_gradient(
 ) -> None:
     """Nobody is rejected, and the others' gradients count as they do without it."""
     base = federation()
-    row = int(base.train[3][0])
-    x = base.source.x.clone()
-    x[row] = broken
-    data = replace(base, source=replace(base.source, x=x))
+    data = replaced(base, 3, lambda x: torch.cat([torch.full_like(x[:1], broken), x[1:]]))
     dp = SampleDP(0.5, 0.0, "poisson")
-    without, with_it = (
-        simulation("fedavg", "logistic", engine, train=replace(PRIVATE, dp=dp, steps=1, batch_size=0), data=d)
-        for d in (base, data)
-    )
-    w = {n: t.clone() for n, t in without.server["w"].items()}
-    first, second = without.step(), with_it.step()
-    assert first.rejected == second.rejected == ()
-    moved = torch.cat([(without.server["w"][n] - with_it.server["w"][n]).flatten() for n in w])
+    train = replace(PRIVATE, dp=dp, steps=1, batch_size=0)
+    without, with_it = (simulation("fedavg", "logistic", engine, train=train, data=d) for d in (base, data))
+    assert without.step().rejected == with_it.step().rejected == ()
+    moved = server_vector(without) - server_vector(with_it)
     share = len(base.train[3]) / sum(SIZES)
     # One gradient of norm 0.5 at most is missing, of the nine of client 3.
     assert 0 < float(moved.norm()) <= 0.05 * 0.5 / 9 * share * (1 + 1e-4)
@@ -173,12 +169,6 @@ def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one(name: str, tmp_pat
     assert resumed.ledger == whole.ledger
 
 
-def test_pooled_data_are_those_of_one_client() -> None:
-    sim = private("centralized", rounds=2)
-    n = sum(SIZES)
-    assert sim.ledger.entries(0) == ((4 / n, NOISE, 2 * math.ceil(n / 4)),)
-
-
 class Leaking(FedAvg):
     """Looks at its data without noise, and does not say so."""
 
@@ -187,20 +177,15 @@ class Leaking(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "what"),
+    ("method", "exposure"),
     [
-        (make("hypcluster"), "HypCluster uses the training losses of all cluster models"),
-        (make("fedfomo"), "FedFomo uses the validation losses of received models"),
-        (make("ditto", dynamic_lam=(0.1, 1.0)), r"Ditto uses the validation losses .*\(dynamic_lam\)"),
         (make("fedala"), "FedALA uses a number of steps"),
-        (make("fedrod"), "FedRoD uses the number of a client's samples of each class"),
-        (make("fedproto"), "FedProto uses the class means of features"),
-        (make("fedpac"), "FedPAC uses the class means of features"),
+        (make("ditto", dynamic_lam=(0.1, 1.0)), r"Ditto uses the validation losses .*\(dynamic_lam\)"),
         (make("fedclup", schedule={"kind": "dynamic"}), "FedCLUP uses the losses .* schedule = dynamic"),
     ],
 )
-def test_methods_that_look_without_noise_are_refused_at_the_start(method: Method, what: str) -> None:
-    with pytest.raises(ConfigError, match=f"{what}.*sample-level privacy does not cover"):
+def test_methods_that_look_without_noise_are_refused_at_the_start(method: Method, exposure: str) -> None:
+    with pytest.raises(ConfigError, match=f"{exposure}.*sample-level privacy does not cover"):
         private(method)
 
 

@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from methods.settings import NAMES, make, row
-from methods.small import (
-    SIZES,
-    TRAIN,
-    everything,
-    federation,
-    replaced,
-    simulation,
-)
+from methods.small import SIZES, TRAIN, federation, replaced, simulation
 from rounds.helpers import server_vector
 from tailorfl import run as run_experiment
 from tailorfl.core.method import Method
@@ -46,7 +39,7 @@ AVERAGED = [
 ]
 
 
-def run(method: str | Method, dp: ClientDP = NOISY, rounds: int = 0, **settings: Any) -> Simulation:
+def run(method: str | Method, dp: ClientDP | None = NOISY, rounds: int = 0, **settings: Any) -> Simulation:
     made = make(method, weights="uniform") if isinstance(method, str) else method
     given = {"train": PLAIN, "engine": "vectorized", "fraction": 0.2, "sampling": "bernoulli", **settings}
     return simulation(made, given.pop("model", "logistic"), client_dp=dp, rounds=rounds, **given)
@@ -66,17 +59,13 @@ def empty_first(**settings: Any) -> int:
         (True, {}),
         (False, {"fraction": 1.0}),  # everybody takes part, as everybody knows
         (False, {"sampling": "uniform"}),
-        (False, {"client_dp": None}),
+        (False, {"dp": None}),
     ],
 )
 def test_who_takes_part_is_secret_where_each_is_drawn_by_itself(
     secret: bool, changed: dict[str, Any]
 ) -> None:
-    given = {"fraction": 0.2, "sampling": "bernoulli", "client_dp": NOISY, "train": PLAIN, **changed}
-    assert (
-        simulation(make("fedavg", weights="uniform"), "logistic", rounds=0, **given).cohort_is_secret
-        is secret
-    )
+    assert run("fedavg", **changed).cohort_is_secret is secret
 
 
 @opacus
@@ -157,25 +146,20 @@ def test_a_client_changes_the_server_by_the_clip_over_the_expected_number_whoeve
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "mr_mtl"])
-def test_shares_of_clients_are_the_expected_ones(name: str) -> None:
+def test_shares_of_clients_are_the_expected_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """|S|/N in a method's mathematics would scale noise with how many took part: it is q instead, also for nobody."""
-    seed, dp = empty_first(), ClientDP(0.3, 1.0)
-    sim = run(name, dp, seed=seed)
-    seen: list[float] = []
+    sim, seen = run(name, seed=empty_first()), []
     original = type(sim.method).aggregate
 
     def watching(self: Method, server: Any, replies: Any) -> Any:
-        seen.append(replies.share)
-        assert len(replies.clients) == replies.stack.batch_size[0] == 1
+        seen.append((replies.share, len(replies.clients), replies.stack.batch_size[0]))
         return original(self, server, replies)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(sim.method), "aggregate", watching)
-        for _ in range(5):
-            sim.step()
-    assert seen == [0.2] * 5
-    moved = [t for n, t in everything(sim).items() if n.startswith("server")]
-    assert all(bool(t.isfinite().all()) for t in moved if t.is_floating_point())
+    monkeypatch.setattr(type(sim.method), "aggregate", watching)
+    for _ in range(5):
+        sim.step()
+    assert seen == [(0.2, 1, 1)] * 5
+    assert bool(server_vector(sim).isfinite().all())
 
 
 # -- engines, resuming, records ------------------------------------------------------------------------------
@@ -202,25 +186,17 @@ def test_a_client_whose_update_is_no_number_does_not_stop_the_run() -> None:
 @opacus
 @pytest.mark.parametrize("sampling", ["bernoulli", "uniform"])
 def test_records_do_not_say_who_took_part_where_epsilon_counts_on_it(sampling: str, tmp_path: Path) -> None:
-    settings = {
-        "data": {"name": "digits", "clients": 4, "samples": 100},
-        "model": "logistic",
-        "methods": [{"name": "fedavg", "weights": "uniform"}],
-        "train": {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}},
-        "rounds": 3,
-        "seeds": 1,
-        "fraction": 0.25,
-        "sampling": sampling,
-        "eval": {"every": 1},
-    }
     run_experiment(
-        settings,
+        data={"name": "digits", "clients": 4, "samples": 100},
+        model="logistic",
+        methods=[{"name": "fedavg", "weights": "uniform"}],
+        train={"dp": {"level": "client", "clip": 1.0, "noise": 1.0}},
+        eval={"every": 1},
+        rounds=3,
+        seeds=1,
+        fraction=0.25,
+        sampling=sampling,
         out=tmp_path / "out",
-        observer=None,
-        resume=False,
-        overwrite=False,
-        force=False,
-        source=None,
     )
     folder = tmp_path / "out/fedavg/seed-0"
     rounds = RunStore.open(folder, readonly=True).rounds()

@@ -58,10 +58,8 @@ def test_rates_are_those_of_the_page() -> None:
 
 
 def test_adamw_has_rates_of_its_own_and_steps_take_the_place_of_epochs() -> None:
-    config = experiment(
-        methods=[{"name": "fedrep", "head_steps": 4}], train={"optimizer": "adamw", "lr": 0.001}
-    )
-    space = spaces(config)["fedrep"]
+    lines = [{"name": "fedrep", "head_steps": 4}]
+    space = spaces(experiment(methods=lines, train={"optimizer": "adamw", "lr": 0.001}))["fedrep"]
     assert set(space) == {"train.lr"}
     assert 0.0003 in space["train.lr"].ends
 
@@ -87,19 +85,24 @@ def test_what_is_said_of_a_line_that_was_left_out_is_without_effect_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As of a file's lines by methods=[...]; labels have dots of their own."""
-    of_lines = {"ditto": {"lam": [0.3]}, "APFL α=0.5": {"alpha": [0.1, 0.2]}}
-    said = {"train.lr": [0.1], "methods": of_lines, "methods.pFedMe.train.lr": [0.7]}
-    assert spaces(experiment(search=said)) == spaces(
-        experiment(search={"train.lr": [0.1], "methods": {"ditto": {"lam": [0.3]}}})
-    )
+    line = {"lam": [0.3]}
+    said = {"ditto": line, "APFL α=0.5": {"alpha": [0.1, 0.2]}}
+    found = spaces(experiment(search={"train.lr": [0.1], "methods": said, "methods.pFedMe.train.lr": [0.7]}))
+    assert found == spaces(experiment(search={"train.lr": [0.1], "methods": {"ditto": line}}))
     (warning,) = caplog.messages
     assert "'methods.APFL α=0.5.alpha', 'methods.pFedMe.train.lr' are without effect" in warning
     assert warning.endswith("its lines are ditto, fedavg")
 
 
-def test_a_range_of_a_whole_number_has_whole_numbers() -> None:
-    config = experiment(methods=["fedrep"], search={"method.head_epochs": {"low": 1, "high": 9}})
-    assert spaces(config)["fedrep"]["method.head_epochs"] == Range(1, 9, False, True)
+def test_a_range_is_of_whole_numbers_where_the_setting_is() -> None:
+    ends = {"low": 1, "high": 9}
+    search = {"method.head_epochs": ends, "train.lr": ends, "train.batch_size": ends}
+    space = spaces(experiment(methods=["fedrep"], search=search))["fedrep"]
+    assert {key: space[key] for key in search} == {
+        "method.head_epochs": Range(1, 9, False, True),
+        "train.lr": Range(1, 9, False, False),
+        "train.batch_size": Range(1, 9, False, True),
+    }
 
 
 @pytest.mark.parametrize(
@@ -129,16 +132,15 @@ def test_a_bad_space_is_refused_with_its_place(search: dict[str, Any], told: str
 
 def test_an_edge_is_where_the_method_takes_values_beyond() -> None:
     config = experiment(methods=["apfl"], search={"method.alpha": [0.0, 0.5, 1.0]})
-    (line,), (space,) = config.methods, spaces(config).values()
-    assert edges(config, line, space, {"method.alpha": 1.0, "train.lr": 0.5}) == {"train.lr": 1}
-    assert edges(config, line, space, {"method.alpha": 0.0, "train.lr": 0.001}) == {"train.lr": -1}
-    assert edges(config, line, space, {"method.alpha": 0.5, "train.lr": 0.1}) == {}
-
-
-def test_words_have_no_edges() -> None:
-    config = experiment(methods=["fedbabu"])
-    (line,), (space,) = config.methods, spaces(config).values()
-    assert edges(config, line, space, {"method.ft_scope": "head"}) == {}
+    words = experiment(methods=["fedbabu"])
+    for of, chosen, found in (
+        (config, {"method.alpha": 1.0, "train.lr": 0.5}, {"train.lr": 1}),
+        (config, {"method.alpha": 0.0, "train.lr": 0.001}, {"train.lr": -1}),
+        (config, {"method.alpha": 0.5, "train.lr": 0.1}, {}),
+        (words, {"method.ft_scope": "head"}, {}),  # which have no edges
+    ):
+        (space,) = spaces(of).values()
+        assert edges(of, of.methods[0], space, chosen) == found
 
 
 @pytest.mark.parametrize(
@@ -163,10 +165,3 @@ def test_nested_options_are_set_beside_the_others() -> None:
     assert new.options["distil"] == {"steps": 7, "lr": 0.01}
     assert new.train["lr"] == 0.3
     assert config.methods[0].options["distil"] == {"steps": 7}
-
-
-def test_a_range_of_whole_ends_is_whole_only_where_the_setting_is() -> None:
-    config = experiment(search={"train.lr": {"low": 1, "high": 4}, "train.batch_size": {"low": 1, "high": 4}})
-    space = spaces(config)["ditto"]
-    assert space["train.lr"] == Range(1, 4, False, False)
-    assert space["train.batch_size"] == Range(1, 4, False, True)

@@ -24,6 +24,10 @@ from tuning.tiny import TINY, experiment, tuned, untimed
 
 SEARCH = {"train.lr": [0.05, 0.5, 2.0], "method.lam": [0.1, 1.0]}
 REQUEST = TuningRequest("3x2")
+HALVING: dict[str, Any] = {
+    "methods": ["fedavg"],
+    "search": {"train.lr": {"low": 0.01, "high": 1, "log": True}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +66,8 @@ def test_what_is_written_down(tmp_path: Path) -> None:
     best = max(ditto["trials"], key=lambda t: (t["score"], -t["number"]))
     assert ditto["chosen"] == best["values"]
     best_of = {n: max(t["score"] for t in row["trials"]) for n, row in said["methods"].items()}
-    order = sorted(best_of.values(), reverse=True)
-    assert {n: row["rank"] for n, row in said["methods"].items()} == {
-        n: 1 + order.index(s) for n, s in best_of.items()
-    }
+    for name, row in said["methods"].items():
+        assert row["rank"] == 1 + sorted(best_of.values(), reverse=True).index(best_of[name])
 
 
 def test_no_test_sample_is_looked_at(
@@ -85,17 +87,11 @@ def test_no_test_sample_is_looked_at(
 
 
 def test_trials_that_diverge_are_told_apart_and_count_as_whole_ones(tmp_path: Path) -> None:
-    found = tuned(
-        tmp_path / "t",
-        TuningRequest("3x4", "grid"),
-        methods=["fedavg"],
-        search={"train.lr": [1e30, 0.5, 1e31, 1e32, 1e33]},
-    )
+    search = {"train.lr": [1e30, 0.5, 1e31, 1e32, 1e33]}
+    found = tuned(tmp_path / "t", TuningRequest("3x4", "grid"), methods=["fedavg"], search=search)
     (fedavg,) = found.methods
     states = {t.values["train.lr"]: t.state for t in fedavg.trials}
-    assert sorted(states.values()) == ["complete", "failed", "failed"], (
-        "the budget is three trials, failed or not"
-    )
+    assert sorted(states.values()) == ["complete", "failed", "failed"]  # three trials, failed or not
     assert states[0.5] == "complete"
     assert fedavg.chosen == {"train.lr": 0.5}
     failed = next(t for t in fedavg.trials if t.state == "failed")
@@ -114,9 +110,8 @@ def test_where_every_trial_fails_the_experiment_keeps_its_settings(tmp_path: Pat
 
 def test_a_value_at_the_edge_is_said_and_widening_goes_beyond_it_within_the_budget(tmp_path: Path) -> None:
     few = {"methods": ["fedavg"], "search": {"train.lr": [0.01, 0.1]}, "train": {"batch_size": 0, "lr": 0.1}}
-    narrow, wide = (
-        tuned(tmp_path / str(widen), TuningRequest("4x9", widen=widen), **few) for widen in (False, True)
-    )
+    requests = {name: TuningRequest("4x9", widen=name == "wide") for name in ("narrow", "wide")}
+    narrow, wide = (tuned(tmp_path / name, request, **few) for name, request in requests.items())
     rates = [[t.values["train.lr"] for t in tuning.methods[0].trials] for tuning in (narrow, wide)]
     assert rates == [[0.1, 0.01], [0.1, 0.01, 1.0, 10.0]]
     assert table(narrow)["methods"]["fedavg"]["edges"] == ["train.lr"]
@@ -126,11 +121,9 @@ def test_a_value_at_the_edge_is_said_and_widening_goes_beyond_it_within_the_budg
 
 @pytest.mark.slow
 def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = []
-    step = Simulation.step
+    steps, step = [], Simulation.step
     monkeypatch.setattr(Simulation, "step", lambda sim, *a, **k: (steps.append(1), step(sim, *a, **k))[1])
-    space = {"train.lr": {"low": 0.01, "high": 1, "log": True}}
-    found = tuned(tmp_path / "t", TuningRequest("4x9", "halving"), methods=["fedavg"], search=space)
+    found = tuned(tmp_path / "t", TuningRequest("4x9", "halving"), **HALVING)
     (fedavg,) = found.methods
     each = found.samples / 4 / 9
     assert sum(t.samples for t in fedavg.trials) == len(steps) * each
@@ -172,27 +165,23 @@ def test_two_workers_find_what_one_finds_where_trials_do_not_depend_on_each_othe
 
 @pytest.mark.slow  # as above
 def test_workers_stop_trials_early(tmp_path: Path) -> None:
-    space = {"train.lr": {"low": 0.01, "high": 1, "log": True}}
-    request = TuningRequest("4x9", "halving")
-    found = tuned(tmp_path / "t", request, workers=2, methods=["fedavg"], search=space)
+    found = tuned(tmp_path / "t", TuningRequest("4x9", "halving"), workers=2, **HALVING)
     states = [trial.state for trial in found.methods[0].trials]
     assert set(states) == {"complete", "pruned"}
     assert abs(found.methods[0].samples - found.samples) <= 2 * found.samples / 4
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
+    untested = {**TINY["data"], "split": {"train": 0.8, "test": 0.2}}
     with pytest.raises(DataError, match="tuning chooses by validation samples"):
-        tuned(
-            tmp_path / "a", TuningRequest("2x1"), data={**TINY["data"], "split": {"train": 0.8, "test": 0.2}}
-        )
+        tuned(tmp_path / "a", TuningRequest("2x1"), data=untested)
     with pytest.raises(ConfigError, match="unknown sampler 'best'"):
         TuningRequest("2", "best")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has variants"):
         plan(experiment(variants={"a": {"rounds": 1}}), TuningRequest("2"))
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("")
+    (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(RunError, match="is not empty"):
-        begin(tmp_path / "full", plan(experiment(), TuningRequest("2")))
+        begin(tmp_path, plan(experiment(), TuningRequest("2")))
 
 
 def test_from_python_it_is_the_same(finished: Tuning, tmp_path: Path) -> None:

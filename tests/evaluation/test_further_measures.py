@@ -1,4 +1,4 @@
-"""Sharpness against closed forms and plain torch, and where records have it."""
+"""Sharpness and feature distances against closed forms and plain torch, and which records have them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from methods.settings import make
 from methods.small import personal, simulation
 from tailorfl.data.source import Source
 from tailorfl.evaluation import sharpness as module
+from tailorfl.evaluation.features import feature_distances, features
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.sharpness import mean_loss, sharpness
 from tailorfl.evaluation.summary import summaries
 from tailorfl.models.functional import Model
+
+# -- sharpness -------------------------------------------------------------------------------------------------------
 
 
 def regression(rows: int = 40) -> tuple[Model, TensorDict, Source]:
@@ -29,26 +32,21 @@ def regression(rows: int = 40) -> tuple[Model, TensorDict, Source]:
     return model, model.init(0), Source("linear", x, y, "regression", 1)
 
 
-def test_on_a_quadratic_it_is_rho_times_the_slope_and_half_the_curvature() -> None:
+def test_on_a_quadratic_it_is_rho_times_the_slope_and_half_the_curvature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, state, source = regression()
     rows, rho = torch.arange(len(source.x)), 0.3
     h = source.x.T @ source.x / len(source.x)
     w = state["weight"][0]
     g = h @ w - source.x.T @ source.y[:, 0] / len(source.x)
     u = g / g.norm()
-    wanted = rho * float(g.norm()) + rho**2 / 2 * float(u @ h @ u)
-    assert sharpness(model, state, source, rows, rho) == pytest.approx(wanted, rel=1e-4)
-
-
-def test_samples_in_blocks_give_what_all_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, state, source = regression()
-    rows = torch.arange(len(source.x))
-    whole = sharpness(model, state, source, rows, 0.1), mean_loss(model, state, source, rows)
+    expected = rho * float(g.norm()) + rho**2 / 2 * float(u @ h @ u)
+    whole = sharpness(model, state, source, rows, rho), mean_loss(model, state, source, rows)
+    assert whole[0] == pytest.approx(expected, rel=1e-4)
     monkeypatch.setattr(module, "rows_at_once", lambda _: 7)  # 40 = 5 * 7 + 5: blocks of unequal size
-    assert (
-        sharpness(model, state, source, rows, 0.1),
-        mean_loss(model, state, source, rows),
-    ) == pytest.approx(whole, rel=1e-5)
+    blocks = sharpness(model, state, source, rows, rho), mean_loss(model, state, source, rows)
+    assert blocks == pytest.approx(whole, rel=1e-5)
 
 
 def test_where_nothing_slopes_it_is_zero_and_without_samples_nothing() -> None:
@@ -69,10 +67,8 @@ def test_records_have_it_of_every_model_where_it_is_asked_for() -> None:
     plain = evaluate(sim, Protocol(sets=("local", "global")))
     records = evaluate(sim, Protocol(sets=("local", "global"), sharpness=0.05))
     for record, other in zip(records, plain, strict=True):
-        assert record.pop("sharpness") is not None
-        assert record == other  # and changes nothing else
+        assert record == {**other, "sharpness": record["sharpness"]}  # and changes nothing else
     assert all(torch.equal(t, before[n]) for n, t in personal(sim).items())
-    records = evaluate(sim, Protocol(sets=("local", "global"), sharpness=0.05))
     rows = torch.from_numpy(sim.federation.test[2])
     x, y = sim.federation.source.take(rows), sim.federation.source.y[rows]
     network = sim.model.module.eval()
@@ -91,3 +87,47 @@ def test_records_have_it_of_every_model_where_it_is_asked_for() -> None:
         assert mine["sharpness"] == pytest.approx(float(up - loss.detach()), rel=1e-3, abs=1e-6)
     worst = summaries(records)["personal"]["local"]["sharpness"]
     assert worst["worst10"] == worst["max"]  # a steep model is a bad one
+
+
+# -- the distance of personal from global features -------------------------------------------------------------------
+
+
+def test_it_is_the_mean_norm_of_the_difference() -> None:
+    sim = simulation(make("fedoa"), rounds=2)
+    ((_, models),) = sim.personal_models((0,))
+    source, rows = sim.federation.source, torch.tensor([3, 1, 8])
+    x = source.take(rows)
+    w, v = sim.server, models[0]
+
+    def hidden(state: object) -> torch.Tensor:
+        found: torch.Tensor = sim.model.outputs_and_features(state, x)[1]  # type: ignore[arg-type]
+        return found
+
+    def distances(one: TensorDict, other: TensorDict, where: torch.Tensor) -> torch.Tensor:
+        return feature_distances(*(features(sim.model, state, source, where) for state in (one, other)))
+
+    torch.testing.assert_close(distances(v, w, rows), (hidden(v) - hidden(w)).square().sum(1).sqrt())
+    assert float(distances(w, w, rows).max()) == 0.0
+    assert distances(v, w, rows[:0]).shape == (0,)
+
+
+def test_records_of_personal_models_have_it_where_it_is_asked_for() -> None:
+    sim = simulation(make("fedoa"), rounds=2)
+    plain = evaluate(sim, Protocol(sets=("local", "global")))
+    assert not any("feature_distance" in record for record in plain)
+    records = evaluate(sim, Protocol(sets=("local", "global"), feature_distance=True))
+    for record in records:
+        assert ("feature_distance" in record) == (record["model"] == "personal")
+    ((_, models),) = sim.personal_models((2,))
+    rows = torch.from_numpy(sim.federation.test[2])
+    mine_and_shared = (features(sim.model, s, sim.federation.source, rows) for s in (models[0], sim.server))
+    wanted = float(feature_distances(*mine_and_shared).mean())
+    (mine,) = [r for r in records if (r["client"], r["set"], r["model"]) == (2, "local", "personal")]
+    assert mine["feature_distance"] == wanted
+    assert "feature_distance" in summaries(records)["personal"]["local"]
+    assert "feature_distance" not in summaries(records)["global"]["local"]
+
+
+def test_without_a_global_model_there_is_nothing_to_measure_from() -> None:
+    records = evaluate(simulation("local", rounds=1), Protocol(sets=("local",), feature_distance=True))
+    assert not any("feature_distance" in record for record in records)

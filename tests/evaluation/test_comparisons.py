@@ -1,4 +1,4 @@
-"""Ranks over federations and many comparisons, against the published example, scipy and orderings by hand."""
+"""Numbers of several runs against scipy and published tables: over seeds, over federations, and over trials."""
 
 from __future__ import annotations
 
@@ -7,10 +7,92 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.special import betainc
 from scipy.stats import friedmanchisquare, wilcoxon
 
+from tailorfl.evaluation.expected import expected_best
 from tailorfl.evaluation.ranks import holm, ranking
+from tailorfl.evaluation.seeds import Paired, interval, noise, paired
+
+# -- intervals over seeds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+def test_interval_equals_scipy(level: float) -> None:
+    values = np.random.default_rng(0).normal(3, 2, 7).tolist()
+    mean, half_width = interval(values, level)
+    low, high = stats.t.interval(level, 6, loc=np.mean(values), scale=stats.sem(values))
+    assert (mean - half_width, mean + half_width) == pytest.approx((low, high))
+
+
+def test_few_values() -> None:
+    assert interval([0.1, 0.1, 0.1]) == (0.1, 0.0)
+    assert interval([0.5])[0] == 0.5
+    assert math.isnan(interval([0.5])[1])
+    assert all(math.isnan(value) for value in interval([]))
+    assert all(math.isnan(value) for value in interval([0.5, math.nan]))
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.99])
+def test_paired_equals_scipy(level: float) -> None:
+    rng = np.random.default_rng(2)
+    first, second = rng.normal(0.8, 0.1, 6), rng.normal(0.75, 0.1, 6)
+    found = paired(first.tolist(), second.tolist(), level)
+    expected = stats.ttest_rel(first, second)
+    low, high = expected.confidence_interval(level)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx((low, high))
+    assert found.seeds == 6
+
+
+def test_noise_of_two_means_is_welchs() -> None:
+    ours, theirs = [0.81, 0.84, 0.78, 0.9], [0.7, 0.8, 0.75]
+    expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.9)
+    assert noise(ours, float(np.std(theirs, ddof=1)), 3, 0.9) == pytest.approx(
+        (expected.high - expected.low) / 2
+    )
+
+
+def test_a_deviation_that_is_missing_on_one_side_is_that_of_the_other() -> None:
+    ours = [0.81, 0.84, 0.78]
+    deviation = np.std(ours, ddof=1)
+    assert noise(ours, None, 1) == pytest.approx(stats.t.ppf(0.975, 2) * deviation * math.sqrt(1 / 3 + 1))
+    assert noise(ours, None, 5) == pytest.approx(stats.t.ppf(0.975, 2) * deviation * math.sqrt(1 / 3 + 1 / 5))
+    assert noise(ours, 0.5, 1) == noise(ours, None, 1)  # a deviation of one run is none
+    assert noise([0.8], 0.02, 3) == pytest.approx(stats.t.ppf(0.975, 2) * 0.02 * math.sqrt(1 + 1 / 3))
+    assert noise([0.8, 0.8], 0.0, 3) == 0
+    for values, std, runs in (([0.8], None, 3), ([0.8], 0.1, 1), ([], 0.1, 3), ([0.8, math.nan], 0.1, 3)):
+        assert math.isnan(noise(values, std, runs))
+
+
+def test_runs_of_one_experiment_differ_by_more_than_the_noise_in_one_of_twenty() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [(rng.normal(size=3), rng.normal(size=5)) for _ in range(2000)]
+    beyond = [abs(a.mean() - b.mean()) > noise(a.tolist(), float(b.std(ddof=1)), 5) for a, b in pairs]
+    assert np.mean(beyond) == pytest.approx(0.05, abs=0.02)
+    alone = [abs(a.mean() - b[0]) > noise(a.tolist(), None, 1) for a, b in pairs]
+    assert np.mean(alone) == pytest.approx(0.05, abs=0.02)
+
+
+def test_pairs_without_spread() -> None:
+    assert paired([1.0, 2.0], [1.0, 2.0]) == Paired(0.0, 0.0, 1.0, 2)
+    assert paired([1.5, 2.5], [1.0, 2.0]) == Paired(0.5, 0.0, 0.0, 2)
+    single = paired([1.0], [0.5])
+    assert single.mean == 0.5
+    assert math.isnan(single.half_width)
+    assert math.isnan(single.p_value)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="same seeds on both sides, got 2 and 1"):
+        paired([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        interval([1.0, 2.0], 95)
+
+
+# -- ranks over federations ------------------------------------------------------------------------------------------
+
 
 # Table 6 of Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7 (2006): the area under
 # the curve of C4.5, C4.5+m, C4.5+cf and C4.5+m+cf on 14 data sets.
@@ -130,9 +212,29 @@ def test_iman_davenport_is_the_analysis_of_variance_of_ranks(shape: tuple[int, i
     rest = ((places - methods - rows + mean) ** 2).sum() / ((n - 1) * (k - 1))
     assert 0 < found.f < math.inf
     assert found.f == pytest.approx(between / rest)
-    assert found.f_p == pytest.approx(upper_tail(between / rest, k - 1, (n - 1) * (k - 1)))
+    ratio, upper, lower = between / rest, k - 1, (n - 1) * (k - 1)
+    tail = betainc(lower / 2, upper / 2, lower / (lower + upper * ratio))  # P(F > ratio)
+    assert found.f_p == pytest.approx(float(tail))
 
 
-def upper_tail(ratio: float, upper: int, lower: int) -> float:
-    """P(F > ratio) by the incomplete beta function."""
-    return float(betainc(lower / 2, upper / 2, lower / (lower + upper * ratio)))
+# -- the expected best of n draws ------------------------------------------------------------------------------------
+
+
+SCORES = [0.3, 0.9, 0.1, 0.9, 0.55]
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_equals_the_mean_over_all_draws_with_replacement(higher_is_better: bool) -> None:
+    best = max if higher_is_better else min
+    every = [
+        sum(best(draw) for draw in itertools.product(SCORES, repeat=n)) / len(SCORES) ** n
+        for n in (1, 2, 3, 4)
+    ]
+    found = expected_best(SCORES, [1, 2, 3, 4], higher_is_better=higher_is_better)
+    assert found == pytest.approx(every, abs=1e-14)
+
+
+@pytest.mark.parametrize(("scores", "draws"), [([], [1]), ([float("nan")], [1]), ([0.5], [0])])
+def test_what_has_no_expectation_is_refused(scores: list[float], draws: list[int]) -> None:
+    with pytest.raises(ValueError, match="expected_best"):
+        expected_best(scores, draws)
