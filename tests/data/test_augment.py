@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +20,14 @@ from tailorfl.errors import ConfigError, DataError
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
-def images(*shape: int, seed: int = 0) -> Tensor:
+def images(*shape: int) -> Tensor:
     """Random pixels of 1 to 255, so that black is nothing but padding."""
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(1, 256, shape, generator=rng, dtype=torch.uint8)
+    return torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
-def pictures(count: int = 40, side: int = 8, **changes: object) -> Source:
-    fields = {"mean": MEAN, "std": STD, **changes}
-    return Source(
-        "pictures", images(count, 3, side, side), torch.arange(count) % 4, "classification", 4, **fields
-    )  # type: ignore[arg-type]
+def pictures(count: int = 40, **changes: Any) -> Source:
+    x, y = images(count, 3, 8, 8), torch.arange(count) % 4
+    return Source("pictures", x, y, "classification", 4, **{"mean": MEAN, "std": STD, **changes})
 
 
 def outcomes(x: Tensor) -> dict[tuple[bool, int, int], Tensor]:
@@ -51,68 +49,44 @@ def what_happened(x: Tensor, changed: Tensor) -> tuple[bool, int, int]:
 KEYS = torch.tensor([-(2**62), -1, 5])
 
 
-def test_every_image_is_one_of_the_crops_of_its_flips() -> None:
+def test_every_image_is_one_of_the_crops_of_its_flips_and_flipped_as_by_the_flip_alone() -> None:
     x = images(3, 6, 3, 8, 10)
-    changed = augment(x, KEYS, "flip_crop")
-    assert changed.shape == x.shape
-    assert changed.dtype == x.dtype
-    found = {what_happened(x[i, j], changed[i, j]) for i in range(3) for j in range(6)}
-    assert len(found) > 10
-
-
-def test_a_flip_is_a_flip() -> None:
-    x = images(3, 6, 1, 8, 10)
-    changed = augment(x, KEYS, "flip")
-    same, mirrored = (changed == x).flatten(2).all(2), (changed == x.flip(-1)).flatten(2).all(2)
+    alone, changed = augment(x, KEYS, "flip"), augment(x, KEYS, "flip_crop")
+    assert (changed.shape, changed.dtype) == (x.shape, x.dtype)
+    same, mirrored = ((alone == other).flatten(2).all(2) for other in (x, x.flip(-1)))
     assert torch.equal(same, ~mirrored)
     assert 0 < int(same.sum()) < 18
-
-
-def test_the_flip_of_a_crop_is_that_of_the_flip_alone() -> None:
-    x = images(3, 6, 3, 8, 8)
-    alone, changed = augment(x, KEYS, "flip"), augment(x, KEYS, "flip_crop")
-    for i, j in product(range(3), range(6)):
-        assert what_happened(x[i, j], changed[i, j])[0] == torch.equal(alone[i, j], x[i, j].flip(-1))
-
-
-def test_none_is_the_image() -> None:
-    x = images(1, 2, 3, 8, 8)
-    assert augment(x, torch.tensor([1]), "none") is x
+    happened = {(i, j): what_happened(x[i, j], changed[i, j]) for i, j in product(range(3), range(6))}
+    assert all(flipped == mirrored[place] for place, (flipped, *_) in happened.items())
+    assert len(set(happened.values())) > 10
+    assert augment(x, KEYS, "none") is x
 
 
 @pytest.mark.parametrize("kind", ["flip", "flip_crop"])
-def test_the_outcome_depends_on_key_and_place_alone(kind: str) -> None:
-    x = images(3, 6, 3, 8, 8)
-    whole = augment(x, KEYS, kind)  # type: ignore[arg-type]
-    assert torch.equal(augment(x, KEYS, kind), whole)  # type: ignore[arg-type]
-    order = torch.tensor([2, 0, 1])
-    assert torch.equal(augment(x[order], KEYS[order], kind), whole[order])  # type: ignore[arg-type]
-    assert torch.equal(augment(x[:, :4], KEYS, kind), whole[:, :4])  # type: ignore[arg-type]
-    for i in range(3):
-        assert torch.equal(augment(x[i], KEYS[i], kind), whole[i])  # type: ignore[arg-type]
-    other = augment(x, KEYS + 1, kind)  # type: ignore[arg-type]
-    assert not torch.equal(other, whole)
+def test_the_outcome_depends_on_key_and_place_alone(kind: Any) -> None:
+    x, order = images(3, 6, 3, 8, 8), torch.tensor([2, 0, 1])
+    whole = augment(x, KEYS, kind)
+    assert torch.equal(augment(x, KEYS, kind), whole)
+    assert torch.equal(augment(x[order], KEYS[order], kind), whole[order])
+    assert torch.equal(augment(x[:, :4], KEYS, kind), whole[:, :4])
+    assert all(torch.equal(augment(x[i], KEYS[i], kind), whole[i]) for i in range(3))
+    assert not torch.equal(augment(x, KEYS + 1, kind), whole)
 
 
 def test_flips_and_places_are_uniform() -> None:
     """Over 4,000 images: half are mirrored, and each of the 9 × 9 places is taken about equally often."""
     ramp = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 1, 8, 8).expand(40, 100, 1, 8, 8)
-    changed = augment(ramp, torch.arange(40), "flip_crop")
-    known = {bytes(image.numpy().tobytes()): name for name, image in outcomes(ramp[0, 0]).items()}
-    names = [known[bytes(image.contiguous().numpy().tobytes())] for image in changed.flatten(0, 1)]
-    flips = np.array([name[0] for name in names])
-    places = np.array([name[1] * 9 + name[2] for name in names])
+    changed = augment(ramp, torch.arange(40), "flip_crop").flatten(0, 1)
+    known = {image.numpy().tobytes(): name for name, image in outcomes(ramp[0, 0]).items()}
+    flips, down, right = np.array([known[image.contiguous().numpy().tobytes()] for image in changed]).T
     assert abs(flips.mean() - 0.5) < 0.03
-    counts = np.bincount(places, minlength=81)
+    counts, expected = np.bincount(down * 9 + right, minlength=81), len(changed) / 81
     assert (counts > 0).all()
-    expected = len(names) / 81
     # χ² with 80 degrees of freedom is below 125 in 99.9 % of draws.
     assert float(((counts - expected) ** 2 / expected).sum()) < 125
     # What happens to neighbours in a batch, and to the two directions, is unrelated.
-    down, right = places // 9, places % 9
-    assert abs(np.corrcoef(down, right)[0, 1]) < 0.06
-    assert abs(np.corrcoef(down[:-1], down[1:])[0, 1]) < 0.06
-    assert abs(np.corrcoef(flips, down)[0, 1]) < 0.06
+    for one, two in ((down, right), (down[:-1], down[1:]), (flips, down)):
+        assert abs(np.corrcoef(one, two)[0, 1]) < 0.06
 
 
 def test_padding_is_a_black_pixel_after_normalisation() -> None:
@@ -137,25 +111,22 @@ def test_taking_samples_for_evaluation_changes_nothing() -> None:
 
 
 def test_only_images_can_be_augmented() -> None:
-    with pytest.raises(DataError, match="uint8 images"):
-        Source(
-            "table", torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), "classification", 2, augment="flip"
-        )
-    with pytest.raises(DataError, match=r"digits.*uint8 images"):
-        build("digits", augment="flip")
-    with pytest.raises(ConfigError, match="Did you mean 'flip_crop'"):
-        pictures(augment="flip-crop")
-    with pytest.raises(ConfigError, match="unknown augmentation"):
-        augment(images(1, 1, 8, 8), torch.tensor(0), "rotate")  # type: ignore[arg-type]
+    table = Source("table", torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64), "classification", 2)
+    for call, words in (
+        (lambda: replace(table, augment="flip"), "uint8 images"),
+        (lambda: build("digits", augment="flip"), r"digits.*uint8 images"),
+        (lambda: pictures(augment="flip-crop"), "Did you mean 'flip_crop'"),
+        (lambda: augment(images(1, 1, 8, 8), torch.tensor(0), "rotate"), "unknown augmentation"),
+    ):
+        with pytest.raises((DataError, ConfigError), match=words):
+            call()
 
 
 def test_a_federation_augments_clients_and_public_images_alike() -> None:
-    for source, public, kind in (
-        (pictures(), pictures(24), "flip_crop"),
-        (pictures(augment="flip"), "pictures", "flip"),
-    ):
-        asked = {} if source.augment == kind else {"augment": kind}
-        federation = build(source=source, clients=3, partition="iid", public=public, **asked)  # type: ignore[arg-type]
-        assert federation.public is not None
-        assert (federation.source.augment, federation.public.augment) == (kind, kind)
-    assert build(source=pictures(), clients=3, partition="iid").source.augment == "none"
+    def kinds(source: Source, **settings: Any) -> tuple[str, str]:
+        federation = build(source=source, clients=3, partition="iid", **settings)
+        return federation.source.augment, federation.public.augment
+
+    assert kinds(pictures(), public=pictures(24), augment="flip_crop") == ("flip_crop", "flip_crop")
+    assert kinds(pictures(augment="flip"), public="pictures") == ("flip", "flip")
+    assert kinds(pictures(), public=pictures(24)) == ("none", "none")

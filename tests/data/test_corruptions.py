@@ -20,18 +20,10 @@ from tailorfl.settings.data import CorruptionConfig
 
 def pictures(channels: int = 3, side: int = 32, count: int = 3) -> Source:
     """Smooth colourful images."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand(count, channels, 4, 4, generator=generator)
-    fine = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
-    return Source(
-        "pictures",
-        (fine * 255).to(torch.uint8),
-        torch.arange(count),
-        "classification",
-        count,
-        mean=(0.5,) * channels,
-        std=(0.2,) * channels,
-    )
+    coarse = torch.rand(count, channels, 4, 4, generator=torch.Generator().manual_seed(0))
+    x = (torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear") * 255).to(torch.uint8)
+    constants = {"mean": (0.5,) * channels, "std": (0.2,) * channels}
+    return Source("pictures", x, torch.arange(count), "classification", count, **constants)
 
 
 ALL = np.arange(3)
@@ -72,21 +64,17 @@ class TestSets:
         sets = corrupted(source, range(2), severities=[1, 5])
         assert list(sets) == [f"{kind}-{severity}" for kind in KINDS for severity in (1, 5)]
         for name, changed in sets.items():
-            assert (changed.x.shape, changed.x.dtype, changed.mean) == (
-                source.x.shape,
-                torch.uint8,
-                source.mean,
-            )
+            x = changed.x
+            assert (x.shape, x.dtype, changed.mean) == (source.x.shape, torch.uint8, source.mean)
             assert torch.equal(changed.y, source.y)
-            assert name.endswith("1") or not torch.equal(changed.x, source.x)
+            assert name.endswith("1") or not torch.equal(x, source.x)
 
     def test_damage_grows_with_severity(self) -> None:
         source, kinds = pictures(), ("gaussian_noise", "fog", "contrast")
         sets = corrupted(source, kinds=kinds)
         for kind in kinds:
-            damage = [
-                (sets[f"{kind}-{s}"].x.float() - source.x.float()).square().mean().item() for s in (1, 3, 5)
-            ]
+            changes = [sets[f"{kind}-{severity}"].x.float() - source.x.float() for severity in (1, 3, 5)]
+            damage = [float(change.square().mean()) for change in changes]
             assert damage == sorted(damage)
 
     def test_images_are_corrupted_alike_whatever_else_is_asked_for(self) -> None:
@@ -105,9 +93,7 @@ class TestSets:
     def test_images_that_are_not_square(self) -> None:
         source = pictures()
         wide = Source("wide", source.x[:, :, :20].contiguous(), source.y, "classification", 3)
-        assert {tuple(changed.x.shape) for changed in corrupted(wide, severities=[3]).values()} == {
-            (3, 3, 20, 32)
-        }
+        assert {changed.x.shape for changed in corrupted(wide, severities=[3]).values()} == {(3, 3, 20, 32)}
 
 
 class TestWithoutThePackage:

@@ -8,7 +8,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from PIL import Image
 from tailorfl.archives import load_arrays
 from tailorfl.data.federation import Federation
 from tailorfl.data.folder import MOST_PIXELS
-from tailorfl.data.own import from_folder, from_table, from_tensors
+from tailorfl.data.own import from_folder, from_tensors
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import LONGEST_NAME, clean_names
 from tailorfl.errors import DataError, ModelError
@@ -58,18 +58,13 @@ def test_weights_that_were_cut_anywhere_are_refused_and_change_nothing(tmp_path:
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [lambda a: a * 1j, lambda a: a * np.nan, lambda a: a.astype(str), lambda a: a.astype("M8[s]")],
-    ids=["complex", "nan", "text", "date"],
-)
-def test_weights_that_are_no_real_numbers_are_refused(tmp_path: Path, odd: Callable[[Any], Any]) -> None:
+def test_weights_that_are_no_real_numbers_are_refused(tmp_path: Path) -> None:
     module = build("logistic", (4,), 2)
-    arrays = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    last = list(arrays)[-1]
-    np.savez(tmp_path / "w.npz", **{**arrays, last: odd(arrays[last])})
-    with pytest.raises(ModelError):
-        load_weights(module, tmp_path / "w.npz")
+    *arrays, (last, array) = [(name, tensor.numpy()) for name, tensor in module.state_dict().items()]
+    for odd in (array * 1j, array * np.nan, array.astype(str), array.astype("M8[s]")):
+        np.savez(tmp_path / "w.npz", **dict(arrays), **{last: odd})
+        with pytest.raises(ModelError):
+            load_weights(module, tmp_path / "w.npz")
 
 
 def npy_header(shape: tuple[int, ...]) -> bytes:
@@ -85,15 +80,12 @@ def test_archives_that_unpack_to_more_than_there_is_are_not_read(tmp_path: Path)
             file.write(bytes(10_000_000))
     with zipfile.ZipFile(lie, "w") as archive:
         archive.writestr("w.npy", npy_header((10**15,)))
-    assert bomb.stat().st_size < 10**6
     begin = time.process_time()
-    with pytest.raises(ValueError, match=r"0\.3 MB unpack to 0\.3 GB, which is not read"):
-        load_arrays(bomb)
-    with pytest.raises(ValueError, match=r"larger than the memory|damaged"):
-        load_arrays(lie)
-    for file in (bomb, lie):
+    for hostile, words in ((bomb, r"0\.3 MB unpack to 0\.3 GB"), (lie, "larger than the memory|damaged")):
+        with pytest.raises(ValueError, match=words):
+            load_arrays(hostile)
         with pytest.raises(ModelError, match="cannot be read as arrays"):
-            load_weights(build("logistic", (4,), 2), file)
+            load_weights(build("logistic", (4,), 2), hostile)
     assert time.process_time() - begin < SOON
 
 
@@ -118,26 +110,30 @@ def picture(width: int, height: int, extra: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + extra + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The folder of the pictures of client a of class c."""
+    (tmp_path / "a" / "c").mkdir(parents=True)
+    return tmp_path / "a" / "c"
+
+
 @pytest.mark.parametrize("size", [None, (4, 4)])
-def test_pictures_that_claim_too_many_pixels_are_not_unpacked(tmp_path: Path, size: Any) -> None:
-    place = tmp_path / "a" / "c"
-    place.mkdir(parents=True)
-    begin = time.process_time()
-    for width, height in ((8000, 8000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)):
-        (place / "x.png").write_bytes(picture(width, height))
-        with pytest.raises(DataError, match=rf"pixels; at most {MOST_PIXELS:,}|exceeds limit"):
-            from_folder(tmp_path, size=size)
+def test_pictures_that_claim_too_many_pixels_are_not_unpacked(tmp_path: Path, place: Path, size: Any) -> None:
     text = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(10**8)))
-    (place / "x.png").write_bytes(picture(4, 4, text))
-    with pytest.raises(DataError, match=r"x\.png' cannot be read"):
-        from_folder(tmp_path, size=size)
+    begin = time.process_time()
+    for content, words in (
+        *((picture(n, n), rf"at most {MOST_PIXELS:,}|exceeds limit") for n in (8000, 20_000, 2**31 - 1)),
+        (picture(4, 4, text), r"x\.png' cannot be read"),
+    ):
+        (place / "x.png").write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            from_folder(tmp_path, size=size)
     assert time.process_time() - begin < SOON
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of TIFF
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".tif", ".webp"])
-def test_pictures_that_were_cut_are_told_or_whole(tmp_path: Path, suffix: str) -> None:
-    place = tmp_path / "a" / "c"
-    place.mkdir(parents=True)
+def test_pictures_that_were_cut_are_told_or_whole(tmp_path: Path, place: Path, suffix: str) -> None:
     Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(place / f"x{suffix}")
     whole = from_folder(tmp_path).x
     for content in list(parts(place / f"x{suffix}", 25)):
@@ -147,9 +143,8 @@ def test_pictures_that_were_cut_are_told_or_whole(tmp_path: Path, suffix: str) -
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
-def test_pixels_of_32_bits_are_not_cut_off(tmp_path: Path, mode: str) -> None:
-    (tmp_path / "a" / "c").mkdir(parents=True)
-    Image.new(mode, (4, 4), 1000).save(tmp_path / "a" / "c" / "x.tif")
+def test_pixels_of_32_bits_are_not_cut_off(tmp_path: Path, place: Path, mode: str) -> None:
+    Image.new(mode, (4, 4), 1000).save(place / "x.tif")
     with pytest.raises(DataError, match=f"pixels of 32 bits .mode {mode}."):
         from_folder(tmp_path)
 
@@ -169,59 +164,6 @@ def test_a_folder_that_is_none_of_pictures_is_left_at_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"x": X + 1j}, "x holds complex numbers"),
-        ({"x": X.to_sparse()}, r"x is a sparse tensor; give its to_dense\(\)"),
-        ({"x": X[:, None].to_sparse()}, "x is a sparse tensor"),
-        ({"x": X.numpy() * 1j}, "x holds complex numbers"),
-        ({"y": X + 1j, "task": "regression"}, "y holds complex numbers"),
-        ({"x": np.full((20, 3), "a")}, "x must be an array of numbers"),
-        ({"x": np.full((20, 3), None)}, "x must be an array of numbers"),
-        ({"x": [[1], [1, 2]]}, "x must be an array of numbers"),
-        ({"x": [[10**30] * 3] * 20}, "x must be an array of numbers"),
-        ({"x": None}, "x must be an array of numbers"),
-        ({"x": X.to("meta")}, "x should be a plain array"),
-        ({"x": torch.tensor(1.0)}, "x should be a plain array"),
-        ({"y": Y * 10**12}, "has class 1,000,000,000,000, which would take a model of as many outputs"),
-        ({"clients": [("a", 1)] * 20}, "clients should be names or numbers"),
-        ({"clients": [[1]] * 20}, "clients should be names or numbers"),
-        ({"clients": "a" * 20}, "clients should be names or numbers"),
-        ({"clients": 5}, "clients should be names or numbers"),
-        ({"test": [0.5] * 20}, "test should be True or False"),
-        ({"test": ["a"] * 20}, "test must be an array of numbers"),
-        ({"test": [2] * 20}, "test should be True or False"),
-    ],
-)
-def test_arrays_that_are_no_real_numbers(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        from_tensors(**{"x": X, "y": Y, **arguments})
-
-
-def test_a_column_of_complex_numbers_loses_no_part() -> None:
-    frame = pd.DataFrame({"a": np.arange(20) * 1j, "y": np.arange(20) % 2})
-    with pytest.raises(DataError, match="column 'a' holds complex numbers"):
-        from_table(frame, "y")
-
-
-@pytest.mark.parametrize(
-    "options", [{"label": 1}, {"label": None}, {"client": 3}, {"features": [1]}, {"split": 1.5}]
-)
-def test_columns_are_given_by_name(options: dict[str, Any]) -> None:
-    frame = pd.DataFrame({"a": np.arange(20.0), "y": np.arange(20) % 2})
-    ((role, _),) = options.items()
-    with pytest.raises(DataError, match=role):
-        from_table(frame, **{"label": "y", **options})
-
-
-def test_columns_of_a_frame_may_be_numbers_and_none_comes_twice() -> None:
-    frame = pd.DataFrame(np.arange(40.0).reshape(20, 2) % 3)
-    assert from_table(frame, "1").info["features"] == ("0",)
-    with pytest.raises(DataError, match="has the column '0' twice"):
-        from_table(pd.concat([frame, frame], axis=1), "1")
-
-
-@pytest.mark.parametrize(
     "line",
     ['{"instruction": "a", "output": "b", "client": ' + "9" * 5000 + "}", "[" * 100_000 + "]" * 100_000],
     ids=["digits", "brackets"],
@@ -238,7 +180,7 @@ def test_json_that_breaks_its_reader(tmp_path: Path, line: str) -> None:
 
 def test_names_are_cleaned_where_they_come_in(tmp_path: Path) -> None:
     odd = ["a\x1b[31m", "b\n", "b\\n", "x" * 300]
-    names = [odd[k % 4] for k in range(20)]
+    names = odd * 5
     source = from_tensors(X, Y, clients=names, name="my\rset")
     found = source.group_names["client"]
     assert len(set(found)) == 4
@@ -249,8 +191,7 @@ def test_names_are_cleaned_where_they_come_in(tmp_path: Path) -> None:
     table = load_source("table", path=str(tmp_path / "t.csv"), label="y", client="h", features=["a"])
     assert table.info["classes"] == ("sick\\x07", "well")
     rows = [np.arange(10), np.arange(10, 20)]
-    federation = Federation(source, rows, [rows[0][:0]] * 2, rows, ("a\x00", "b"), 2)
-    assert federation.names == ("a\\x00", "b")
+    assert Federation(source, rows, [rows[0][:0]] * 2, rows, ("a\x00", "b"), 2).names == ("a\\x00", "b")
 
 
 def test_clean_names_stay_what_they_are_and_different_ones_differ() -> None:

@@ -30,8 +30,8 @@ from tailorfl.errors import ConfigError, DataError, MissingExtraError
 
 datasets = pytest.importorskip("datasets")
 constants = pytest.importorskip("huggingface_hub.constants")
+STRING = datasets.Value("string")
 
-Write = Callable[[Any, Path], Any]
 RNG = np.random.default_rng(0)
 PAGE = Path(__file__).parents[2] / "docs" / "data-sets.md"
 LETTERS = [*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
@@ -39,21 +39,15 @@ ROLES = {"HAMLET_KING": 700, "HAMLET_GHOST": 90, "MACBETH_WITCH": 520}
 TEXT = "To be, or not to be: that is the question; whether 'tis nobler in the mind to suffer\n" * 10
 
 
-def pictures(classes: list[str], count: int, colour: bool, **columns: list[Any]) -> Any:
+def pictures(classes: list[str], count: int, side: int, label="label", image="image", **more: Any) -> Any:
     """A part of a set of images with all classes in turn, stored as the hub's parquet files store them."""
-    names = {"label": classes} if not colour else {"label": classes, "coarse_label": classes[::5]}
-    shape = (count, 32, 32, 3) if colour else (count, 28, 28)
-    images = [Image.fromarray(pixels) for pixels in RNG.integers(0, 256, shape, dtype=np.uint8)]
-    labels = [k % len(classes) for k in range(count)]
-    rows = {"image": images, "label": labels, "coarse_label": [k // 5 for k in labels], **columns}
-    rows = {name: rows[name] for name in ("image", *names, *columns)}
-    features = {name: datasets.ClassLabel(names=kinds) for name, kinds in names.items()}
-    features |= {name: datasets.Value("string") for name in columns} | {"image": datasets.Image()}
+    shape = (count, side, side, 3) if side == 32 else (count, side, side)
+    rows = {image: list(map(Image.fromarray, RNG.integers(0, 256, shape, dtype=np.uint8)))}
+    rows[label] = [k % len(classes) for k in range(count)]
+    features = {image: datasets.Image(), label: datasets.ClassLabel(names=classes)}
+    for name, (values, kind) in more.items():
+        rows[name], features[name] = values, kind
     return datasets.Dataset.from_dict(rows, datasets.Features(features))
-
-
-def renamed(part: Any, **names: str) -> Any:
-    return part.rename_columns(names) if set(names) <= set(part.column_names) else part
 
 
 def tiny(name: str, part: str) -> Any:
@@ -61,38 +55,30 @@ def tiny(name: str, part: str) -> Any:
     count = 60 if part == "train" else 20
     ten, hundred = [*"0123456789"], [f"class {k}" for k in range(100)]
     if name in ("mnist", "fashion_mnist"):
-        return pictures(ten, count, colour=False)
+        return pictures(ten, count, 28)
     if name == "cifar10":
-        plain = pictures(ten, count, colour=True).remove_columns("coarse_label")
-        return renamed(plain, image="img")
+        return pictures(ten, count, 32, image="img")
     if name == "cifar100":
-        return renamed(pictures(hundred, 5 * count, colour=True), image="img", label="fine_label")
+        coarse = [k % 100 // 5 for k in range(5 * count)], datasets.ClassLabel(names=hundred[::5])
+        return pictures(hundred, 5 * count, 32, label="fine_label", image="img", coarse_label=coarse)
     if name == "femnist":
-        writers = [f"f{k // 60:04}_00" for k in range(3 * count)]
-        return renamed(pictures(LETTERS, 3 * count, colour=False, writer_id=writers), label="character")
+        writers = [f"f{k // 60:04}_00" for k in range(3 * count)], STRING
+        return pictures(LETTERS, 3 * count, 28, label="character", writer_id=writers)
     if name == "ag_news":
         subjects = datasets.ClassLabel(names=["World", "Sports", "Business", "Sci/Tech"])
         rows = {"text": [f"news {part} {k}" for k in range(count)], "label": [k % 4 for k in range(count)]}
-        return datasets.Dataset.from_dict(
-            rows, datasets.Features(text=datasets.Value("string"), label=subjects)
-        )
-    rows = [
-        (role, TEXT[k : k + WINDOW].replace("\n", " "), TEXT[k + WINDOW].replace("\n", " "))
-        for role, count in ROLES.items()
-        for k in range(count)
-    ]
-    return datasets.Dataset.from_pandas(pd.DataFrame(rows, columns=["character_id", "x", "y"]))
+        return datasets.Dataset.from_dict(rows, datasets.Features(text=STRING, label=subjects))
+    text = TEXT.replace("\n", " ")
+    windows = [(role, text[k : k + WINDOW], text[k + WINDOW]) for role, n in ROLES.items() for k in range(n)]
+    return datasets.Dataset.from_pandas(pd.DataFrame(windows, columns=["character_id", "x", "y"]))
 
 
 def contents(name: str) -> dict[str, bytes]:
     """The bytes of each file of a tiny copy, by its path in the repository."""
     files = {}
     for part, path in HUB_SETS[name].files.items():
-        file = io.BytesIO()
-        if path.endswith("csv"):
-            tiny(name, part).to_csv(file)
-        else:
-            tiny(name, part).to_parquet(file)
+        file, copy = io.BytesIO(), tiny(name, part)
+        (copy.to_csv if path.endswith("csv") else copy.to_parquet)(file)
         files[path] = file.getvalue()
     return files
 
@@ -100,11 +86,7 @@ def contents(name: str) -> dict[str, bytes]:
 def declare(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
     """Declare the digests of a tiny copy, where digests of the real files are declared."""
     hub_set = HUB_SETS[name]
-    digests = {
-        part: hashlib.sha256(files[path]).hexdigest()
-        for part, path in hub_set.files.items()
-        if part in hub_set.digests
-    }
+    digests = {part: hashlib.sha256(files[hub_set.files[part]]).hexdigest() for part in hub_set.digests}
     monkeypatch.setitem(HUB_SETS, name, replace(hub_set, digests=digests))
 
 
@@ -148,60 +130,46 @@ def at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
         ("cifar100", (3, 32, 32), 100, 300, 100),
     ],
 )
-def test_images_in_two_parts(
-    at_hand: Callable[[str], Any], name: str, shape: tuple[int, ...], classes: int, train: int, test: int
-) -> None:
-    blobs = at_hand(name)
-    source = load_source(name)
+def test_images_in_parts(at_hand: Any, name: str, shape: Any, classes: int, train: int, test: int) -> None:
+    blobs, source = at_hand(name), load_source(name)
     assert (source.name, source.input_shape, source.outputs) == (name, shape, classes)
-    assert source.test is not None
     assert source.test.tolist() == [False] * train + [True] * test
     assert source.y.tolist() == [k % classes for part in (train, test) for k in range(part)]
     for blob, row in zip(blobs, (0, train), strict=True):
-        first = pd.read_parquet(blob).iloc[0, 0]
-        with Image.open(io.BytesIO(first["bytes"])) as picture:
+        with Image.open(io.BytesIO(pd.read_parquet(blob).iloc[0, 0]["bytes"])) as picture:
             pixels = torch.from_numpy(np.asarray(picture).copy())
         assert torch.equal(source.x[row], pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None])
-    assert source.mean is not None
-    assert source.std is not None
     assert all(0.1 < number < 0.6 for number in (*source.mean, *source.std))
-    assert build(name, clients=3, partition="iid").num_clients == 3
 
 
-def test_a_file_of_the_data_folder_comes_first_and_the_hub_has_the_same_images(
-    at_hand: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_a_file_of_the_data_folder_comes_first_and_has_the_same_images(at_hand: Any, tmp_path: Path) -> None:
     at_hand("mnist")
     source, unit = load_source("mnist"), load_source("mnist", scaling="unit")
-    assert (source.mean, source.std) == ((0.1307,), (0.3081,))
-    assert (unit.mean, unit.std) == ((0.0,), (1.0,))
-    assert source.test is not None
-    parts = {"train": ~source.test, "test": source.test}
-    arrays = {f"x_{part}": source.x[rows, 0].numpy() for part, rows in parts.items()}
-    arrays |= {f"y_{part}": source.y[rows].numpy() for part, rows in parts.items()}
-    digests = []
-    for _ in range(2):
-        digest = hashlib.sha256()
+    assert (source.mean, source.std, unit.mean, unit.std) == ((0.1307,), (0.3081,), (0.0,), (1.0,))
+    with pytest.raises(ConfigError, match="unit"):
+        load_source("mnist", scaling="units")
+    arrays = {}
+    for part, rows in {"train": ~source.test, "test": source.test}.items():
+        arrays |= {f"x_{part}": source.x[rows, 0].numpy(), f"y_{part}": source.y[rows].numpy()}
+    digests = [hashlib.sha256(), hashlib.sha256()]
+    for digest in digests:
         load_source("mnist").feed(digest)
-        digests.append(digest.hexdigest())
         np.savez(tmp_path / "data" / "mnist.npz", **arrays)
-    assert digests[0] == digests[1]
+    assert digests[0].digest() == digests[1].digest()
     np.savez(tmp_path / "data" / "mnist.npz", **{**arrays, "y_test": 9 - arrays["y_test"]})
     assert load_source("mnist").y[source.test].tolist() == (9 - source.y[source.test]).tolist()
 
 
-def test_few_images_of_cifar10_are_the_first_of_both_parts(at_hand: Callable[[str], Any]) -> None:
+def test_few_images_of_cifar10_are_the_first_of_both_parts(at_hand: Any) -> None:
     at_hand("cifar10")
     whole, few = load_source("cifar10"), load_source("cifar10", samples=8)
     rows = torch.tensor([0, 1, 2, 3, 4, 5, 60, 61])
     assert torch.equal(few.x, whole.x[rows])
-    assert torch.equal(few.y, whole.y[rows])
-    assert few.test is not None
-    assert few.test.tolist() == [False] * 6 + [True] * 2
+    assert (few.y.tolist(), few.test.tolist()) == (whole.y[rows].tolist(), [False] * 6 + [True] * 2)
     assert len(load_source("cifar10", samples=500)) == len(whole)
 
 
-def test_coarse_labels_of_cifar100(at_hand: Callable[[str], Any]) -> None:
+def test_coarse_labels_of_cifar100(at_hand: Any) -> None:
     at_hand("cifar100")
     source = load_source("cifar100", label="coarse")
     assert source.outputs == 20
@@ -210,7 +178,7 @@ def test_coarse_labels_of_cifar100(at_hand: Callable[[str], Any]) -> None:
         load_source("cifar100", label="medium")
 
 
-def test_writers_are_the_clients_of_femnist(at_hand: Callable[[str], Any]) -> None:
+def test_writers_are_the_clients_of_femnist(at_hand: Any) -> None:
     at_hand("femnist")
     source = load_source("femnist")
     assert (source.input_shape, source.outputs, source.test) == ((1, 28, 28), 62, None)
@@ -219,34 +187,29 @@ def test_writers_are_the_clients_of_femnist(at_hand: Callable[[str], Any]) -> No
     assert torch.equal(source.take(torch.tensor([0])), source.x[:1] / 255 * 2 - 1)
 
 
-def test_news_with_their_subjects(at_hand: Callable[[str], Any]) -> None:
+def test_news_with_their_subjects(at_hand: Any) -> None:
     at_hand("ag_news")
     source, words = load_source("ag_news", length=30), load_tokenizer("byte")
     assert source.info["classes"] == ("World", "Sports", "Business", "Sci/Tech")
-    assert source.test is not None
     assert source.test.tolist() == [False] * 60 + [True] * 20
     assert source.y.tolist() == [k % 4 for k in (*range(60), *range(20))]
     assert [words.decode(source.x[row].tolist()) for row in (3, 62)] == ["news train 3", "news test 2"]
 
 
-def test_no_training_row_of_a_role_shares_a_character_with_a_test_row(
-    at_hand: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_training_row_of_a_role_shares_a_character_with_a_test_row(at_hand: Any, monkeypatch: Any) -> None:
     at_hand("shakespeare")
     monkeypatch.setattr(hub_sets, "_BLOCK", 100)
-    source, words = load_source("shakespeare"), load_tokenizer("byte")
+    source, words, text = load_source("shakespeare"), load_tokenizer("byte"), TEXT.replace("\n", " ")
     assert source.group_names["client"] == ("HAMLET_KING", "MACBETH_WITCH")  # the other one says too little
-    assert source.test is not None
     for client, rows in enumerate((700, 520)):
-        own = source.groups["client"] == client
-        train, test = int((own & ~source.test).sum()), int((own & source.test).sum())
-        assert (train, test) == (rows * 4 // 5, rows - rows * 4 // 5 - WINDOW)
-        first = int((own & source.test).nonzero()[0])
-        assert words.decode(source.x[first].tolist()) == TEXT[train + WINDOW :][:WINDOW].replace("\n", " ")
-        following = [source.info["classes"][y] for y in source.y[own & ~source.test]]
-        assert following == [
-            repr(c) if c.isspace() else c for c in TEXT[WINDOW : WINDOW + train].replace("\n", " ")
-        ]
+        train, test = (
+            torch.nonzero((source.groups["client"] == client) & (source.test == t)) for t in (0, 1)
+        )
+        cut = rows * 4 // 5
+        assert (len(train), len(test)) == (cut, rows - cut - WINDOW)
+        assert words.decode(source.x[test[0, 0]].tolist()) == text[cut + WINDOW :][:WINDOW]
+        following = [source.info["classes"][y] for y in source.y[train[:, 0]]]
+        assert following == [repr(c) if c.isspace() else c for c in text[WINDOW : WINDOW + cut]]
     few = load_source("shakespeare", samples=30)
     assert (len(few), few.info["classes"]) == (30, source.info["classes"])
     assert len(load_source("shakespeare", min_samples=521).group_names["client"]) == 1
@@ -255,7 +218,7 @@ def test_no_training_row_of_a_role_shares_a_character_with_a_test_row(
 
 
 @pytest.mark.parametrize("name", ["cifar10", "shakespeare"])
-def test_a_file_that_is_not_the_declared_one_is_refused(at_hand: Callable[[str], Any], name: str) -> None:
+def test_a_file_that_is_not_the_declared_one_is_refused(at_hand: Any, name: str) -> None:
     """Of Shakespeare nobody published a digest: there the name that the cache gives a file is its sha256."""
     blob = at_hand(name)[-1]
     blob.write_bytes(blob.read_bytes()[:-1] + b"?")
@@ -314,9 +277,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     server.server_close()
 
 
-def test_a_set_is_fetched_from_the_hub_once(
-    hub: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_set_is_fetched_from_the_hub_once(hub: dict[str, bytes], monkeypatch: Any, tmp_path: Path) -> None:
     files, hub_set = contents("ag_news"), HUB_SETS["ag_news"]
     declare(monkeypatch, "ag_news", files)
     address = f"/datasets/{hub_set.repository}/resolve/{hub_set.revision}"
@@ -342,9 +303,7 @@ def test_the_page_has_an_example_of_each_set() -> None:
 
 
 @pytest.mark.parametrize("words", [*examples()])
-def test_an_example_of_the_page_runs_on_a_tiny_copy(
-    at_hand: Callable[[str], Any], a_quick_estimate: None, words: list[str]
-) -> None:
+def test_an_example_of_the_page_runs_on_a_copy(at_hand: Any, a_quick_estimate: None, words: Any) -> None:
     at_hand(words[2].removeprefix("data="))
     words = [word for word in words if not word.startswith("data.clients=")]
     result = CliRunner().invoke(app, [*words[1:], "data.clients=2", "--dry-run"])

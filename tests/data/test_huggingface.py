@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tailorfl.data.build import build
 from tailorfl.data.folder import from_folder
 from tailorfl.data.own import from_datasets, from_table
 from tailorfl.data.registry import load_source
-from tailorfl.errors import DataError
+from tailorfl.errors import ConfigError, DataError, MissingExtraError
 
 datasets = pytest.importorskip("datasets")
 
@@ -27,14 +28,20 @@ OPTIONS: dict[str, Any] = {"label": "outcome", "features": ["age", "dose"], "cli
 @pytest.fixture
 def frame() -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    return pd.DataFrame(
-        {
-            "site": rng.choice(["north", "south", "east"], 50),
-            "age": rng.integers(20, 90, 50),
-            "dose": rng.normal(size=50),
-            "outcome": rng.choice(["well", "ill", "dead"], 50),
-        }
-    )
+    frame = pd.DataFrame({"age": rng.integers(20, 90, 50), "dose": rng.normal(size=50)})
+    frame["site"] = rng.choice(["north", "south", "east"], 50)
+    return frame.assign(outcome=rng.choice(["well", "ill", "dead"], 50))
+
+
+def stored(frame: pd.DataFrame, file: Path) -> str:
+    """Write a table in the format that the file's name says, and return its path."""
+    if file.suffix == ".csv":
+        frame.to_csv(file, index=False)
+    elif file.suffix == ".json":
+        frame.to_json(file, orient="records", lines=True)
+    else:
+        frame.to_parquet(file)
+    return str(file)
 
 
 @pytest.fixture(autouse=True)
@@ -64,73 +71,56 @@ def is_as_the_table(source: Any, frame: pd.DataFrame) -> None:
     assert source.group_names == wanted.group_names
 
 
-@pytest.mark.parametrize("suffix", ["csv", "json", "parquet"])
-@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("suffix", "streaming"), [("csv", True), *((suffix, False) for suffix in ("csv", "json", "parquet"))]
+)
 def test_files_are_streamed_into_a_mapped_file(
-    tmp_path: Path, frame: pd.DataFrame, suffix: str, streaming: bool
+    tmp_path: Path, frame: Any, suffix: str, streaming: bool
 ) -> None:
-    file = tmp_path / f"patients.{suffix}"
-    {
-        "csv": lambda: frame.to_csv(file, index=False),
-        "json": lambda: frame.to_json(file, orient="records", lines=True),
-        "parquet": lambda: frame.to_parquet(file),
-    }[suffix]()
-    options = {"path": suffix, "data_files": str(file), "streaming": streaming, **OPTIONS}
-    source = load_source("huggingface", **options)
+    options = {"data_files": stored(frame, tmp_path / f"all.{suffix}"), "streaming": streaming, **OPTIONS}
+    source = load_source("huggingface", path=suffix, **options)
     is_as_the_table(source, frame)
     assert mapped(source.x)
-    federation = build("huggingface", path=suffix, options={k: v for k, v in options.items() if k != "path"})
-    assert set(federation.names) == {"north", "south", "east"}
+    assert set(build("huggingface", path=suffix, options=options).names) == {"north", "south", "east"}
 
 
 def test_what_save_to_disk_wrote_keeps_its_parts(tmp_path: Path, frame: pd.DataFrame) -> None:
-    parts = {"train": frame[:40], "test": frame[40:]}
-    whole = datasets.DatasetDict(
-        {name: datasets.Dataset.from_pandas(part.reset_index(drop=True)) for name, part in parts.items()}
+    parts = {"train": frame[:40], "test": frame[40:].reset_index(drop=True)}
+    path = str(tmp_path / "saved")
+    datasets.DatasetDict({n: datasets.Dataset.from_pandas(part) for n, part in parts.items()}).save_to_disk(
+        path
     )
-    whole.save_to_disk(str(tmp_path / "saved"))
-    source = load_source("huggingface", path=str(tmp_path / "saved"), **OPTIONS)
+    source = load_source("huggingface", path=path, **OPTIONS)
     is_as_the_table(source, frame)
-    assert source.test is not None
     assert source.test.tolist() == [False] * 40 + [True] * 10
-    one = load_source("huggingface", path=str(tmp_path / "saved"), train="test", **OPTIONS)
-    assert len(one) == 10
-    with pytest.raises(Exception, match=r"unknown split .*'tset'"):
-        load_source("huggingface", path=str(tmp_path / "saved"), test="tset", **OPTIONS)
+    assert len(load_source("huggingface", path=path, train="test", **OPTIONS)) == 10
+    with pytest.raises(ConfigError, match=r"unknown split .*'tset'"):
+        load_source("huggingface", path=path, test="tset", **OPTIONS)
 
 
 def test_a_streamed_set_is_the_held_one(frame: pd.DataFrame) -> None:
-    def rows() -> Iterator[dict[str, Any]]:
-        yield from frame.to_dict("records")
-
-    stream = datasets.IterableDataset.from_generator(rows)
-    source = from_datasets(stream, **OPTIONS)
-    is_as_the_table(source, frame)
-    assert mapped(source.x)  # the file has no name any more
-    held = from_datasets(datasets.Dataset.from_pandas(frame), **OPTIONS)
-    is_as_the_table(held, frame)
-    assert not mapped(held.x)
+    stream = datasets.IterableDataset.from_generator(lambda: iter(frame.to_dict("records")))
+    held = datasets.Dataset.from_pandas(frame)
+    for dataset, file in ((stream, True), (held, False)):  # the file of a stream has no name any more
+        source = from_datasets(dataset, **OPTIONS)
+        is_as_the_table(source, frame)
+        assert mapped(source.x) == file
 
 
 def test_a_conversion_is_used_again_and_anew_for_other_data(
     tmp_path: Path, frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "patients.csv"
-    frame.to_csv(file, index=False)
-    options = {"path": "csv", "data_files": str(file), **OPTIONS}
+    options = {"path": "csv", "data_files": stored(frame, file), **OPTIONS}
     load_source("huggingface", **options)
-    gather = huggingface._gather
-
-    def refuse(*arguments: Any, **more: Any) -> Any:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr(huggingface, "_gather", refuse)
+    gathered, gather = [], huggingface._gather
+    monkeypatch.setattr(huggingface, "_gather", lambda *a, **more: gathered.append(1) or gather(*a, **more))
     is_as_the_table(load_source("huggingface", **options), frame)
-    with pytest.raises(AssertionError, match="read again"):
-        load_source("huggingface", **{**options, "features": ["age"]})
-    monkeypatch.setattr(huggingface, "_gather", gather)
+    assert gathered == []
+    load_source("huggingface", **{**options, "features": ["age"]})
+    assert gathered == [1]
     other = frame.assign(age=frame["age"] + 1)
-    other.to_csv(file, index=False)
+    stored(other, file)
     is_as_the_table(load_source("huggingface", **options), other)
 
 
@@ -147,11 +137,12 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, frame: pd.Data
     dead = tmp_path / "kept" / "abc.999999999.x.part"
     dead.mkdir(parents=True)  # of a process that was killed
 
-    broken = [True]
+    failures = [30]
 
     def rows() -> Iterator[dict[str, Any]]:
         for number, row in enumerate(frame.to_dict("records")):
-            if broken[0] and number == 30:
+            if number in failures:
+                failures.clear()
                 raise KeyboardInterrupt
             yield row
 
@@ -160,33 +151,30 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, frame: pd.Data
     with pytest.raises(KeyboardInterrupt):
         from_datasets(stream, **given)
     assert list((tmp_path / "kept").iterdir()) == []
-    broken[0] = False
     is_as_the_table(from_datasets(stream, **given), frame)
 
 
 def test_images_are_those_of_a_folder_and_turn_coloured_late(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    rows = []
+    rng, rows, roles = np.random.default_rng(1), [], {"label": "kind", "image": "image", "client": "site"}
     for number in range(20):
-        grey = number < 15
-        pixels = rng.integers(0, 256, (6, 5) if grey else (6, 5, 3), dtype=np.uint8)
+        pixels = rng.integers(0, 256, (6, 5) if number < 15 else (6, 5, 3), dtype=np.uint8)
         kind, site = ("cat", "dog")[number % 2], ("a", "b")[number // 10]
-        file = tmp_path / "pets" / site / kind / f"{number:02d}.png"
+        file = tmp_path / site / kind / f"{number:02d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(file)
         rows.append({"image": str(file), "kind": kind, "site": site})
-    wanted = from_folder(tmp_path / "pets")
-    rows.sort(key=lambda row: row["image"])
-    listed = pd.DataFrame(rows).to_dict("list")
+    listed = pd.DataFrame(rows).sort_values("image").to_dict("list")
     held = datasets.Dataset.from_dict(listed).cast_column("image", datasets.Image())
+    held = held.cast_column("kind", datasets.ClassLabel(names=["dog", "none", "cat"]))
+    wanted = from_folder(tmp_path)
     for dataset in (held, held.to_iterable_dataset()):
-        source = from_datasets(dataset, label="kind", image="image", client="site")
+        source = from_datasets(dataset, **roles)
         assert torch.equal(source.x, wanted.x)
         assert source.x.shape == (20, 3, 6, 5)
         assert (source.mean, source.std) == (wanted.mean, wanted.std)
-        assert source.info["classes"] == ("cat", "dog")
-    resized = from_datasets(held, label="kind", image="image", client="site", size=(4, 4))
-    assert torch.equal(resized.x, from_folder(tmp_path / "pets", size=(4, 4)).x)
+        assert source.info["classes"] == ("dog", "none", "cat")
+        assert (source.outputs, source.y.tolist()) == (3, (2 * (1 - wanted.y)).tolist())
+    assert torch.equal(from_datasets(held, **roles, size=(4, 4)).x, from_folder(tmp_path, size=(4, 4)).x)
 
 
 @pytest.mark.parametrize("task", ["regression", "survival"])
@@ -199,18 +187,34 @@ def test_numbers_to_be_predicted(frame: pd.DataFrame, task: str) -> None:
     assert torch.equal(found.y, wanted.y)
 
 
-def test_mistakes_are_named(tmp_path: Path, frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = datasets.Dataset.from_pandas(frame.assign(age="old")).to_iterable_dataset()
-    with pytest.raises(DataError, match="column 'age' is not a number"):
-        from_datasets(stream, **OPTIONS)
-    with pytest.raises(DataError, match="Did you mean 'dose'"):
-        from_datasets(stream, **{**OPTIONS, "features": ["doze"]})
-    with pytest.raises(DataError, match="no image in row 0"):
-        from_datasets(stream, label="outcome", image="age")
-    with pytest.raises(DataError, match="cannot be read"):
-        load_source("huggingface", path="csv", data_files=str(tmp_path / "nowhere.csv"), **OPTIONS)
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        (None, OPTIONS, "column 'age' is not a number"),
+        (None, {**OPTIONS, "features": ["doze"]}, "Did you mean 'dose'"),
+        (None, {"label": "outcome", "image": "age"}, "no image in row 0"),
+        (None, {"label": "outcome"}, "image= .* features="),
+        ([1, 2], OPTIONS, "a list"),
+        ({"train": 1, "validation": 1}, OPTIONS, "validation"),
+        ("huggingface", {**OPTIONS, "path": "csv", "data_files": "nowhere.csv"}, "cannot be read"),
+        (
+            "huggingface",
+            {**OPTIONS, "path": "somebody/some"},
+            r"no file or folder 'somebody/some', and HF_HUB_OFFLINE says not",
+        ),
+    ],
+)
+def test_mistakes_are_named(frame: Any, monkeypatch: Any, given: Any, options: Any, words: str) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        DataError, match=r"no file or folder 'somebody/something', and HF_HUB_OFFLINE says not"
-    ):
-        load_source("huggingface", path="somebody/something", **OPTIONS)
+    held = datasets.Dataset.from_pandas(frame.assign(age="old"))
+    if isinstance(given, dict):
+        given = datasets.DatasetDict(dict.fromkeys(given, held))
+    read = load_source if isinstance(given, str) else from_datasets
+    with pytest.raises(DataError, match=words):
+        read(held.to_iterable_dataset() if given is None else given, **options)
+
+
+def test_a_missing_datasets_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match="'datasets"):
+        from_datasets(object(), label="y", features=["x"])

@@ -15,14 +15,7 @@ import pytest
 import torch
 
 from tailorfl.data.build import build
-from tailorfl.data.instructions import (
-    FLAN8,
-    files_of,
-    kept_options,
-    part_of,
-    read_examples,
-    split_options,
-)
+from tailorfl.data.instructions import FLAN8, kept_options, part_of, split_options
 from tailorfl.data.registry import load_source
 from tailorfl.data.rouge import rouge1
 from tailorfl.data.source import NO_TARGET, Source
@@ -31,13 +24,14 @@ from tailorfl.errors import ConfigError, DataError, MissingExtraError
 from tailorfl.partition.rows import spread_indices
 
 WORDS = load_tokenizer("byte")
-TASKS = {
-    "colours": ("red", "blue"),
-    "numbers": ("one", "two"),
-    "fruit": ("fig", "kiwi"),
-    "pets": ("cat", "dog"),
-}
+TASKS = {"colours": ("red", "blue"), "sums": ("one", "two"), "fruit": ("fig", "kiwi"), "pets": ("cat", "dog")}
+SETS = ("first", "second")
 LONG = "a question that is longer than a row can hold, and then says what it wants"
+
+
+def write(file: Path, rows: list[Any]) -> None:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture
@@ -45,8 +39,11 @@ def need_rouge() -> None:
     pytest.importorskip("rouge_score", reason="the extra 'text' is not installed")
 
 
-def write(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+def loaded(path: Path, rows: list[dict[str, Any]] | None = None, **options: Any) -> Source:
+    """The source of a folder, into whose file a.jsonl the rows are written first."""
+    if rows is not None:
+        write(path / "a.jsonl", rows)
+    return load_source("instructions", path=path, **options)
 
 
 def question(number: int, options: tuple[str, ...], right: int, **more: Any) -> dict[str, Any]:
@@ -58,7 +55,7 @@ def question(number: int, options: tuple[str, ...], right: int, **more: Any) -> 
 def folder(tmp_path: Path) -> Path:
     """Four tasks with two sets each: 6 training and 3 test lines a set."""
     for task, options in TASKS.items():
-        for name in ("first", "second"):
+        for name in SETS:
             for part, count in (("train", 6), ("test", 3)):
                 rows = [question(k, options, k % 2, category=task) for k in range(count)]
                 write(tmp_path / f"{task}_{name}_{part}.jsonl", rows)
@@ -69,26 +66,25 @@ def read(row: torch.Tensor) -> str:
     return WORDS.decode(row.tolist())
 
 
-def loaded(path: Path, rows: list[dict[str, Any]] | None = None, **options: Any) -> Source:
-    """The source of a folder, into whose file a.jsonl the rows are written first."""
-    if rows is not None:
-        write(path / "a.jsonl", rows)
-    return load_source("instructions", path=path, **options)
-
-
 # what a line says
 
 
-def test_options_are_cut_out_wherever_the_list_stands() -> None:
-    assert split_options("Why?\n\nOPTIONS:\n- yes\n- no") == ("Why?", ["yes", "no"])
-    assert split_options("OPTIONS:\n- a - b\n- -5\n\nWhy?") == ("Why?", ["a - b", "-5"])
-    assert split_options("OPTIONS:\n- not these\nWhy?\nOPTIONS:\n- a\n  goes on\n-b\n- c \n") == (
-        "OPTIONS:\n- not these\nWhy?",
-        ["a\n  goes on\n-b", "c"],
-    )
-    assert split_options("Why?\nOPTIONS:\n- a\n- a\n- b")[1] == ["a", "b"]
-    assert split_options("Which of the OPTIONS: is it?") == ("Which of the OPTIONS: is it?", [])
-    assert split_options("No list - at all") == ("No list - at all", [])
+@pytest.mark.parametrize(
+    ("text", "prompt", "options"),
+    [
+        ("Why?\n\nOPTIONS:\n- yes\n- no", "Why?", ["yes", "no"]),
+        ("OPTIONS:\n- a - b\n- -5\n\nWhy?", "Why?", ["a - b", "-5"]),
+        (
+            "OPTIONS:\n- not these\nWhy?\nOPTIONS:\n- a\n  goes on\n-b\n- c \n",
+            *("OPTIONS:\n- not these\nWhy?", ["a\n  goes on\n-b", "c"]),
+        ),
+        ("Why?\nOPTIONS:\n- a\n- a\n- b", "Why?", ["a", "b"]),
+        ("Which of the OPTIONS: is it?", "Which of the OPTIONS: is it?", []),
+        ("No list - at all", "No list - at all", []),
+    ],
+)
+def test_options_are_cut_out_wherever_the_list_stands(text: str, prompt: str, options: list[str]) -> None:
+    assert split_options(text) == (prompt, options)
 
 
 def test_the_right_option_stays_among_many_and_in_its_place() -> None:
@@ -123,39 +119,30 @@ def test_rouge_1_is_the_overlap_of_words(need_rouge: None) -> None:
 
 
 def test_files_are_clients_and_their_parts_the_official_split(folder: Path, need_rouge: None) -> None:
-    source = load_source("instructions", path=folder)
-    assert source.group_names["client"] == tuple(
-        sorted(f"{t}_{n}" for t in TASKS for n in ("first", "second"))
-    )
+    source = loaded(folder)
+    assert source.group_names["client"] == tuple(sorted(f"{t}_{n}" for t in TASKS for n in SETS))
     assert source.group_names["domain"] == tuple(sorted(TASKS))
-    assert (len(source), source.task, source.outputs) == (72, "classification", 6)
-    assert source.test is not None
-    assert int(source.test.sum()) == 24
+    assert (len(source), source.task, source.outputs, int(source.test.sum())) == (72, "classification", 6, 24)
     assert torch.bincount(source.groups["client"]).tolist() == [9] * 8
     assert source.info["pad"] == 0
     assert source.info["choice"] == {"length": 64, "options": 6, "option_length": 12}
-    few = load_source("instructions", path=folder, samples=2)
-    assert torch.bincount(few.groups["client"]).tolist() == [4] * 8
+    assert torch.bincount(loaded(folder, samples=2).groups["client"]).tolist() == [4] * 8
 
 
 def test_a_sample_is_a_prompt_and_its_slots(tmp_path: Path, need_rouge: None) -> None:
-    rows, sizes = [question(7, ("red car", "a red bike now", "blue"), 0)], {"length": 20, "option_length": 8}
-    source = loaded(tmp_path, rows, options=4, **sizes)
+    rows = [question(7, ("red car", "a red bike now", "blue"), 0)]
+    sizes = {"length": 20, "option_length": 8, "options": 4}
+    source = loaded(tmp_path, rows, **sizes)
     prompt, slots = source.x[0, :20], source.x[0, 20:].view(4, 8)
-    assert read(prompt) == "Item 7?"
-    assert [read(slot) for slot in slots] == ["red car", "a red b", "blue", ""]
+    assert [read(prompt), *map(read, slots)] == ["Item 7?", "red car", "a red b", "blue", ""]
     assert slots[3].tolist() == [0] * 8
-    assert source.y.tolist() == [0]
+    assert (source.y.tolist(), source.test, list(source.groups)) == ([0], None, ["client"])
     # red car against it: "red" of 4 words, of 2: P = 1/4, R = 1/2, F1 = 1/3
-    assert source.credit is not None
     assert source.credit[0].tolist() == pytest.approx([1.0, 1 / 3, 0.0, 0.0])
-    assert source.test is None
-    assert "domain" not in source.groups
-    left = loaded(tmp_path / "a.jsonl", options=4, padding="left", **sizes)
-    assert left.x[0, :12].tolist() == [0] * 12
-    assert left.x[0, 12:20].tolist() == prompt[:8].tolist()
-    assert left.x[0, 20:28].tolist() == slots[0].tolist()
-    assert left.x[0, 36:44].tolist() == [0, 0, 0, *slots[2, :5].tolist()]
+    left = loaded(tmp_path / "a.jsonl", padding="left", **sizes).x[0]
+    assert left[:20].tolist() == [0] * 12 + prompt[:8].tolist()
+    assert left[20:28].tolist() == slots[0].tolist()
+    assert left[36:44].tolist() == [0, 0, 0, *slots[2, :5].tolist()]
 
 
 def test_more_options_than_slots_and_a_long_prompt(tmp_path: Path, need_rouge: None) -> None:
@@ -213,10 +200,8 @@ def test_a_long_response_takes_half_of_a_sample(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_line_is_named(line: Any, words: str, tmp_path: Path, need_rouge: None) -> None:
-    lines = [json.dumps(question(0, ("a", "b"), 0)), line if isinstance(line, str) else json.dumps(line)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(DataError, match=words):
-        loaded(tmp_path)
+        loaded(tmp_path, [question(0, ("a", "b"), 0), line])
     if "no options" in words:
         assert len(loaded(tmp_path, form="generation")) == 2
 
@@ -259,21 +244,18 @@ def test_credit_needs_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_task_left_out_leaves_six_clients_and_its_test_lines(folder: Path, need_rouge: None) -> None:
     federation = build("instructions", path=str(folder), heldout_domain="pets")
-    clients = sorted(f"{task}_{name}" for task in TASKS if task != "pets" for name in ("first", "second"))
+    clients = sorted(f"{task}_{name}" for task in TASKS if task != "pets" for name in SETS)
     assert (federation.num_clients, federation.names) == (6, (*clients, "pets"))
-    source = federation.source
+    source, shifted = federation.source, federation.shifted["pets"]
     pets = np.flatnonzero(source.groups["domain"].numpy() == source.group_names["domain"].index("pets"))
-    assert source.test is not None
-    assert source.credit is not None
-    official, shifted = source.test.numpy(), federation.shifted["pets"]
+    official = source.test.numpy()
     tested = torch.from_numpy(pets[official[pets]])
-    assert (len(shifted), torch.equal(shifted.x, source.x[tested])) == (6, True)
-    assert shifted.credit is not None
+    assert len(shifted) == 6
+    assert torch.equal(shifted.x, source.x[tested])
     assert torch.equal(shifted.credit, source.credit[tested])
-    for client in range(6):
-        assert not set(pets) & {*federation.train[client], *federation.val[client], *federation.test[client]}
-    assert not official[np.concatenate(federation.train)].any()
-    assert official[np.concatenate(federation.test)].all()
+    used = [np.concatenate(federation.part(part)[:6]) for part in ("train", "val", "test")]
+    assert not set(pets) & set(np.concatenate(used))
+    assert (official[used[0]].any(), official[used[2]].all()) == (False, True)
 
 
 def test_tokens_are_no_numbers(folder: Path, need_rouge: None) -> None:
@@ -286,83 +268,32 @@ def test_tokens_are_no_numbers(folder: Path, need_rouge: None) -> None:
 def test_a_public_set_tells_no_answers(folder: Path, need_rouge: None) -> None:
     source = load_source("instructions", path=folder)
     public = build("instructions", path=str(folder), public="instructions", public_samples=8).public
-    assert public is not None
     assert public.credit is None
     assert not public.y.any()
     spoken = load_source("instructions", path=folder, form="generation")
-    with pytest.raises(
-        DataError, match="the inputs of a generation task hold the responses; use form=choice"
-    ):
+    with pytest.raises(DataError, match="inputs of a generation task hold the responses; use form=choice"):
         build(source=spoken, public=spoken.name)
     other = replace(source, name="other", info={**source.info, "tokenizer": "minilm"})
     with pytest.raises(DataError, match="are not tokenized alike"):
         build(source=source, public=other)
 
 
-@pytest.mark.parametrize(
-    ("task", "outputs", "credit", "words"),
-    [
-        ("classification", 2, torch.zeros(3, 3), r"\[3, 2\]"),
-        ("classification", 2, torch.full((3, 2), 2.0), r"0..1"),
-        ("binary", 1, torch.zeros(3, 1), "binary"),
-    ],
-)
-def test_credit_is_checked(task: Any, outputs: int, credit: torch.Tensor, words: str) -> None:
-    with pytest.raises(DataError, match=f"credit .*{words}"):
-        Source("s", torch.zeros(3, 4), torch.tensor([0, 1, 1]), task, outputs, credit=credit)
-
-
 # the data folder
 
 
-def test_every_flan_line_has_its_answer_among_its_options(need_data: Callable[[str], Path]) -> None:
-    """All 9,600: one list at the end, the output in it exactly once."""
-    examples = read_examples(
-        files_of(need_data("flan8/snli_train.jsonl").parent), {"train": None, "test": None}
-    )
-    assert len(examples) == 9600
-    counts: dict[str, set[int]] = {}
-    for example in examples:
-        prompt, options = split_options(example.instruction)
-        assert options.count(example.output.strip()) == 1, example.location
-        assert "OPTIONS" not in prompt, example.location
-        assert prompt, example.location
-        counts.setdefault(example.client, set()).add(len(options))
-    assert {name: found for name, found in counts.items() if name != "record"} == {
-        "snli": {3},
-        "anli": {3},
-        "sst2": {2},
-        "sentiment140": {2},
-        "glue_mrpc": {2},
-        "stsb": {6},
-        "openbook_qa": {3, 4},  # one line lists an option twice
-    }
-    assert (min(counts["record"]), max(counts["record"])) == (4, 48)
-
-
-@pytest.mark.parametrize("form", ["choice", "generation"])
-def test_flan_is_four_tasks_of_two_sets(
-    form: str, need_data: Callable[[str], Path], need_rouge: None
-) -> None:
+def test_flan_is_four_tasks_of_two_sets(need_data: Callable[[str], Path], need_rouge: None) -> None:
     need_data("flan8/snli_train.jsonl")
-    federation = build(
-        "flan8", options={"form": form, "samples": 40, "test_samples": 20}, heldout_domain="sentiment"
-    )
+    federation = build("flan8", options={"samples": 40, "test_samples": 20}, heldout_domain="sentiment")
     assert federation.names == ("snli", "anli", "glue_mrpc", "stsb", "openbook_qa", "record", "sentiment")
-    assert federation.num_clients == 6
     assert (federation.sizes("train") + federation.sizes("val")).tolist() == [40] * 6 + [80]
     assert federation.sizes("test").tolist() == [20] * 6 + [40]
-    assert len(federation.shifted["sentiment"]) == 40
-    source = federation.source
+    source, clients, domains = federation.source, *federation.source.groups.values()
     assert source.group_names["client"] == tuple(FLAN8)
-    for client, domain in zip(source.groups["client"], source.groups["domain"], strict=True):
-        name = source.group_names["client"][int(client)]
-        assert source.group_names["domain"][int(domain)] == FLAN8[name]
-    if source.credit is not None:
-        right = source.credit.gather(1, source.y[:, None])
-        assert bool((right == 1).all())
-        # files are sorted by label: the few that are taken must not be of one class
-        assert all(len(source.y[source.groups["client"] == c].unique()) > 1 for c in range(8))
+    of_client = {(int(c), source.group_names["domain"][d]) for c, d in zip(clients, domains, strict=True)}
+    assert of_client == set(enumerate(FLAN8.values()))
+    assert bool((source.credit.gather(1, source.y[:, None]) == 1).all())
+    # files are sorted by label: the few that are taken must not be of one class
+    assert all(len(source.y[clients == c].unique()) > 1 for c in range(8))
 
 
 def test_names_of_files() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,10 @@ def by_key(found: Overview) -> dict[str, Figure]:
     return {figure.key: figure for figure in found.figures}
 
 
+def variation(**settings: Any) -> Figure:
+    return by_key(overview(build(**settings)))["total_variation"]
+
+
 def test_the_distances_of_two_clients_by_hand() -> None:
     owner, strata = np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 0, 1, 1, 1])
     # shares (3/4, 1/4) and (0, 1) of pooled (1/2, 1/2)
@@ -57,57 +63,44 @@ def test_the_share_between_clients_is_that_of_the_analysis_of_variance() -> None
 
 def test_counts_and_sizes_are_those_of_the_training_parts() -> None:
     federation = build("digits", clients=6, samples=400, heldout_clients=1, seed=2)
-    found = overview(federation)
-    y = federation.source.y.numpy()
-    for client in range(7):
-        mine = y[federation.train[client]]
-        assert found.counts[client].tolist() == np.bincount(mine, minlength=10).tolist()
-        assert found.classes is not None
-        assert found.classes[client] == len(set(mine.tolist()))
+    found, y = overview(federation), federation.source.y.numpy()
+    counts = np.stack([np.bincount(y[rows], minlength=10) for rows in federation.train])
+    assert found.counts.tolist() == counts.tolist()
+    assert list(found.classes) == (counts > 0).sum(axis=1).tolist()
     assert found.num_clients == 6
     assert found.sizes["test"].tolist() == federation.sizes("test").tolist()
-    pooled = np.bincount(y[np.concatenate([*federation.train][:6])], minlength=10)
-    shares = found.counts[:6] / found.counts[:6].sum(axis=1, keepdims=True)
+    pooled, shares = counts[:6].sum(axis=0), counts[:6] / counts[:6].sum(axis=1, keepdims=True)
     wanted = np.abs(shares - pooled / pooled.sum()).sum(axis=1).mean() / 2
     assert by_key(found)["total_variation"].value == pytest.approx(wanted)
 
 
 def test_chance_is_what_samples_dealt_at_random_show() -> None:
-    figures = by_key(overview(build("digits", partition="iid", clients=10, samples=600)))
-    found = figures["total_variation"]
-    assert found.chance is not None
-    assert found.value == pytest.approx(found.chance, rel=0.3)  # each part is cut class by class
-    skewed = by_key(overview(build("digits", partition="shards", clients=10, samples=600)))["total_variation"]
-    assert skewed.chance is not None
+    even, skewed = (variation(name="digits", partition=p, clients=10, samples=600) for p in ("iid", "shards"))
+    assert even.value == pytest.approx(even.chance, rel=0.3)  # each part is cut class by class
     assert skewed.value > 3 * skewed.chance
+    alone = variation(source=made("classification", torch.tensor([0, 1, 1, 0, 1] * 4), [0] * 20, 2))
+    assert (alone.value, alone.chance) == (0, None)  # one client is at no distance to all
 
 
 def test_targets_have_numpys_quantiles() -> None:
     y = torch.randn(80, 1, generator=torch.Generator().manual_seed(1))
     federation = build(source=made("regression", y, [k % 3 for k in range(80)], 1))
     found = overview(federation)
-    assert found.quantiles is not None
+    wanted = [np.quantile(y[rows, 0].double().numpy(), QUANTILES) for rows in federation.train]
+    np.testing.assert_allclose(found.quantiles, wanted, rtol=1e-12)
     assert found.classes is None
-    for client in range(3):
-        mine = y[federation.train[client], 0].double().numpy()
-        np.testing.assert_allclose(found.quantiles[client], np.quantile(mine, QUANTILES), rtol=1e-12)
     assert found.counts.sum(axis=1).tolist() == found.sizes["train"].tolist()
-    pooled = found.counts.sum(axis=0)
-    assert pooled.max() - pooled.min() <= 1  # equally many of all samples in each bin
+    assert np.ptp(found.counts.sum(axis=0)) <= 1  # equally many of all samples in each bin
 
 
 def test_survival_counts_events_and_looks_at_times() -> None:
-    generator = torch.Generator().manual_seed(1)
-    event = (torch.rand(60, generator=generator) < 0.4).float()
-    y = torch.stack([event, torch.rand(60, generator=generator) * 9], dim=1)
+    event, time = torch.rand(2, 60, generator=torch.Generator().manual_seed(1))
+    y = torch.stack([(event < 0.4).float(), time * 9], dim=1)
     federation = build(source=made("survival", y, [k % 2 for k in range(60)]))
     found = overview(federation)
-    assert found.events is not None
-    assert found.quantiles is not None
-    for client in range(2):
-        mine = y[federation.train[client]].double().numpy()
-        assert found.events[client] == mine[:, 0].sum()
-        assert found.quantiles[client, 2] == pytest.approx(np.median(mine[:, 1]))
+    for client, rows in enumerate(federation.train):
+        assert found.events[client] == y[rows, 0].sum()
+        assert found.quantiles[client, 2] == pytest.approx(np.median(y[rows, 1].double().numpy()))
     assert {"total_variation", "kolmogorov_smirnov", "between"} <= set(by_key(found))
 
 
@@ -116,22 +109,13 @@ def test_labels_are_counted_one_by_one() -> None:
     federation = build(source=made("multilabel", y, [k % 2 for k in range(20)], 2), clients=2)
     found = overview(federation)
     assert found.what == "labels"
-    for client in range(2):
-        assert found.counts[client].tolist() == y[federation.train[client]].sum(dim=0).tolist()
-
-
-def test_one_client_is_at_no_distance_to_all() -> None:
-    y = torch.tensor([0, 1, 1, 0, 1] * 4)
-    figures = by_key(overview(build(source=made("classification", y, [0] * 20, 2))))
-    assert figures["total_variation"].value == 0
-    assert figures["total_variation"].chance is None
+    assert found.counts.tolist() == [y[rows].sum(dim=0).tolist() for rows in federation.train]
 
 
 def test_few_clients_out_of_many_are_spread_over_their_sizes() -> None:
     found = overview(build("digits", partition="quantity", clients=30, samples=900))
-    some = found.from_large_to_small(5)
-    sizes = found.sizes["train"][some]
-    assert (np.diff(sizes) <= 0).all()
-    assert sizes[0] == found.sizes["train"].max()
-    assert sizes[-1] == found.sizes["train"].min()
+    train = found.sizes["train"]
+    sizes = train[found.from_large_to_small(5)].tolist()
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-1]) == (train.max(), train.min())
     assert found.from_large_to_small(30).tolist() == list(range(30))

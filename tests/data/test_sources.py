@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,16 +15,13 @@ from tailorfl.data.registry import load_source, sources
 from tailorfl.data.source import Source, check_finite
 from tailorfl.errors import ConfigError, DataError
 
+NAN = float("nan")
+IDS = {"client": torch.tensor([0, 0, 1, 2])}
 
-def features(**changes: object) -> Source:
-    fields: dict[str, object] = {
-        "name": "made",
-        "x": torch.arange(12.0).reshape(4, 3),
-        "y": torch.tensor([0, 2, 1, 2]),
-        "task": "classification",
-        "outputs": 3,
-    }
-    return Source(**{**fields, **changes})  # type: ignore[arg-type]
+
+def features(**changes: Any) -> Source:
+    fields = {"x": torch.arange(12.0).reshape(4, 3), "y": torch.tensor([0, 2, 1, 2]), "outputs": 3}
+    return Source(**{"name": "made", "task": "classification", **fields, **changes})
 
 
 def test_take_scales_and_normalises_images_by_channel_and_leaves_them_alone() -> None:
@@ -41,11 +39,11 @@ def test_take_scales_and_normalises_images_by_channel_and_leaves_them_alone() ->
 
 
 def test_strata_follow_the_task() -> None:
-    assert torch.equal(features().strata, torch.tensor([0, 2, 1, 2]))
-    labels = torch.tensor([[0, 1], [1, 1], [0, 1], [0, 0]], dtype=torch.float32)
-    combination = features(y=labels, task="multilabel", outputs=2).strata
-    assert combination[0] == combination[2]
-    assert len(set(combination.tolist())) == 3
+    assert features().strata.tolist() == [0, 2, 1, 2]
+    labels = torch.tensor([[0.0, 1], [1, 1], [0, 1], [0, 0]])
+    one, two, again, three = features(y=labels, task="multilabel", outputs=2).strata.tolist()
+    assert one == again
+    assert len({one, two, three}) == 3
     survival = torch.tensor([[1, 9.0], [0, 3.0], [1, 2.0], [0, 1.0]])
     assert features(y=survival, task="survival", outputs=1).strata.tolist() == [1, 0, 1, 0]
     assert features(y=torch.ones(4, 1), task="regression", outputs=1).strata.tolist() == [0, 0, 0, 0]
@@ -59,17 +57,19 @@ def test_strata_follow_the_task() -> None:
         ({"y": torch.zeros(3, dtype=torch.int64)}, r"y .*\[4\]"),
         ({"y": torch.tensor([0, 1, 2, 3])}, r"0..2, but 1 of 4 .* sample 3, which is 3"),
         ({"task": "binary"}, "outputs=3"),
+        ({"outputs": 0}, "outputs=0"),
         ({"task": "binary", "outputs": 1}, r"0..1"),
         ({"task": "ranking"}, "'ranking'"),
         ({"test": torch.zeros(4)}, "test .*float32"),
-        *(
-            ({"groups": {"client": torch.tensor([0, 0, 1, 2])}, "group_names": names}, r"\['client'\]")
-            for names in ({}, {"client": ("a", "b")})
-        ),
+        ({"groups": IDS, "group_names": {}}, r"\['client'\]"),
+        ({"groups": IDS, "group_names": {"client": ("a", "b")}}, r"\['client'\]"),
         ({"task": "multilabel", "y": [[0], [1], [0.5], [1]]}, "1 of 4 .* sample 2"),
         ({"task": "survival", "y": [[0, 1], [2, 1], [1, 0], [3, 1]]}, "2 of 4 .* sample 1"),
         ({"task": "survival", "y": [[0, 1], [1, 1], [1, 0], [0, -1]]}, "1 of 4 .* sample 3"),
         ({"task": "counts", "y": [[0], [-1], [1.5], [1]]}, "2 of 4 .* sample 1"),
+        ({"credit": torch.zeros(4, 4)}, r"credit .*\[4, 3\]"),
+        ({"credit": torch.full((4, 3), 2.0)}, "credit .*0..1"),
+        ({"task": "regression", "y": [[0.0]] * 4, "credit": torch.zeros(4, 1)}, "credit .*regression"),
         ({"mean": (0.0,)}, "mean and std"),
         ({"mean": (0.0,), "std": (1.0,)}, "uint8"),
     ],
@@ -82,49 +82,33 @@ def test_contradictory_fields_are_refused(changes: dict[str, object], words: str
 
 
 def test_check_finite_names_count_sample_and_client() -> None:
-    x = torch.zeros(4, 3)
-    x[2, 1], x[3, 0] = float("nan"), float("inf")
-    client = torch.tensor([0, 0, 1, 1])
-    source = features(x=x, groups={"client": client}, group_names={"client": ("north", "south")})
-    with pytest.raises(
-        DataError, match=r"x holds NaN or infinity in 2 of 4 .*first is sample 2 \(client 'south'\)"
+    x, y = torch.zeros(4, 3), torch.tensor([[NAN], [0], [0], [0]])
+    x[2, 1], x[3, 0] = NAN, float("inf")
+    clients = {"groups": {"client": torch.tensor([0, 0, 1, 1])}, "group_names": {"client": ("a", "b")}}
+    for source, words in (
+        (features(x=x, **clients), r"x holds NaN or infinity in 2 of 4 .*first is sample 2 \(client 'b'\)"),
+        (features(y=y, task="regression", outputs=1), r"y holds NaN or infinity in 1 of 4 .*sample 0;"),
     ):
-        check_finite(source)
-    with pytest.raises(DataError, match=r"y holds NaN or infinity in 1 of 4 .*sample 0;"):
-        check_finite(features(y=torch.tensor([[float("nan")], [0], [0], [0]]), task="regression", outputs=1))
+        with pytest.raises(DataError, match=words):
+            check_finite(source)
     check_finite(features())
 
 
-def test_a_set_data_folder_is_searched_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAILORFL_DATA", str(tmp_path))
-    (tmp_path / "here.npz").write_bytes(b"")
-    assert data_folders() == (tmp_path,)
-    assert data_file("here.npz") == tmp_path / "here.npz"
-    with pytest.raises(
-        DataError,
-        match=rf"'omniglot28.npz' was not found in {re.escape(str(tmp_path))}.*export TAILORFL_DATA=",
-    ):
+def test_where_data_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, project = tmp_path / "shared" / "data", tmp_path / "project"
+    for folder in (beside, project):
+        folder.mkdir(parents=True)
+        (folder / f"{folder.name}.npz").write_bytes(b"")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("TAILORFL_DATA", str(project))  # which is then searched alone
+    assert data_folders() == (project,)
+    assert data_file("project.npz") == project / "project.npz"
+    with pytest.raises(DataError, match=rf"'omniglot28.npz' was not .* {project}.*export TAILORFL_DATA="):
         load_source("omniglot")
-
-
-def test_without_a_setting_the_folder_beside_is_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TAILORFL_DATA", raising=False)
-    (tmp_path / "shared" / "data").mkdir(parents=True)
-    (tmp_path / "project").mkdir()
-    (tmp_path / "shared" / "data" / "only_here.npz").write_bytes(b"")
-    monkeypatch.chdir(tmp_path / "project")
-    assert data_file("only_here.npz") == tmp_path / "shared" / "data" / "only_here.npz"
+    monkeypatch.delenv("TAILORFL_DATA")
+    assert data_file("data.npz") == beside / "data.npz"
     with pytest.raises(DataError, match=r"TAILORFL_DATA is not set"):
         data_file("nowhere.npz")
-
-
-def test_a_damaged_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAILORFL_DATA", str(tmp_path))
-    (tmp_path / "mnist.npz").write_bytes(b"not an archive")
-    with pytest.raises(DataError, match=r"mnist.npz cannot be read"):
-        load_source("mnist")
 
 
 @pytest.mark.parametrize(
@@ -135,9 +119,7 @@ def test_a_damaged_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("table", {"label": "y"}, "'path'"),
     ],
 )
-def test_names_and_options_are_checked_with_the_nearest_valid_one(
-    name: str, options: dict[str, object], words: str
-) -> None:
+def test_names_and_options_are_refused_with_the_nearest(name: str, options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_source(name, **options)
 
@@ -147,3 +129,17 @@ def test_every_listed_source_has_one_line_of_description() -> None:
     names = "digits mnist cifar10 pacs heart tcga synthetic_quadratic folder table"
     assert set(names.split()) <= set(listed)
     assert all(description and "\n" not in description for description in listed.values())
+
+
+def test_features_of_a_file(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 3
+    more: dict[str, Any] = {"test": np.arange(30) > 20, "domain": np.arange(30) % 2, "domains": ["x", "y"]}
+    np.savez(tmp_path / "some.npz", x=x, y=y, classes=["a", "b", "c"], **more)
+    source = load_source("features", path=str(tmp_path / "some.npz"))
+    assert (source.name, source.outputs, source.info["classes"]) == ("features", 3, ("a", "b", "c"))
+    assert (int(source.test.sum()), source.group_names["domain"]) == (9, ("x", "y"))
+    assert np.allclose(source.x.numpy(), x)
+    np.savez(tmp_path / "bad.npz", x=x, y=y)
+    for file, words in (("absent.npz", r"studies/features\.py"), ("bad.npz", "classes")):
+        with pytest.raises(DataError, match=words):
+            load_source("features", path=str(tmp_path / file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +22,6 @@ from tailorfl.errors import ConfigError
 
 
 def rows_of(source: Source, client: int, test: bool = False) -> tuple[Tensor, Tensor]:
-    assert source.test is not None
     rows = (source.groups["client"] == client) & (source.test == test)
     return source.x[rows].double(), source.y[rows].double()
 
@@ -42,21 +42,14 @@ def quadratics() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("test", [False, True])
 def test_the_loss_of_a_quadratic_source_is_the_stated_quadratic(test: bool) -> None:
     source = load_source("synthetic_quadratic", clients=5, samples=7, dim=4, condition=100.0, seed=1)
+    assert len(torch.unique(source.x, dim=0)) == len(source)
     generator = torch.Generator().manual_seed(0)
     for client in range(5):
         x, y = rows_of(source, client, test)
         H, c = source.info["H"][client], source.info["c"][client]
-        for _ in range(3):
-            w = torch.randn(4, generator=generator, dtype=torch.float64)
+        for w in torch.randn(3, 4, generator=generator, dtype=torch.float64):
             torch.testing.assert_close(loss(x, y, w), 0.5 * (w - c) @ H @ (w - c), rtol=1e-5, atol=1e-9)
-        eigenvalues = torch.linalg.eigvalsh(H)
-        assert float(eigenvalues[0]) == pytest.approx(1.0, rel=1e-5)
-        assert float(eigenvalues[-1]) == pytest.approx(100.0, rel=1e-5)
-
-
-def test_train_and_test_rows_of_a_quadratic_differ() -> None:
-    source = load_source("synthetic_quadratic", clients=2)
-    assert len(torch.unique(source.x, dim=0)) == len(source)
+        assert torch.linalg.eigvalsh(H)[[0, -1]].tolist() == pytest.approx([1.0, 100.0], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["synthetic_quadratic", "synthetic_linear"])
@@ -72,10 +65,10 @@ def test_local_and_pooled_optima_solve_the_normal_equations(name: str) -> None:
 
 def test_linear_weights_have_the_stated_centre_and_spread() -> None:
     info = load_source("synthetic_linear", clients=30, dim=6, heterogeneity=0.7, seed=2).info
-    torch.testing.assert_close(info["weights"].mean(0), info["centre"])
-    spread = (info["weights"] - info["centre"]).square().sum(1).mean().sqrt()
-    assert float(spread) == pytest.approx(0.7)
-    assert float(info["centre"].norm()) == pytest.approx(1.0)
+    weights, centre = info["weights"], info["centre"]
+    torch.testing.assert_close(weights.mean(0), centre)
+    assert float((weights - centre).square().sum(1).mean().sqrt()) == pytest.approx(0.7)
+    assert float(centre.norm()) == pytest.approx(1.0)
     alone = load_source("synthetic_linear", clients=1, heterogeneity=0.7).info
     torch.testing.assert_close(alone["weights"][0], alone["centre"])
 
@@ -101,15 +94,6 @@ def test_closed_form_is_a_stationary_point(quadratics: tuple[Tensor, Tensor, Ten
         torch.testing.assert_close(torch.einsum("k,ki->i", p, v), w)
 
 
-def test_closed_form_agrees_with_the_printed_formula(quadratics: tuple[Tensor, Tensor, Tensor]) -> None:
-    H, c, p = quadratics
-    lam, identity = 2.5, torch.eye(4, dtype=torch.float64)
-    inverse = torch.linalg.inv(H + lam * identity)
-    left = torch.einsum("k,kij->ij", p, identity - lam * inverse)
-    w = torch.linalg.solve(left, torch.einsum("k,kij,kjl,kl->i", p, inverse, H, c))
-    torch.testing.assert_close(closed_form(H, c, p, lam)[0], w)
-
-
 def test_closed_form_limits(quadratics: tuple[Tensor, Tensor, Tensor]) -> None:
     H, c, p = quadratics
     w, v = closed_form(H, c, p, 0.0)
@@ -123,30 +107,30 @@ def test_closed_form_limits(quadratics: tuple[Tensor, Tensor, Tensor]) -> None:
         closed_form(H, c, p, -1.0)
 
 
+def scores_of(source: Source) -> Tensor:
+    """Scores of the classes by the rule of each sample's client `[samples, classes]`."""
+    return torch.einsum("nd,ncd->nc", source.x.double(), source.info["weights"][source.groups["client"]])
+
+
 def test_logistic_labels_follow_each_clients_own_rule() -> None:
     source = load_source("synthetic_logistic", clients=4, samples=50, test_samples=30, seed=7)
-    scores = torch.einsum("nd,ncd->nc", source.x.double(), source.info["weights"][source.groups["client"]])
-    assert (scores.argmax(1) == source.y).float().mean() > 0.99
-    assert source.test is not None
-    train = source.x[~source.test].double()
-    torch.testing.assert_close(
-        train.std(0, correction=0), torch.ones(10, dtype=torch.float64), rtol=1e-4, atol=0
-    )
+    assert (scores_of(source).argmax(1) == source.y).float().mean() > 0.99
+    deviation = source.x[~source.test].double().std(0, correction=0)
+    torch.testing.assert_close(deviation, torch.ones_like(deviation), rtol=1e-4, atol=0)
 
 
 def test_sampled_labels_are_calibrated() -> None:
     source = load_source("synthetic_logistic", clients=20, samples=2000, label_noise="sample", seed=7)
-    scores = torch.einsum("nd,ncd->nc", source.x.double(), source.info["weights"][source.groups["client"]])
-    share = scores.softmax(1)[:, 1]
+    share = scores_of(source).softmax(1)[:, 1]
     for low in (0.1, 0.3, 0.5, 0.7):
         band = (share > low) & (share < low + 0.2)
         assert float(source.y[band].double().mean()) == pytest.approx(float(share[band].mean()), abs=0.03)
 
 
 def test_heterogeneity_of_logistic_rules_is_a_standard_deviation() -> None:
-    narrow = load_source("synthetic_logistic", clients=500, samples=5, test_samples=1, heterogeneity=0.1)
-    wide = load_source("synthetic_logistic", clients=500, samples=5, test_samples=1, heterogeneity=3.0)
-    torch.testing.assert_close(wide.info["weights"], 30 * narrow.info["weights"])
+    sizes = {"clients": 500, "samples": 5, "test_samples": 1}
+    narrow, wide = (load_source("synthetic_logistic", **sizes, heterogeneity=h).info for h in (0.1, 3.0))
+    torch.testing.assert_close(wide["weights"], 30 * narrow["weights"])
 
 
 def test_ten_thousand_clients_are_made_at_once() -> None:
@@ -155,19 +139,19 @@ def test_ten_thousand_clients_are_made_at_once() -> None:
     assert time.process_time() - start < 10
     assert source.x.shape == (250_000, 1, 8, 8)
     assert torch.bincount(source.groups["client"]).tolist() == [25] * 10_000
-    assert source.test is not None
     assert torch.bincount(source.groups["client"][source.test]).tolist() == [5] * 10_000
 
 
 def test_digits_lie_around_their_prototypes_and_the_offset_of_their_client() -> None:
-    source = load_source("synthetic_digits", clients=50, samples=200, shape=(12,), noise=0.3, seed=2)
-    residual = source.x - source.info["prototypes"][source.y]
+    sizes = {"clients": 50, "samples": 200, "shape": (12,), "seed": 2}
+    noisy, moved = (
+        load_source("synthetic_digits", **sizes, **more)
+        for more in ({"noise": 0.3}, {"noise": 0.0, "shift": 2.0})
+    )
+    residual, offset = (source.x - source.info["prototypes"][source.y] for source in (noisy, moved))
     assert float(residual.std()) == pytest.approx(0.3, rel=0.02)
     assert float(residual.mean()) == pytest.approx(0.0, abs=0.01)
-    moved = load_source(
-        "synthetic_digits", clients=50, samples=200, shape=(12,), noise=0.0, shift=2.0, seed=2
-    )
-    offset = (moved.x - moved.info["prototypes"][moved.y]).reshape(50, -1, 12)
+    offset = offset.reshape(50, -1, 12)
     torch.testing.assert_close(offset, offset[:, :1].expand_as(offset), rtol=0, atol=1e-5)
     assert float(offset.std()) == pytest.approx(2.0, rel=0.15)
 
@@ -182,11 +166,9 @@ def test_a_small_alpha_gives_clients_few_classes() -> None:
     assert classes_seen(0.01) < classes_seen(1.0) < classes_seen(None)
 
 
-@pytest.mark.parametrize(
-    "name", ["synthetic_linear", "synthetic_quadratic", "synthetic_logistic", "synthetic_digits"]
-)
-def test_the_seed_alone_decides_the_draw(name: str) -> None:
-    first, again, other = (load_source(name, clients=3, seed=seed) for seed in (1, 1, 2))
+@pytest.mark.parametrize("kind", ["linear", "quadratic", "logistic", "digits"])
+def test_the_seed_alone_decides_the_draw(kind: str) -> None:
+    first, again, other = (load_source(f"synthetic_{kind}", clients=3, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.x, again.x)
     assert torch.equal(first.y, again.y)
     assert not torch.equal(first.x, other.x)
@@ -223,9 +205,7 @@ class TestDigitsOnDisk:
             assert torch.equal(found.y, held.y)
         assert not torch.equal(synthetic_digits(**self.OPTIONS, on_disk=True, seed=1).x, held.x)
 
-    @pytest.mark.skipif(
-        not Path("/proc/self/smaps").exists(), reason="the system does not say what is resident"
-    )
+    @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no measure of resident memory")
     def test_a_federation_of_them_reads_no_samples(self) -> None:
         federation = build("synthetic_digits", options={**self.OPTIONS, "on_disk": True})
         assert self.resident() < 0.1 * federation.source.x.nbytes
@@ -246,9 +226,5 @@ class TestDigitsOnDisk:
     @staticmethod
     def resident() -> int:
         """Bytes of the file's mapping that are in memory."""
-        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-        total = 0
-        for line in lines:
-            if line.endswith("samples.bin"):
-                total += int(next(part for part in lines if part.startswith("Rss:")).split()[1]) * 1024
-        return total
+        maps = re.findall(r"samples\.bin\n.*?^Rss: +(\d+)", Path("/proc/self/smaps").read_text(), re.S | re.M)
+        return sum(map(int, maps)) * 1024

@@ -32,31 +32,29 @@ def need_minilm() -> None:
 def test_bytes_come_back(text: str) -> None:
     words = Bytes()
     ids = words.encode(text)
-    assert words.decode(ids) == text
-    assert words.decode([words.pad, *ids, words.end, *ids]) == text
+    assert words.decode([words.pad, *ids, words.end, *ids]) == text == words.decode(ids)
+    assert ids == [byte + 3 for byte in text.encode()]
     assert all(3 <= i < words.size for i in ids)
-
-
-def test_bytes_are_utf_8() -> None:
-    assert Bytes().encode("é") == [0xC3 + 3, 0xA9 + 3]
-    assert Bytes().decode([0xC3 + 3]) == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_long_text_keeps_its_first_third_and_last_two_thirds() -> None:
     ids = list(range(100))
-    assert shortened(ids, 100) == ids
-    assert shortened(ids, 9) == [0, 1, 2, 94, 95, 96, 97, 98, 99]
-    assert shortened(ids, 2) == [98, 99]
-    assert shortened(ids, 0) == []
+    wanted = {100: ids, 9: [0, 1, 2, 94, 95, 96, 97, 98, 99], 2: [98, 99], 0: []}
+    assert {length: shortened(ids, length) for length in wanted} == wanted
 
 
 def test_rows_are_marked_and_never_too_long() -> None:
     words = Bytes()
-    assert single(words, "ab", 64) == [100, 101, 1]
-    assert pair(words, "ab", "c", 64) == [100, 101, 1, 102, 1]
+    assert (single(words, "ab", 64), pair(words, "ab", "c", 64)) == ([100, 101, 1], [100, 101, 1, 102, 1])
+    assert (words.encode("é"), words.decode([0xC3 + 3])) == (
+        [0xC3 + 3, 0xA9 + 3],
+        "\N{REPLACEMENT CHARACTER}",
+    )
     for length in range(3, 30):
         assert len(single(words, "x" * 20, length)) == min(21, length)
         assert len(pair(words, "x" * 20, "y" * 20, length)) == length
+    with pytest.raises(ConfigError, match="length must be above 2, the number of marks in each row"):
+        pair(words, "a", "b", 2)
 
 
 @pytest.mark.parametrize(("first", "second", "kept"), [(20, 3, (7, 3)), (3, 20, (3, 7)), (20, 20, (5, 5))])
@@ -64,13 +62,6 @@ def test_the_longer_text_of_a_pair_is_cut(first: int, second: int, kept: tuple[i
     ids = pair(Bytes(), "x" * first, "y" * second, 12)
     x, y = Bytes().encode("xy")
     assert (ids.count(x), ids.count(y)) == kept
-
-
-def test_a_row_must_hold_more_than_marks() -> None:
-    with pytest.raises(
-        ConfigError, match="length must be above 2, the number of marks in each row, but is 2"
-    ):
-        pair(Bytes(), "a", "b", 2)
 
 
 def test_rows_are_padded_on_either_side() -> None:
@@ -85,7 +76,7 @@ def test_minilm_marks_as_its_own_tokenizer_does() -> None:
     words = load_tokenizer("minilm")
     assert (words.name, words.pad, words.end, words.size) == ("minilm", 0, 102, 30522)
     assert words.marks == Marks((101,), (102,), (102,))
-    whole = words._tokenizer  # type: ignore[attr-defined]
+    whole = words._tokenizer
     assert single(words, "A small test.", 64) == whole("A small test.").input_ids
     assert pair(words, "One text,", "and another", 64) == whole("One text,", "and another").input_ids
     assert words.decode(single(words, "a small test", 64)[1:]) == "a small test"
@@ -99,22 +90,17 @@ def test_a_folder_without_marks_and_padding(tmp_path: Path) -> None:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
+    with pytest.raises(DataError, match=r"cannot be loaded.*Give byte, minilm, a folder"):
+        load_tokenizer(str(tmp_path))
     vocabulary = {"<unk>": 0, "<end>": 1, "one": 2, "two": 3, "three": 4}
     made = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", unk_token="<unk>").save_pretrained(
-        tmp_path
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", unk_token="<unk>")
+    fast.save_pretrained(tmp_path)
     words = load_tokenizer(str(tmp_path))
     assert (words.pad, words.end, words.size, words.marks) == (0, 1, 5, Marks())
     assert words.encode("two one four") == [3, 2, 0]
     assert words.decode([4, 3, 1, 2]) == "three two"
-
-
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    need_transformers()
-    with pytest.raises(DataError, match=r"cannot be loaded.*Give byte, minilm, a folder"):
-        load_tokenizer(str(tmp_path))
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -60,93 +60,84 @@ def test_lists_must_fit_together(change: dict[str, Any]) -> None:
         replace(healthy(), **change)
 
 
-@pytest.mark.parametrize("official", [False, True])
-def test_two_clients_may_have_one_test_row_where_it_is_official(official: bool) -> None:
-    data = replace(healthy(), test=(rows(16, 17), rows(17, 18), rows(19)))
-    if official:
-        validate(replace(data, source=replace(data.source, test=torch.arange(20) >= 16)))
-        return
-    with pytest.raises(DataError, match="row 17 is in the test part"):
-        validate(data)
-
-
-class TestErrors:
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-    @pytest.mark.parametrize(("row", "holder"), [(7, "client 'ben'"), (18, "the server")])
-    def test_not_finite_features_are_named(self, value: float, row: int, holder: str) -> None:
-        """Sample 19 is nobody's, and ignored."""
-        federation = replace(healthy(), server=rows(18))
-        federation.source.x[19] = value
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("row", "holder"), [(7, "client 'ben'"), (18, "the server")])
+def test_not_finite_features_are_named(value: float, row: int, holder: str) -> None:
+    """Sample 19 is nobody's, and ignored."""
+    federation = replace(healthy(), server=rows(18))
+    federation.source.x[19] = value
+    validate(federation)
+    federation.source.x[row, 1] = value
+    with pytest.raises(DataError, match=rf"1 samples .* features of sample {row} of {holder}"):
         validate(federation)
-        federation.source.x[row, 1] = value
-        with pytest.raises(DataError, match=rf"1 samples .* features of sample {row} of {holder}"):
-            validate(federation)
 
-    def test_not_finite_target(self) -> None:
-        target = torch.zeros(20, 1)
-        target[13] = float("nan")
-        broken = Source("tiny", torch.zeros(20, 2), target, "regression", 1)
-        with pytest.raises(DataError, match="target of sample 13 of client 'late'"):
-            validate(replace(healthy(), source=broken))
 
-    @pytest.mark.parametrize(
-        ("change", "words"),
-        [
-            ({"train": (rows(), rows(6), rows())}, "2 clients .* 'anna', 'late'"),
-            ({"test": (rows(0, 4), rows(10), rows(16))}, "row 0 .* test part .*'anna' .* train part"),
-            ({"train": (rows(0, 1), rows(1, 6), rows(12))}, "row 1 .* train part .* 'anna', 'ben'"),
-            ({"server": rows(2)}, "row 2 .* server's .* 'anna'"),
-            ({"test": (rows(4), rows(20), rows(16))}, r"test rows .* 0\.\.19.* 'ben' has row 20"),
-        ],
+def target_of(value: float) -> Source:
+    """A source whose sample 13 has this target."""
+    return Source(
+        "tiny", torch.zeros(20, 2), torch.tensor([[0.0]] * 13 + [[value]] + [[0.0]] * 6), "regression", 1
     )
-    def test_rows_that_are_none_or_used_twice(self, change: dict[str, Any], words: str) -> None:
-        with pytest.raises(DataError, match=words):
-            validate(replace(healthy(), **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"source": target_of(float("nan"))}, "target of sample 13 of client 'late'"),
+        ({"train": (rows(), rows(6), rows())}, "2 clients .* 'anna', 'late'"),
+        ({"test": (rows(0, 4), rows(10), rows(16))}, "row 0 .* test part .*'anna' .* train part"),
+        ({"test": (rows(16, 17), rows(17, 18), rows(19))}, "row 17 is in the test part"),
+        ({"train": (rows(0, 1), rows(1, 6), rows(12))}, "row 1 .* train part .* 'anna', 'ben'"),
+        ({"server": rows(2)}, "row 2 .* server's .* 'anna'"),
+        ({"test": (rows(4), rows(20), rows(16))}, r"test rows .* 0\.\.19.* 'ben' has row 20"),
+    ],
+)
+def test_rows_that_are_none_or_used_twice(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        validate(replace(healthy(), **change))
+
+
+def test_two_clients_may_have_one_test_row_where_it_is_official() -> None:
+    data = replace(healthy(), test=(rows(16, 17), rows(17, 18), rows(19)))
+    validate(replace(data, source=replace(data.source, test=torch.arange(20) >= 16)))
 
 
 GUESSABLE, OF_ONE_CLASS = "one class only, so always guessing", "training samples of one class only"
 
 
-class TestWarnings:
-    @pytest.mark.parametrize(
-        ("change", "expected"),
-        [
-            ({"train": (rows(0), rows(6, 7), rows(12, 13))}, {"a single training sample": "anna"}),
-            ({"test": (rows(), rows(10), rows(16))}, {"no test samples": "anna"}),
-            ({"val": (rows(2), rows(), rows(14))}, {"no validation samples": "ben"}),
-        ],
-    )
-    def test_clients_are_counted_and_named(self, change: dict[str, Any], expected: dict[str, str]) -> None:
-        warnings = weaknesses(replace(healthy(), **change))
-        assert len(warnings) == len(expected)
-        for warning, (words, client) in zip(warnings, expected.items(), strict=True):
-            assert words in warning
-            assert warning.startswith("1 of 3 clients")
-            assert warning.endswith(f"client '{client}'")
+@pytest.mark.parametrize(
+    ("change", "words", "client"),
+    [
+        ({"train": (rows(0), rows(6, 7), rows(12, 13))}, "a single training sample", "anna"),
+        ({"test": (rows(), rows(10), rows(16))}, "no test samples", "anna"),
+        ({"val": (rows(2), rows(), rows(14))}, "no validation samples", "ben"),
+    ],
+)
+def test_clients_with_little_are_counted_and_named(change: dict[str, Any], words: str, client: str) -> None:
+    (warning,) = weaknesses(replace(healthy(), **change))
+    assert warning.startswith("1 of 3 clients")
+    assert words in warning
+    assert warning.endswith(f"client '{client}'")
 
-    @pytest.mark.parametrize(
-        ("test", "expected", "unseen"),
-        [
-            (rows(4), GUESSABLE, False),  # class 0, as in training
-            (rows(4, 5), OF_ONE_CLASS, False),
-            (rows(5), OF_ONE_CLASS, True),
-            (rows(), OF_ONE_CLASS, False),
-        ],
-    )
-    def test_one_class(self, test: Ints, expected: str, unseen: bool) -> None:
-        """Guessing is perfect only where the test part has that class and no other."""
-        train = (rows(0, 18), rows(6, 7), rows(12, 13))
-        warnings = "\n".join(weaknesses(replace(healthy(), train=train, test=(test, rows(10), rows(16)))))
-        assert [words in warnings for words in (GUESSABLE, OF_ONE_CLASS)] == [
-            words == expected for words in (GUESSABLE, OF_ONE_CLASS)
-        ]
-        assert ("tested mostly on classes" in warnings) == unseen
 
-    def test_no_validation_at_all_is_said_once(self) -> None:
-        assert len(weaknesses(replace(healthy(), val=(rows(),) * 3))) == 1
+@pytest.mark.parametrize(
+    ("test", "expected", "unseen"),
+    [
+        (rows(4), GUESSABLE, False),  # class 0, as in training
+        (rows(4, 5), OF_ONE_CLASS, False),
+        (rows(5), OF_ONE_CLASS, True),
+        (rows(), OF_ONE_CLASS, False),
+    ],
+)
+def test_guessing_is_perfect_if_the_test_part_has_the_class(test: Ints, expected: str, unseen: bool) -> None:
+    train = (rows(0, 18), rows(6, 7), rows(12, 13))
+    warnings = "\n".join(weaknesses(replace(healthy(), train=train, test=(test, rows(10), rows(16)))))
+    assert [words for words in (GUESSABLE, OF_ONE_CLASS) if words in warnings] == [expected]
+    assert ("tested mostly on classes" in warnings) == unseen
 
-    def test_many_names_are_cut_short(self) -> None:
-        train, val, test = (tuple(rows(9 * part + client) for client in range(9)) for part in range(3))
-        source = Source("tiny", torch.zeros(27, 2), torch.arange(27) % 2, "classification", 2)
-        many = Federation(source, train, val, test, tuple(f"c{client}" for client in range(9)), 9)
-        assert weaknesses(many)[0].endswith("clients 'c0', 'c1', 'c2', 'c3', 'c4' and 4 more")
+
+def test_warnings_are_short() -> None:
+    assert len(weaknesses(replace(healthy(), val=(rows(),) * 3))) == 1  # no validation at all is said once
+    train, val, test = (tuple(rows(9 * part + client) for client in range(9)) for part in range(3))
+    source = Source("tiny", torch.zeros(27, 2), torch.arange(27) % 2, "classification", 2)
+    many = Federation(source, train, val, test, tuple(f"c{client}" for client in range(9)), 9)
+    assert weaknesses(many)[0].endswith("clients 'c0', 'c1', 'c2', 'c3', 'c4' and 4 more")

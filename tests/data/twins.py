@@ -22,6 +22,16 @@ REGIONS = (9, 7, 6, 5, 5, 4)
 SCHOOLS = (12, 7, 9, 15, 11)
 
 
+def data_of(make: Callable[[Path], None], file: str) -> Any:
+    """Return a fixture: the data folder, real and small, of a test."""
+
+    @pytest.fixture(params=["real", "twin"])
+    def files(request: pytest.FixtureRequest) -> Path:
+        return files_of(request, make, file)
+
+    return files
+
+
 def files_of(request: pytest.FixtureRequest, make: Callable[[Path], None], file: str) -> Path:
     """Return the data folder of a test with the parameter "real" or "twin"; skip it where the real file is not.
 
@@ -74,7 +84,7 @@ def heart_rows(folder: Path, centre: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tcga(folder: Path) -> None:
-    """Patients of six regions in two files that list them in another order, and the same ones in a third."""
+    """Patients of six regions in two files that list them in another order."""
     rng = np.random.default_rng(1)
     count = sum(REGIONS)
     names = [f"feature {number}" for number in range(39)]
@@ -88,10 +98,6 @@ def tcga(folder: Path) -> None:
     folds["fold2"] = [f"{p}_{r}" for p, r in zip(part, region, strict=True)]
     patients.to_csv(folder / "flamby/brca.csv", index=False)
     folds.sample(frac=1, random_state=0).to_csv(folder / "flamby/brca_train_test_split.csv", index=False)
-    titles = np.array(["Northeast", "South", "West", "Midwest", "Europe", "Canada"])
-    (folder / "tabular").mkdir()
-    same = patients.drop(columns="pid").assign(split=part, region=titles[region])
-    same.sample(frac=1, random_state=1).to_parquet(folder / "tabular/tcga_brca.parquet")
 
 
 def school(folder: Path) -> None:

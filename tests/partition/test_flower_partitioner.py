@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partition.dealing import dealt
 from tailorfl.data.build import build
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
-from tailorfl.partition import partition
 from tailorfl.settings.loading import load
 
 STRATA = np.random.default_rng(0).integers(0, 6, 400)
@@ -42,9 +42,7 @@ def test_clients_have_the_indices_that_the_partitioner_gives_them(name: str) -> 
     alone = getattr(theirs, name)(**given)
     alone.dataset = datasets.Dataset.from_dict({"label": STRATA, "at": range(len(STRATA))})
     wanted = [sorted(alone.load_partition(k)["at"]) for k in range(alone.num_partitions)]
-    found = partition(
-        "flwr", STRATA, 5, np.random.default_rng(1), options={"partitioner": name, "options": options}
-    )
+    found = dealt("flwr", STRATA, 5, 1, partitioner=name, options=options)
     assert [rows.tolist() for rows in found.train] == wanted
     assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
 
@@ -77,9 +75,8 @@ def test_a_federation_is_dealt_by_it_and_the_seed_of_the_data_is_its_seed() -> N
 def test_what_it_cannot_do_is_said(name: str, options: Any, error: type[Exception], words: str) -> None:
     pytest.importorskip("flwr_datasets")
     test = STRATA if options is None else None
-    chosen = {"partitioner": name, "options": options or {}}
     with pytest.raises(error, match=words):
-        partition("flwr", STRATA, 5, np.random.default_rng(0), test=test, options=chosen)
+        dealt("flwr", STRATA, 5, test=test, partitioner=name, options=options or {})
 
 
 def test_the_extra_is_named_where_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +85,7 @@ def test_the_extra_is_named_where_the_package_is_missing(monkeypatch: pytest.Mon
         build("digits", partition="flwr", clients=3)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    ["data.partition={flower: IidPartitioner}", "data.partition={name: iid}"],
-)
+@pytest.mark.parametrize("setting", ["data.partition={flower: IidPartitioner}", "data.partition={name: iid}"])
 def test_a_group_that_names_no_partitioner_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match="partition is a name"):
         load(None, [setting])

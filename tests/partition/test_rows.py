@@ -62,12 +62,9 @@ def test_rows_hold_what_the_tuple_holds() -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 50), max_size=4), max_size=6),
-    st.lists(st.integers(0, 5), max_size=8),
+    st.lists(st.lists(st.integers(0, 50), max_size=4), max_size=6), st.lists(st.integers(0, 5), max_size=8)
 )
-def test_clients_in_any_order_and_slices_are_those_of_the_tuple(
-    lists: list[list[int]], order: list[int]
-) -> None:
+def test_clients_in_any_order_and_slices_are_of_the_tuple(lists: list[list[int]], order: list[int]) -> None:
     wanted = tuple(ints(*values) for values in lists)
     rows = Rows.of(wanted)
     order = [i for i in order if i < len(wanted)]
@@ -137,18 +134,11 @@ def test_a_federation_of_rows_is_one_of_tuples(convert: Any) -> None:
 @pytest.mark.parametrize("name", ["ditto", "fedavg", "centralized"])
 def test_training_and_evaluation_are_the_same_to_the_bit(name: str) -> None:
     records = []
-    for convert in (tuple, scattered):
-        data = federation(convert)
+    for data in (federation(tuple), federation(scattered)):
         model = Model(lambda data=data: build("logistic", data.source.input_shape, data.source.outputs))
-        sim = Simulation(
-            make_method(name),
-            data,
-            model,
-            TrainConfig(batch_size=2, lr=0.1),
-            engine=make_engine("vectorized"),
-            fraction=0.7,
-            sampling="proportional",
-        )
+        train, engine = TrainConfig(batch_size=2, lr=0.1), make_engine("vectorized")
+        sampling: dict[str, Any] = {"fraction": 0.7, "sampling": "proportional"}
+        sim = Simulation(make_method(name), data, model, train, engine=engine, **sampling)
         results = [sim.step() for _ in range(3)]
         assert all(type(i) is int for r in results for i in r.clients)
         found = evaluate(sim, Protocol(("val", "local", "global", "heldout")))
