@@ -9,83 +9,65 @@ from tensordict import TensorDict
 
 from tailorfl.errors import ClientError, TailorflError
 from tailorfl.models.split import Split
-from tailorfl.training.cohort import Cohort
-from tailorfl.training.plan import Length, make_plan
+from tailorfl.training.plan import Length
 from training.cohorts import (
     ENGINES,
     SIZES,
     alone,
+    assert_states,
+    autograd,
     batches,
     cohort_of,
+    engines,
     fit,
     model_of,
-    regression,
     run,
+    setting,
     source,
     spread,
 )
 
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 
-
-def setting(**options: object) -> tuple[Cohort, TensorDict]:
-    data = source(sum(SIZES))
-    model = model_of("mlp", data, hidden=(8,))
-    return cohort_of(model, data, **options), model.init(1)
-
-
-def test_a_cohort_of_some_positions_keeps_each_clients_things_together():
+def test_clients_keep_their_rows_and_batches_whoever_else_is_there():
+    """What is drawn for a client follows its id, not its place in the cohort."""
     cohort, _ = setting(ids=(5, 9, 2, 7))
     part = cohort.part([2, 0])
     assert part.ids == (2, 5)
     assert part.sizes.tolist() == [12, 7]
     assert all(np.array_equal(a, cohort.members[p]) for a, p in zip(part.members, (2, 0), strict=True))
     np.testing.assert_array_equal(part.keys([0, 1], "train"), cohort.keys([2, 0], "train"))
-
-
-def test_plans_follow_the_id_and_not_the_position_of_a_client():
-    cohort, _ = setting(ids=(5, 9, 2, 7))
-    whole = cohort.plan((0, 1, 2, 3), "train", 4, 2, None, 0)
-    part = cohort.part([2]).plan((0,), "train", 4, 2, None, 0)
-    steps = int(part.steps[0])
-    np.testing.assert_array_equal(part.count[0], whole.count[2][:steps])
-    for mine, same, count in zip(part.rows[0], whole.rows[2], part.count[0], strict=False):
-        np.testing.assert_array_equal(mine[:count], same[:count])
+    for (x, y), (same_x, same_y) in zip(batches(part, 0), batches(cohort, 2), strict=True):
+        assert torch.equal(x, same_x)
+        assert torch.equal(y, same_y)
 
 
 def test_rounds_and_seeds_change_the_batches():
-    seen = set()
-    for seed in (0, 1):
-        for round in (0, 1):
-            cohort, _ = setting(seed=seed, round=round)
-            seen.add(tuple(cohort.plan((2,), "train", 4, 1, None, 0).rows.flatten().tolist()))
-    assert len(seen) == 4
+    cohorts = [setting(seed=seed, round=round)[0] for seed in (0, 1) for round in (0, 1)]
+    first = [batches(cohort, 2)[0][0] for cohort in cohorts]
+    assert len({tuple(x.flatten().tolist()) for x in first}) == 4
 
 
 @engines
 @pytest.mark.parametrize("limit", [None, 0, 2])
 def test_samples_and_steps_are_what_a_fit_uses(engine, limit):
-    cohort, _ = setting(limit=limit, epochs=2, batch_size=4)
-    cases = {
-        "default": {},
-        "epochs": {"epochs": 3},
-        "steps": {"steps": 5},
-        "full": {"batch_size": 0},
-        "two": {"batch_size": 2},
-    }
+    cohort, _ = setting(limit=limit, epochs=2)
+    # 7, 3, 12 and 5 samples
+    cases = [
+        ({}, [4, 2, 6, 4]),
+        ({"epochs": 3}, [6, 3, 9, 6]),
+        ({"steps": 5}, [5, 5, 5, 5]),
+        ({"batch_size": 0}, [2, 2, 2, 2]),
+        ({"batch_size": 2}, [8, 4, 12, 6]),
+    ]
 
     def local(client, *_):
-        out = {name: client.steps(Length(**asked)) for name, asked in cases.items()}
-        return TensorDict({"samples": client.samples, **out}, batch_size=[])
+        steps = torch.stack([torch.as_tensor(client.steps(Length(**length))) for length, _ in cases])
+        return TensorDict({"samples": client.samples, "steps": steps}, batch_size=[])
 
-    found = run(engine, cohort, local)
-    assert found["samples"].tolist() == list(SIZES)
-    for name, asked in cases.items():
-        epochs = None if "steps" in asked else asked.get("epochs", 2)
-        length = {"epochs": epochs, "steps": asked.get("steps"), "limit": limit}
-        keys = cohort.keys(range(len(SIZES)), "train")
-        plan = make_plan(cohort.members, keys, asked.get("batch_size", 4), **length)
-        assert found[name].tolist() == plan.steps.tolist(), name
+    counted = run(engine, cohort, local)
+    assert counted["samples"].tolist() == list(SIZES)
+    for k, (_, expected) in enumerate(cases):
+        assert counted["steps"][:, k].tolist() == [n if limit is None else min(n, limit) for n in expected]
 
 
 @engines
@@ -112,26 +94,22 @@ def test_loss_is_the_mean_over_a_clients_own_rows(engine, part):
 def test_gradient_is_autograds_on_the_first_training_batch(engine):
     cohort, start = setting(momentum=0.9, weight_decay=0.1, lr=0.3)
     starts = spread(start, len(SIZES))
-    found = run(engine, cohort, lambda c, state, _: c.gradient(state), starts)
-    assert set(found.keys()) == set(cohort.model.parameters)
+    actual = run(engine, cohort, lambda c, state, _: c.gradient(state), starts)
     for i in range(len(SIZES)):
-        x, y = batches(cohort, i)[0]
-        leaves = {n: starts[n][i].clone().requires_grad_() for n in cohort.model.parameters}
-        cohort.loss(cohort.model(leaves, x), y, None).backward()
-        for n, p in leaves.items():
-            torch.testing.assert_close(found[n][i], p.grad, rtol=1e-4, atol=1e-6)
+        expected = autograd(cohort, starts[i], *batches(cohort, i)[0])
+        assert_states(actual[i], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_gradient_leaves_the_metrics_of_training_alone():
     cohort, start = setting()
     client = alone(cohort)
     client.fit(start)
-    kept = dict(client.metrics)
+    before = dict(client.metrics)
     client.gradient(start)
-    assert client.metrics == kept
+    assert client.metrics == before
 
 
-def test_frozen_parts_are_neither_trained_nor_in_the_gradient():
+def test_frozen_parts_are_neither_trained_nor_in_the_gradient_and_others_are_named():
     data = source(sum(SIZES))
     model = model_of("mlp", data, hidden=(8,))
     frozen = ("fc1.weight", "fc1.bias")
@@ -141,22 +119,15 @@ def test_frozen_parts_are_neither_trained_nor_in_the_gradient():
     client = alone(cohort)
     assert set(client.parameters(start).keys()) == {"head.weight", "head.bias"}
     assert set(client.gradient(start).keys()) == {"head.weight", "head.bias"}
-    found = client.fit(start)
-    assert all(torch.equal(found[n], start[n]) == (n in frozen) for n in start.keys())  # noqa: SIM118
-
-
-def test_parts_of_the_model_are_named_by_the_split():
-    cohort, _ = setting()
-    client = alone(cohort)
+    trained = client.fit(start)
+    assert all(torch.equal(trained[n], t) == (n in frozen) for n, t in start.items())
     assert client.select("head") == ("head.weight", "head.bias")
     assert set(client.select("head")).isdisjoint(client.select("extractor"))
 
 
 def test_an_error_names_the_client_its_round_and_the_stage():
-    data = source(sum(SIZES), classes=3)
-    model = model_of("mlp", data, hidden=(8,))
-    bad = TensorDict({**dict(model.init(0).items()), "head.weight": torch.zeros(3, 99)}, batch_size=[])
-    cohort = cohort_of(model, data, ids=(40, 41, 42, 43), round=6)
+    cohort, bad = setting(ids=(40, 41, 42, 43), round=6)
+    bad["head.weight"] = torch.zeros(3, 99)
     with pytest.raises(ClientError, match=r"client 42, round 7, stage 'train': RuntimeError"):
         alone(cohort, 2).fit(bad)
     with pytest.raises(ClientError, match=r"client 42, round 7, stage 'loss on train'"):
@@ -169,24 +140,14 @@ def test_an_error_names_the_client_its_round_and_the_stage():
 
 def test_a_client_operation_maps_over_clients_only():
     cohort, start = setting()
-    client, stacked = alone(cohort), spread(start, 3)
+    client, models = alone(cohort), dict(spread(start, 3).items())
     with pytest.raises(TailorflError, match="loop over it"):
-        torch.func.vmap(lambda t: client.fit(TensorDict(t, batch_size=[]))["head.bias"])(
-            dict(stacked.items())
-        )
+        torch.func.vmap(lambda t: client.fit(TensorDict(t, batch_size=[]))["head.bias"])(models)
 
 
 @engines
-def test_training_is_the_same_with_and_without_recording_of_gradients(engine):
-    cohort, start = setting()
-    recorded = fit(engine, cohort, start)
-    with torch.no_grad():
-        silent = fit(engine, cohort, start)
-    assert all(torch.equal(t, silent[n]) and not t.requires_grad for n, t in recorded.items())
-
-
-@engines
-def test_training_neither_uses_nor_moves_the_global_random_state(engine):
+def test_training_depends_on_no_global_state_and_leaves_it_alone(engine):
+    """Neither the random numbers of torch and numpy nor whether gradients are recorded."""
     cohort, start = setting()
     torch.manual_seed(3)
     np.random.seed(3)  # noqa: NPY002
@@ -195,19 +156,18 @@ def test_training_neither_uses_nor_moves_the_global_random_state(engine):
     assert torch.equal(torch.random.get_rng_state(), before)
     assert np.random.get_state()[1].tolist() == numpy_before  # noqa: NPY002
     torch.manual_seed(4)
-    assert all(torch.equal(t, first[n]) for n, t in fit(engine, cohort, start).items())
+    with torch.no_grad():
+        silent = fit(engine, cohort, start)
+    assert all(torch.equal(t, silent[n]) and not t.requires_grad for n, t in first.items())
 
 
 @engines
 def test_a_diverging_client_spoils_only_itself(engine):
     """Infinite features of one client make its own model not finite, and nobody else's."""
-    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
-    x[:4] = torch.inf
-    data = regression(x, torch.zeros(12))
-    rows = np.split(np.arange(12, dtype=np.int64), 3)
-    cohort = cohort_of(model_of("linear", data), data, members=rows)
-    found = fit(engine, cohort, cohort.model.init(0))["head.weight"]
-    assert torch.isfinite(found).flatten(1).all(1).tolist() == [False, True, True]
+    cohort, start = setting()
+    cohort.source.x[torch.from_numpy(cohort.members[1])] = torch.inf
+    weights = fit(engine, cohort, start)["head.weight"]
+    assert torch.isfinite(weights).flatten(1).all(1).tolist() == [True, False, True, True]
 
 
 def test_a_proximal_centre_must_have_what_is_trained():

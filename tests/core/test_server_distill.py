@@ -53,25 +53,24 @@ def run(distil: ServerDistillation, of: Context, round: int = 0) -> dict[str, Te
 
 
 class TestBatches:
-    distil = ServerDistillation(steps=8, batch_size=2)
-
     def test_every_pass_goes_through_all_public_samples_once_in_an_order_of_its_own(self, seen: Rows) -> None:
-        """Six samples in pairs: a pass is three steps, and the eighth step is within the third pass."""
-        run(self.distil, context())
-        assert [len(rows) for rows in seen] == [2] * 8
-        flat = list(chain.from_iterable(seen))
-        for k in range(2):
-            assert sorted(flat[k * PUBLIC : (k + 1) * PUBLIC]) == list(range(PUBLIC))
-        assert len(set(flat[2 * PUBLIC :])) == 4
-        assert flat[:PUBLIC] != flat[PUBLIC : 2 * PUBLIC]
+        """Six samples in pairs: a pass is three steps, and the eighth step is within the third pass.
 
-    def test_rounds_and_seeds_have_orders_of_their_own_and_none_is_that_of_the_rows(self, seen: Rows) -> None:
+        Rounds and seeds have orders of their own, and none is that of the rows.
+        """
+        runs = []
         for round, seed in ((0, 0), (1, 0), (0, 1), (0, 0)):
-            run(self.distil, context(seed), round)
-        runs = [tuple(chain.from_iterable(seen[k * 8 : (k + 1) * 8])) for k in range(4)]
+            run(ServerDistillation(steps=8, batch_size=2), context(seed), round)
+            assert [len(rows) for rows in seen] == [2] * 8
+            runs.append(tuple(chain.from_iterable(seen)))
+            seen.clear()
+        for rows in runs:
+            first, second, third = (rows[k * PUBLIC : (k + 1) * PUBLIC] for k in range(3))
+            assert sorted(first) == sorted(second) == list(range(PUBLIC))
+            assert len(set(third)) == 4
+            assert first not in (second, tuple(range(PUBLIC)))
         assert len(set(runs[:3])) == 3
         assert runs[3] == runs[0]
-        assert all(one[:PUBLIC] != tuple(range(PUBLIC)) for one in runs)
 
     def test_a_batch_is_never_larger_than_the_public_set(self, seen: Rows) -> None:
         run(ServerDistillation(steps=2, batch_size=100), context())
@@ -105,12 +104,7 @@ class TestEarlyStopping:
     @pytest.mark.parametrize(
         ("values", "patience", "stopped", "best"),
         [
-            (
-                [3, 2, 1, 4, 4, 4, 4, 4, 4, 4, 4],
-                9,
-                15,
-                6,
-            ),  # lowest after step 6, none better in the 9 after it
+            ([3, 2, 1, 4, 4, 4, 4, 4, 4, 4, 4], 9, 15, 6),  # lowest after step 6, none better in 9 more
             ([3, 2, 1, 4, 4, 4, 4, 4, 4, 4, 4], 3, 9, 6),
             ([3, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2], 6, 6, 0),  # what would have come later does not count
             ([3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3], 6, 6, 0),  # as good is not better
@@ -120,22 +114,15 @@ class TestEarlyStopping:
         ],
     )
     def test_it_stops_when_no_look_within_the_patience_was_better_and_keeps_the_best(
-        self,
-        values: list[float],
-        patience: int,
-        stopped: int,
-        best: int,
-        seen: Rows,
+        self, values: list[float], patience: int, stopped: int, best: int, seen: Rows,
         monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.losses(monkeypatch, values)
-        distil = ServerDistillation(
-            steps=30, lr=0.05, batch_size=4, select="best", patience=patience, check_every=3
-        )
+        options: dict[str, Any] = {"select": "best", "patience": patience, "check_every": 3}
         of = context()
-        found = run(distil, of)
+        model = run(ServerDistillation(steps=30, lr=0.05, batch_size=4, **options), of)
         assert len(seen) == stopped
-        assert_close(found, by_hand(of, seen[:best], 30, 0.05), atol=1e-5)
+        assert_close(model, by_hand(of, seen[:best], 30, 0.05), atol=1e-5)
 
     def test_without_it_nobody_looks_and_the_last_model_is_kept(
         self, seen: Rows, monkeypatch: pytest.MonkeyPatch

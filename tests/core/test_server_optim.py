@@ -47,24 +47,21 @@ def by_hand(options: dict[str, Any], w: np.ndarray, updates: list[np.ndarray]) -
 
 @pytest.mark.parametrize("options", CASES, ids=lambda o: "-".join(map(str, o.values())))
 def test_several_rounds_follow_the_formula(options):
+    """Inputs are left alone, and the state keeps its structure: checkpoints fill a template made by `start`."""
     rng = np.random.default_rng(0)
     w0, updates = rng.standard_normal((3, 2)), [rng.standard_normal((3, 2)) for _ in range(6)]
     optimizer = ServerOptimizer(**options)
     w = TensorDict({"w": torch.from_numpy(w0)}, batch_size=[])
     state = optimizer.start(w)
     for expected, delta in zip(by_hand(options, w0, updates), updates, strict=True):
-        kept = {n: t.clone() for n, t in (*w.items(), *state.items(True, True))}
+        before = w.clone(), state.clone()
         new, new_state = optimizer.step(w, TensorDict({"w": torch.from_numpy(delta)}, batch_size=[]), state)
-        for n, t in (*w.items(), *state.items(True, True)):
-            assert torch.equal(t, kept[n])
+        assert bool((w == before[0]).all())
+        assert all(torch.equal(t, state[n]) for n, t in before[1].items(True, True))
+        assert set(state.keys(True, True)) == set(new_state.keys(True, True))
         w, state = new, new_state
         np.testing.assert_allclose(w["w"].numpy(), expected, rtol=1e-9, atol=1e-12)
-
-
-def test_the_plain_average_is_recognised_and_nothing_else():
-    assert ServerOptimizer().is_plain_average
-    for options in CASES[1:]:
-        assert not ServerOptimizer(**options).is_plain_average
+    assert optimizer.is_plain_average == (options == {"kind": "sgd"})
 
 
 def test_momentum_zero_and_rate_one_is_the_average():
@@ -74,26 +71,7 @@ def test_momentum_zero_and_rate_one_is_the_average():
     new, state = optimizer.step(w, mean - w, optimizer.start(w))
     assert torch.equal(new["w"], mean["w"])
     assert len(state.keys()) == 0
-
-
-def test_the_state_keeps_its_structure_from_round_to_round():
-    """Checkpoints fill a template made by `start`."""
-    w = TensorDict({"a": torch.ones(2), "b": torch.ones(3)}, batch_size=[])
-    for options in CASES:
-        optimizer = ServerOptimizer(**options)
-        state = optimizer.start(w)
-        _, after = optimizer.step(w, w * 0.1, state)
-        assert set(state.keys(True, True)) == set(after.keys(True, True))
-
-
-def test_adaptive_steps_do_not_depend_on_the_scale_of_the_updates():
-    w = TensorDict({"w": torch.zeros(3, dtype=torch.float64)}, batch_size=[])
-    delta = TensorDict({"w": torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)}, batch_size=[])
-    for kind in ("adam", "adagrad"):
-        optimizer = ServerOptimizer(kind=kind, lr=0.1, eps=1e-12)
-        small, _ = optimizer.step(w, delta, optimizer.start(w))
-        large, _ = optimizer.step(w, delta * 1e3, optimizer.start(w))
-        torch.testing.assert_close(small["w"], large["w"])
+    assert optimizer.is_plain_average
 
 
 @pytest.mark.parametrize(

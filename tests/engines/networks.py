@@ -1,10 +1,11 @@
-"""Networks that engines cannot run as they run others."""
+"""Networks that engines cannot run as they run others, and everything that a run has to show."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from methods.small import CLASSES
+from methods.small import CLASSES, NEWCOMER, SIZES, everything, personal
+from tailorfl.rounds.simulation import Simulation
 
 
 class Linear(nn.Module):
@@ -32,3 +33,14 @@ class Broken(Linear):
     """Does not fit the data."""
 
     width = 63
+
+
+def outcome(sim: Simulation) -> dict[str, Tensor]:
+    """States, deployable models (of the newcomer too) and the newcomer's model after two steps."""
+    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
+    models = personal(sim, (*range(len(SIZES)), NEWCOMER))
+    return {
+        **everything(sim),
+        **{f"personal/{n}": t for n, t in models.items()},
+        **{f"adapted/{n}": t for n, t in adapted.items()},
+    }

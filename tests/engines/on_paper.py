@@ -18,7 +18,6 @@ import tailorfl.engines.devices as devices
 from methods.settings import NAMES
 from methods.small import CLASSES, NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
 from tailorfl.data.federation import Federation
-from tailorfl.data.source import Source
 from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine, Inference
 from tailorfl.engines.sequential import Sequential
@@ -34,14 +33,9 @@ Make = Callable[[torch.device], Simulation]
 def images() -> Federation:
     """The tiny federation with augmented uint8 images."""
     base = federation()
-    s = base.source
-    x = ((s.x - s.x.min()) / (s.x.max() - s.x.min()) * 255).to(torch.uint8)
-    source = Source(
-        s.name, x, s.y, s.task, s.outputs, mean=(0.5,), std=(0.25,), augment="flip_crop", info=s.info
-    )
-    return Federation(
-        source, base.train, base.val, base.test, base.names, base.num_clients, public=base.public
-    )
+    low, high = base.source.x.min(), base.source.x.max()
+    x = ((base.source.x - low) / (high - low) * 255).to(torch.uint8)
+    return replace(base, source=replace(base.source, x=x, mean=(0.5,), std=(0.25,), augment="flip_crop"))
 
 
 def frozen() -> Model:

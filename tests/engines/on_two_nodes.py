@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster of two nodes of this machine and prints what it saw as JSON; `test_cluster.py` judges.
+"""Runs on a Ray cluster of two nodes of this machine and prints what it saw as JSON; `test_workers.py` judges.
 
 A program of its own, since Ray reads its settings when it is imported, and its processes end with this one.
 """
@@ -27,8 +27,9 @@ import ray
 import torch
 from ray.cluster_utils import Cluster as TwoNodes
 
+from engines.networks import outcome
 from methods.settings import make
-from methods.small import NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
+from methods.small import SIZES, TRAIN, everything, federation, simulation
 from tailorfl.engines.make import make_engine
 from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.ray_pool import RayPool
@@ -41,15 +42,6 @@ LOOPBACK = {"num_cpus": 2, "node_ip_address": "127.0.0.1", "include_dashboard": 
 METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 SETTINGS: dict[str, Any] = {"fraction": 0.6}
 ROUNDS = 6
-
-
-def outcome(sim: Simulation) -> dict[str, torch.Tensor]:
-    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
-    return {
-        **everything(sim),
-        **{f"personal/{n}": t for n, t in personal(sim).items()},
-        **{f"adapted/{n}": t for n, t in adapted.items()},
-    }
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -74,9 +66,8 @@ def main() -> None:
     seen["addresses"] = sorted({n["NodeManagerAddress"] for n in ray.nodes()})
 
     engine = make_engine("vectorized", 2, 2, "auto")
-    for (
-        name
-    ) in METHODS:  # sampled cohorts of three of five clients in chunks of two: chunks move between workers
+    # Sampled cohorts of three of five clients in chunks of two: chunks move between workers.
+    for name in METHODS:
         one = simulation(name, "batch_norm", "vectorized", chunk=2, rounds=ROUNDS, **SETTINGS)
         two = simulation(name, "batch_norm", engine, rounds=ROUNDS, **SETTINGS)
         seen["same"][name] = same(outcome(one), outcome(two)) and one.traffic == two.traffic

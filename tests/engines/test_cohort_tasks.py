@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
+from engines.networks import Linear
 from methods.small import SIZES, assert_same, everything, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.engines.auto import Auto
@@ -32,48 +34,40 @@ MEMBERS = {"name", "precision", "hold", "train", "map", "predict"}
 class Counted:
     """An engine of the six members and nothing else, which counts its calls."""
 
+    name = "counted"
+    precision = "float32"
+
     def __init__(self) -> None:
-        self._inner, self.calls = Sequential(), dict.fromkeys(sorted(MEMBERS - {"name", "precision"}), 0)
+        self._inner, self.calls = Sequential(), Counter[str]()
 
-    @property
-    def name(self) -> str:
-        return "counted"
-
-    @property
-    def precision(self) -> str:
-        return self._inner.precision
+    def _call(self, member: str, *arguments: Any) -> Any:
+        self.calls[member] += 1
+        return getattr(self._inner, member)(*arguments)
 
     def hold(self, store: StateStore) -> StateStore:
-        self.calls["hold"] += 1
-        return self._inner.hold(store)
+        return self._call("hold", store)
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        self.calls["train"] += 1
-        return self._inner.train(task, store)
+        return self._call("train", task, store)
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        self.calls["map"] += 1
-        return self._inner.map(task, states)
+        return self._call("map", task, states)
 
     def predict(self, asked: Inference) -> list[Tensor]:
-        self.calls["predict"] += 1
-        return self._inner.predict(asked)
-
-
-def test_an_engine_is_six_members() -> None:
-    assert {name for name in vars(Engine) if not name.startswith("_")} == MEMBERS
+        return self._call("predict", asked)
 
 
 def test_an_engine_of_six_members_does_whole_runs() -> None:
     """Rounds, deployment, evaluation on own and common samples, newcomers, checkpoints."""
-    own, plain = Counted(), Sequential()
-    mine, theirs = (simulation("ditto", engine=engine, rounds=2) for engine in (own, plain))
+    assert {name for name in vars(Engine) if not name.startswith("_")} == MEMBERS
+    counted, plain = Counted(), Sequential()
+    mine, theirs = (simulation("ditto", engine=engine, rounds=2) for engine in (counted, plain))
     protocol = Protocol(("val", "local", "global", "heldout"), (0, 2))
     assert evaluate(mine, protocol) == evaluate(theirs, protocol)
     mine.load(*mine.dump())
     assert_same(everything(mine), everything(theirs))
     assert_same(personal(mine), personal(theirs))
-    assert all(own.calls.values()), own.calls
+    assert set(counted.calls) == MEMBERS - {"name", "precision"}
 
 
 def message(client: Client, state: TensorDict, received: TensorDict) -> Parts:
@@ -89,10 +83,7 @@ def test_a_part_of_a_visit_is_what_those_clients_do_in_it(kind: str, index: Tens
     """Row i of the table is 10^i, so a client's rows can be told from their sum."""
     table = TensorDict({"n": torch.tensor([1.0, 10.0, 100.0])}, batch_size=[] if index is None else [3])
     cohort = simulation("local").cohort(range(5))
-    task, states = (
-        CohortTask(message, cohort, table, index),
-        TensorDict({"n": torch.arange(5.0)}, batch_size=[5]),
-    )
+    task, states = CohortTask(message, cohort, table, index), TensorDict({"n": torch.arange(5.0)}, [5])
     rows = [111.0] * 5 if index is None else table["n"][index].reshape(5, -1).sum(1).tolist()
     for where in (range(5), [3, 1], torch.tensor([4])):
         chosen = [int(i) for i in where]
@@ -156,18 +147,10 @@ def test_models_are_shared_out_where_making_them_takes_training(steps: int, shar
 def test_bytes_of_any_tensor_are_those_of_its_elements() -> None:
     """Also of one element that was expanded, of every second one, of a scalar, and of none."""
     row = torch.arange(6)
-    for tensor in (
-        row,
-        row[::2],
-        row.reshape(2, 3).T,
-        torch.tensor(7),
-        torch.tensor(7).expand(1),
-        row[:0],
-        row[5:],
-    ):
-        assert to_bytes(tensor).tobytes() == b"".join(
-            int(v).to_bytes(8, "little") for v in tensor.reshape(-1).tolist()
-        )
+    scalar = torch.tensor(7)
+    for tensor in (row, row[::2], row.reshape(2, 3).T, scalar, scalar.expand(1), row[:0], row[5:]):
+        expected = b"".join(int(v).to_bytes(8, "little") for v in tensor.reshape(-1).tolist())
+        assert to_bytes(tensor).tobytes() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,14 +158,13 @@ def test_bytes_of_any_tensor_are_those_of_its_elements() -> None:
 def test_outputs_in_pieces_are_the_outputs(kind: str, common: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are cut, as several processes are asked, or one in several passes; those of the module."""
     engine: InProcessEngine = KINDS[kind]
-    sim = simulation("local", "mlp", rounds=1)
+    sim = simulation("local", "batch_norm", rounds=2)
     ((_, models),) = sim.personal_models(range(5))
     source, rows = sim.federation.source, [torch.arange(k, 3 * k) for k in range(5)]
     asked = Inference(sim.model, models, source, torch.arange(2, 13) if common else rows)
     assert asked.samples == (55 if common else 20)
-    monkeypatch.setattr(
-        "tailorfl.training.cohort.INPUT_BYTES", 4 * 64 * 10
-    )  # ten samples of one model at once
+    # Ten samples of one model at once.
+    monkeypatch.setattr("tailorfl.training.cohort.INPUT_BYTES", 4 * 64 * 10)
     whole = engine.predict(asked)
     for k, own in enumerate(whole):
         x = source.x[asked.rows if common else rows[k]]
@@ -197,12 +179,8 @@ def test_outputs_in_pieces_are_the_outputs(kind: str, common: bool, monkeypatch:
     assert all(map(torch.equal, whole, asked.joined([engine.predict(p) for p in engine.shares(asked)])))
 
 
-class Folding(nn.Module):
+class Folding(Linear):
     """Asks how many numbers a sample has, which has no answer where there is none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(x.reshape(len(x), -1))
@@ -211,21 +189,13 @@ class Folding(nn.Module):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_are_not_asked_for_outputs_on_nothing(kind: str) -> None:
+    """And of many workers every sample of every model once."""
     model, source = Model(Folding), simulation("local").federation.source
     states = TensorDict({n: t.expand(2, *t.shape) for n, t in model.init(0).items()}, batch_size=[2])
     for rows in (torch.arange(0), [torch.arange(0)] * 2):
-        found = KINDS[kind].predict(Inference(model, states, source, rows))
-        assert [tuple(t.shape) for t in found] == [(0, 4)] * 2
-    one, none = KINDS[kind].predict(Inference(model, states, source, [torch.arange(3), torch.arange(0)]))
+        outputs = KINDS[kind].predict(Inference(model, states, source, rows))
+        assert [tuple(t.shape) for t in outputs] == [(0, 4)] * 2
+    some = Inference(model, states, source, [torch.arange(3), torch.arange(0)])
+    one, none = KINDS[kind].predict(some)
     assert (tuple(one.shape), tuple(none.shape)) == ((3, 4), (0, 4))
-
-
-def test_what_many_workers_are_asked_is_not_more_than_one_process_would() -> None:
-    """Nothing is asked where there is nothing, and every sample of every model once."""
-    sim = simulation("local", "mlp", rounds=0)
-    models = TensorDict({n: t.expand(3, *t.shape) for n, t in sim.init.items()}, batch_size=[3])
-    for engine in KINDS.values():
-        none = Inference(sim.model, models, sim.federation.source, [torch.arange(0)] * 3)
-        assert [tuple(t.shape) for t in engine.predict(none)] == [(0, 4)] * 3
-        some = Inference(sim.model, models, sim.federation.source, [torch.arange(k) for k in range(3)])
-        assert sum(share.samples for share in engine.shares(some)) == some.samples == 3
+    assert sum(share.samples for share in KINDS[kind].shares(some)) == some.samples == 3

@@ -22,45 +22,46 @@ from tailorfl.errors import ConfigError
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
 
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int, built_for: str | None = "13.0") -> None:
+    """Let torch see so many GPUs, and say what it is built for."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
 
 
-def test_auto_is_the_first_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_gpu(monkeypatch)
-    assert device_of("auto") == device_of("cpu") == torch.device("cpu")
-    with_gpus(monkeypatch, 2)
-    assert device_of("auto") == device_of("cuda") == torch.device("cuda", 0)
-    assert device_of("cuda:1") == torch.device("cuda", 1)
-    assert device_of("cpu") == torch.device("cpu")
+@pytest.mark.parametrize(
+    ("gpus", "name", "device"),
+    [
+        (0, "auto", "cpu"),
+        (0, "cpu", "cpu"),
+        (2, "auto", "cuda:0"),
+        (2, "cuda", "cuda:0"),
+        (2, "cuda:1", "cuda:1"),
+        (2, "cpu", "cpu"),
+    ],
+)
+def test_auto_is_the_first_gpu_where_there_is_one(
+    gpus: int, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(monkeypatch, gpus)
+    assert device_of(name) == torch.device(device)
 
 
-@pytest.mark.parametrize("asked", ["gpu", "cuda:", "cuda:x", "cpu:0", "mps", ""])
-def test_a_name_that_is_no_device_is_refused(asked: str) -> None:
-    with pytest.raises(ConfigError, match=f"must be auto, cpu, cuda or cuda:N, but is '{asked}'"):
-        device_of(asked)
+REFUSED: list[tuple[int, str | None, str, str]] = [
+    *((0, None, name, f"but is '{name}'") for name in ("gpu", "cuda:", "cuda:x", "cpu:0", "mps", "")),
+    (0, None, "cuda", r"engine.device=cuda needs a GPU, but torch .* is built without CUDA"),
+    (0, "13.0", "cuda:0", r"is built for CUDA 13.0 but finds no GPU; .* check the driver"),
+    (2, "13.0", "cuda:2", r"engine.device=cuda:2, but torch sees 2 GPU\(s\): cuda:0 to cuda:1"),
+]
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_gpu(monkeypatch)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(
-        ConfigError, match=r"engine.device=cuda needs a GPU, but torch .* is built without CUDA; set"
-    ):
-        make_engine("vectorized", device="cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(ConfigError, match=r"is built for CUDA 13.0 but finds no GPU; .* check the driver"):
-        device_of("cuda:0")
-    with_gpus(monkeypatch, 2)
-    with pytest.raises(
-        ConfigError, match=r"engine.device=cuda:2, but torch sees 2 GPU\(s\): cuda:0 to cuda:1"
-    ):
-        device_of("cuda:2")
+@pytest.mark.parametrize(("gpus", "built_for", "name", "message"), REFUSED)
+def test_a_device_that_is_not_there_is_refused_with_what_torch_sees(
+    gpus: int, built_for: str | None, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(monkeypatch, gpus, built_for)
+    with pytest.raises(ConfigError, match=message):
+        make_engine("vectorized", device=name)
 
 
 def test_worker_processes_calculate_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

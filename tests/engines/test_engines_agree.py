@@ -1,32 +1,37 @@
-"""Every method on every kind of model.
-
-All engines, chunk sizes and orders of clients give the same numbers.
-"""
+"""All engines give the same numbers; the automatic one chooses once, on training, and falls back where `vmap` fails."""
 
 from __future__ import annotations
 
+import logging
 from functools import cache
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from methods.settings import NAMES
+from engines.networks import Broken, Undecided, outcome
+from methods.settings import NAMES, one_of
 from methods.small import (
     EXACT,
     FACTORIES,
-    NEWCOMER,
     SIZES,
+    TRAIN,
     assert_close,
+    assert_same,
     everything,
+    federation,
     fits,
     personal,
     simulation,
 )
-from tailorfl.engines.base import Inference
-from tailorfl.engines.make import make_engine
+from tailorfl.core.method import make_method
+from tailorfl.engines import auto
+from tailorfl.engines.auto import Auto
+from tailorfl.engines.sequential import Sequential
+from tailorfl.errors import ClientError
+from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 
 CHUNKED = [
@@ -36,17 +41,6 @@ CHUNKED = [
     for chunk, k in ((1, k), (3, k + 1))
 ]
 """One model a method, and all models in turn: cohorts are cut up around a method, whatever it and its model compute."""
-ALL = (*range(len(SIZES)), NEWCOMER)
-
-
-def outcome(sim: Simulation) -> dict[str, Tensor]:
-    """States, deployable models (of the newcomer too) and the newcomer's model after two steps."""
-    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
-    return {
-        **everything(sim),
-        **{f"personal/{n}": t for n, t in personal(sim, ALL).items()},
-        **{f"adapted/{n}": t for n, t in adapted.items()},
-    }
 
 
 @cache
@@ -72,29 +66,6 @@ def test_vectorized_equals_sequential_whatever_the_chunk(
     assert_close(outcome(sim), reference(name, model_name), atol=1e-9, rtol=1e-7)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_predictions_are_those_of_the_module(engine: str) -> None:
-    """Also for clients without rows, and the same inputs for all."""
-    sim = simulation("local", "batch_norm", engine, rounds=2)
-    ids = (0, 1, 3)
-    ((_, models),) = sim.personal_models(ids)
-    rows = [torch.arange(5), torch.arange(0), torch.arange(20, 22)]
-    source = sim.federation.source
-    own = make_engine(engine).predict(Inference(sim.model, models, source, rows))
-    common = make_engine(engine).predict(Inference(sim.model, models, source, torch.arange(7)))
-    for k in range(3):
-        module = sim.model.module.eval()
-        expected_state = {n: t[k] for n, t in models.items()}
-        expected = torch.func.functional_call(module, expected_state, (source.x[rows[k]],))
-        torch.testing.assert_close(own[k], expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(
-            common[k],
-            torch.func.functional_call(module, expected_state, (source.x[:7],)),
-            atol=1e-5,
-            rtol=1e-4,
-        )
-
-
 def test_chunks_hold_clients_of_similar_size() -> None:
     """Sorted by size, so that little is padded; results come back in the cohort's order all the same."""
     sizes: list[list[int]] = []
@@ -107,4 +78,102 @@ def test_chunks_hold_clients_of_similar_size() -> None:
     (found,) = sim.run(range(5), sim.states.get(range(5)), TensorDict({}, batch_size=[]), look)
     assert found["samples"].tolist() == list(SIZES)
     assert sizes == [[15, 9], [7, 3], [1]]
-    assert np.all(np.diff([s for part in sizes for s in part]) <= 0)
+
+
+@pytest.fixture
+def a_quick_choice() -> None:
+    """Here the choice is the subject: no limit of the measurement is changed."""
+
+
+def own(module: type[nn.Module], engine: Auto | Sequential, name: str = "local") -> Simulation:
+    return Simulation(make_method(name), federation(), Model(module), TRAIN, engine=engine)
+
+
+@pytest.mark.parametrize("name", one_of(6, NAMES))
+def test_chooses_an_engine_and_equals_it_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "PROBE_STEPS", 1)  # how long it looks is no matter of the method
+    monkeypatch.setattr(auto, "PROBE_SECONDS", 0.0)
+    sim = simulation(name, "dropout", "auto", rounds=2, fraction=0.6)
+    assert sim.engine.name in {"sequential", "vectorized"}
+    same = simulation(name, "dropout", sim.engine.name, rounds=2, fraction=0.6)
+    assert_same(everything(sim), everything(same))
+    assert_same(personal(sim), personal(same))
+
+
+@pytest.mark.parametrize("choice", ["sequential", "vectorized"])
+def test_a_fixed_choice_is_kept(choice: str) -> None:
+    sim = simulation("ditto", engine=Auto(choice=choice), rounds=2)
+    assert sim.engine.name == choice
+    assert_same(everything(sim), everything(simulation("ditto", engine=choice, rounds=2)))
+
+
+def test_falls_back_with_one_warning_where_vmap_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
+    sim, reference = own(Undecided, Auto()), own(Undecided, Sequential())
+    with caplog.at_level(logging.WARNING, logger="tailorfl"):
+        sim.step()
+        sim.step()
+    assert sim.engine.name == "sequential"
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "vmap" in caplog.text
+    assert "sequential" in caplog.text
+    reference.step()
+    reference.step()
+    assert_same(everything(sim), everything(reference))
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg_ft", "ditto"])
+def test_looking_at_models_before_training_does_not_decide(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The initial models of LocalTrain need no forward pass, so they say nothing of what training needs."""
+
+    def vectorized_looks_faster(engine: Any, *part: Any) -> float:
+        engine.map(*part)
+        return 1.0 if engine.name == "sequential" else 0.0
+
+    monkeypatch.setattr(auto, "_seconds", vectorized_looks_faster)
+    sim = own(Undecided, Auto(), name)
+    personal(sim)
+    for _ in range(2):
+        sim.step()
+    personal(sim)
+    assert sim.engine.name == "sequential"
+
+
+@pytest.mark.parametrize(("looped", "batched"), [(3.0, 1.0), (1.0, 3.0), (0.3, 0.1), (0.1, 0.3)])
+def test_the_faster_engine_is_kept(looped: float, batched: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured once where that takes long; else the least of several, so one slow moment does not count."""
+    times: dict[str, list[float]] = {"sequential": [], "vectorized": []}
+
+    def seconds(engine: Any, *part: Any) -> float:
+        engine.map(*part)
+        true = looped if engine.name == "sequential" else batched
+        disturbed = len(times[engine.name]) == 1 and true == min(looped, batched)
+        times[engine.name].append(true + 5.0 if disturbed else true)
+        return times[engine.name][-1]
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    sim = simulation("fedavg", engine="auto", rounds=1)
+    assert sim.engine.name == ("vectorized" if batched < looped else "sequential")
+    runs = 1 if looped + batched >= auto.PROBE_SECONDS else 1 + min(7, 1 + int(2.0 / (looped + batched)))
+    assert [len(found) for found in times.values()] == [runs, runs]
+
+
+def test_an_error_in_the_model_is_not_taken_for_a_missing_rule(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ClientError, match=r"client.*round 1.*train"):
+        own(Broken, Auto()).step()
+    assert not caplog.records
+
+
+def test_one_client_needs_no_measurement() -> None:
+    sim = simulation("fedavg", engine="auto", data=federation((5,)), rounds=1)
+    assert sim.engine.name == "sequential"
+
+
+def test_measuring_leaves_no_trace() -> None:
+    """The probe trains for a few steps and throws the result away."""
+    sim = simulation("ditto", "batch_norm", "auto")
+    state = torch.get_rng_state()
+    sim.step()
+    assert torch.equal(state, torch.get_rng_state())
+    assert_same(everything(sim), everything(simulation("ditto", "batch_norm", sim.engine.name, rounds=1)))

@@ -1,11 +1,13 @@
-"""Several worker processes: the bits of one, whatever their number; and what happens when something goes wrong."""
+"""Several workers, processes or a cluster: the bits of one process, and what happens when something goes wrong."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -15,22 +17,11 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import nn
 
-from engines.networks import Broken, Undecided
+from engines.networks import Broken, Undecided, outcome
 from methods.settings import make
-from methods.small import (
-    CLASSES,
-    NEWCOMER,
-    SIZES,
-    TRAIN,
-    assert_same,
-    everything,
-    federation,
-    model,
-    personal,
-    simulation,
-)
+from methods.small import CLASSES, TRAIN, assert_same, everything, federation, model, simulation
 from processes import fork
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
@@ -40,7 +31,7 @@ from tailorfl.engines.make import make_engine
 from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.sequential import Sequential
-from tailorfl.errors import ClientError, ConfigError, WorkerError
+from tailorfl.errors import ClientError, ConfigError, MissingExtraError, WorkerError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.ditto import Ditto
 from tailorfl.methods.fedavg import FedAvg
@@ -48,6 +39,7 @@ from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.sample_privacy import SampleDP
 
+KINDS = ("sequential", "vectorized")
 METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 """Without private state; with one; a part of the model; states in parts; SAM; a message for each client."""
 
@@ -58,39 +50,38 @@ def team_of(sim: Simulation) -> ProcessPool:
     return sim.engine.pool
 
 
-def outcome(sim: Simulation) -> dict[str, Tensor]:
-    ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
-    return {
-        **everything(sim),
-        **{f"personal/{n}": t for n, t in personal(sim).items()},
-        **{f"adapted/{n}": t for n, t in adapted.items()},
-    }
-
-
 def run(name: str, engine: str, number: int, model_name: str = "batch_norm", **settings: Any) -> Simulation:
     team = make_engine(engine, 2, number)
     return simulation(name, model_name, team, **{"fraction": 0.8, "rounds": 3, **settings})
 
 
-@pytest.mark.parametrize(("name", "engine"), [*zip(METHODS, ("sequential", "vectorized") * 3, strict=True)])
-def test_workers_give_the_bits_of_one_process(name: str, engine: str) -> None:
-    one, two = run(name, engine, 1), run(name, engine, 2)
-    assert_same(outcome(one), outcome(two))
-    assert (one.traffic, one.states.clients) == (two.traffic, two.states.clients)
-    assert len(team_of(two).pids) == 2
+PRIVATE = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, 0.8, "shuffle"))
 
 
-@pytest.mark.parametrize(("engine", "number"), [("sequential", 3), ("vectorized", 7)])
-def test_their_number_does_not_matter(engine: str, number: int, tmp_path: Path) -> None:
-    """Also more workers than chunks, with dropout, and with states on the disk."""
-    one, many = (
-        run("ditto", engine, n, "dropout", state_folder=tmp_path / str(n) if n > 1 else None)
-        for n in (1, number)
-    )
+@pytest.mark.parametrize(
+    ("name", "engine", "number", "settings"),
+    [
+        *((name, engine, 2, {}) for name, engine in zip(METHODS, KINDS * 3, strict=True)),
+        # More workers than chunks, with states on the disk.
+        *(
+            ("ditto", engine, number, {"model_name": "dropout"})
+            for engine, number in zip(KINDS, (3, 7), strict=True)
+        ),
+        ("ditto", "vectorized", 2, {"model_name": "mlp", "train": PRIVATE}),
+    ],
+)
+def test_workers_give_the_bits_of_one_process(
+    name: str, engine: str, number: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = {"state_folder": tmp_path} if settings.get("model_name") == "dropout" else {}
+    one, many = run(name, engine, 1, **settings), run(name, engine, number, **settings, **folder)
     assert_same(outcome(one), outcome(many))
+    assert (one.traffic, one.states.clients, one.ledger) == (many.traffic, many.states.clients, many.ledger)
+    assert len(team_of(many).pids) == number
+    assert bool(one.ledger) == ("train" in settings)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("engine", KINDS)
 def test_losses_and_evaluations_are_those_of_one_process(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,29 +93,19 @@ def test_losses_and_evaluations_are_those_of_one_process(
     assert evaluate(one, protocol) == evaluate(two, protocol)
 
 
-def test_what_private_training_used_comes_back() -> None:
-    private = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, 0.8, "shuffle"))
-    one, two = (run("ditto", "vectorized", number, "mlp", train=private) for number in (1, 2))
-    assert one.ledger == two.ledger
-    assert one.ledger
-    assert_same(outcome(one), outcome(two))
-
-
 def test_clients_with_different_architectures() -> None:
-    found = []
-    for number in (1, 2):
-        sim = Simulation(
-            make("perfed_ckt"),
-            federation(),
-            {"small": model("mlp"), "large": model("batch_norm")},
-            TRAIN,
-            assignment=("large", "small", "small", "large", "small", "large"),
+    models = {"small": model("mlp"), "large": model("batch_norm")}
+    assignment = ("large", "small", "small", "large", "small", "large")
+    one, two = (
+        Simulation(
+            make("perfed_ckt"), federation(), models, TRAIN, assignment=assignment,
             engine=make_engine("sequential", None, number),
         )
-        for _ in range(2):
-            sim.step()
-        found.append({p: t.clone() for p, t in sim.dump()[0].items()})
-    assert_same(*found)
+        for number in (1, 2)
+    )  # fmt: skip
+    one.step()
+    two.step()
+    assert_same(one.dump()[0], two.dump()[0])
 
 
 # -- the automatic engine -----------------------------------------------------------------------------------
@@ -141,14 +122,14 @@ def test_the_choice_is_made_once_and_here(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_model_that_workers_cannot_vectorize_falls_back(caplog: pytest.LogCaptureFixture) -> None:
     """As where it was chosen on another architecture: the first one could."""
-    kinds: tuple[Any, ...] = (Sequential(), Auto(choice="vectorized", pool=ProcessPool(2)))
+    engines: tuple[Any, ...] = (Sequential(), Auto(choice="vectorized", pool=ProcessPool(2)))
     with caplog.at_level(logging.WARNING, logger="tailorfl"):
-        found = [Simulation(FedAvg(), federation(), Model(Undecided), TRAIN, engine=kind) for kind in kinds]
-        for sim in found:
-            sim.step()
+        one, two = (Simulation(FedAvg(), federation(), Model(Undecided), TRAIN, engine=e) for e in engines)
+        one.step()
+        two.step()
     assert caplog.text.count("vectorized engine cannot run this model") == 1
-    assert found[1].engine.name == "sequential"
-    assert_same(everything(found[0]), everything(found[1]))
+    assert two.engine.name == "sequential"
+    assert_same(everything(one), everything(two))
 
 
 # -- rounds take place as a whole or not at all -------------------------------------------------------------
@@ -178,15 +159,14 @@ def test_an_interrupted_round_changes_nothing(number: int) -> None:
 
 
 def test_an_error_in_a_worker_is_that_of_one_process() -> None:
-    said = []
+    messages = []
     for number in (1, 2):
-        sim = Simulation(
-            FedAvg(), federation(), Model(Broken), TRAIN, engine=make_engine("sequential", None, number)
-        )
+        engine = make_engine("sequential", None, number)
+        sim = Simulation(FedAvg(), federation(), Model(Broken), TRAIN, engine=engine)
         with pytest.raises(ClientError, match=r"client 0, round 1, stage 'train'") as caught:
             sim.step()
-        said.append(str(caught.value))
-    assert said[0] == said[1]
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
     assert any("Broken" in note or "63" in note for note in caught.value.__notes__)
 
 
@@ -224,10 +204,28 @@ def test_after_a_worker_was_killed_between_rounds_the_next_call_says_so_and_then
     assert_same(outcome(sim), outcome(same))
 
 
-def test_workers_need_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(ConfigError, match=r"engine\.workers needs Linux or macOS"):
-        make_engine("auto", None, 2)
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"workers": 2}, r"engine\.workers needs Linux or macOS"),
+        ({"cluster": "auto"}, r"engine\.cluster=auto needs engine\.workers"),
+        ({"workers": 2, "gpus": 1.0}, r"engine\.gpus is for the workers of a cluster"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(
+    engine: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == {"workers": 2}:
+        monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ConfigError, match=message):
+        make_engine("auto", **engine)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    sim = simulation("fedavg", "mlp", make_engine("sequential", workers=2, cluster="local"))
+    with pytest.raises(MissingExtraError, match=r"pip install 'ray>=2.40'"):
+        sim.step()
 
 
 # -- how they start and end ---------------------------------------------------------------------------------
@@ -239,13 +237,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def gone(pids: tuple[int, ...], patience: float = 20.0) -> bool:
-    end = time.monotonic() + patience
-    while any(alive(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not any(alive(pid) for pid in pids)
 
 
 def test_workers_end_with_their_simulation() -> None:
@@ -291,7 +282,10 @@ def test_workers_end_with_the_process_that_started_them(how: signal.Signals) -> 
     time.sleep(0.3)
     os.kill(process, how)
     os.waitpid(process, 0)
-    assert gone(pids)
+    end = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(map(alive, pids))
     if how is signal.SIGINT:
         assert "KeyboardInterrupt" in said.read()
 
@@ -300,23 +294,44 @@ def small_network() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
+@pytest.mark.slow
+def test_without_fork_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_pool, "START", "spawn")
+    engines = (make_engine("sequential", None, number) for number in (1, 2))
+    one, two = (
+        Simulation(make("ditto"), federation(), Model(small_network), TRAIN, engine=e) for e in engines
+    )
+    for sim in (one, two, one, two):
+        sim.step()
+    assert_same(everything(one), everything(two))
+
+
 def test_without_fork_what_cannot_be_pickled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "START", "spawn")
-    with pytest.raises(
-        WorkerError, match=r"cannot be pickled: .*lambda.*; make models of functions at the top"
-    ):
+    message = r"cannot be pickled: .*lambda.*; make models of functions at the top"
+    with pytest.raises(WorkerError, match=message):
         run("ditto", "sequential", 2, "mlp", rounds=1)
 
 
 @pytest.mark.slow
-def test_without_fork_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for number in (1, 2):
-        monkeypatch.setattr(process_pool, "START", "spawn")
-        engine = make_engine("sequential", None, number)
-        sim = Simulation(make("ditto"), federation(), Model(small_network), TRAIN, engine=engine)
-        for _ in range(2):
-            sim.step()
-        found.append(everything(sim))
-    assert_same(*found)
-    assert len(SIZES) == len(found[0]["client/1.weight"])
+def test_a_cluster_of_two_nodes_has_the_bits_of_one_process_and_survives_lost_workers() -> None:
+    pytest.importorskip("ray", reason="needs ray (pip install 'tailorfl[cluster]')")
+    program = Path(__file__).with_name("on_two_nodes.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    seen = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert (seen["addresses"], seen["nodes"]) == (["127.0.0.1"], 2)
+    assert len({name.split()[1] for name in seen["workers"]}) == 2, seen["workers"]
+    assert seen["same"] == dict.fromkeys((*METHODS, "ditto, 20 clients"), True)
+    assert seen["resumed"] == [True, True]
+    for fact in ("ledger", "unchanged", "went_on", "kept"):
+        assert seen[fact], fact
+    assert seen["error"][0] == "DivergenceError"
+    assert any("worker 1 of 4" in word for word in seen["words"])
+    kind, message = seen["lost"]
+    assert kind == "WorkerError"
+    assert "no other worker is left" in message
+    assert "--resume" in message

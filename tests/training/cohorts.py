@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from tailorfl.core.client import Client
 from tailorfl.data.source import Source
@@ -113,25 +115,28 @@ def fit(engine: Engine, cohort: Cohort, start: TensorDict, **options: Any) -> Te
 
 def grouped(**options: Any) -> dict[str, Any]:
     """Arguments of a fit from one flat list, which is shorter where many cases are listed."""
-    names = {"optimizer": "kind"}
     of_length = {n: options.pop(n) for n in vars(Length()) if n in options}
-    rule = ("lr", "optimizer", "schedule", "momentum", "weight_decay", "clip_each")
-    of_rule = {
-        names.get(n, n): options.pop(n)
-        for n in rule
-        if isinstance(options.get(n), Optimizer) is False and n in options
-    }
+    of_rule = {n: options.pop(n) for n in vars(Optimizer()) if n in options}
+    if isinstance(options.get("optimizer"), str):
+        of_rule["kind"] = options.pop("optimizer")
     groups = {"length": Length(**of_length)} if of_length else {}
     return {**options, **groups, **({"optimizer": Optimizer(**of_rule)} if of_rule else {})}
 
 
 def setting(
-    norm: str = "none", dropout: float = 0.0, sizes: tuple[int, ...] = SIZES, **train: Any
+    norm: str = "none",
+    dropout: float = 0.0,
+    sizes: tuple[int, ...] = SIZES,
+    name: str = "mlp",
+    hidden: tuple[int, ...] = (8,),
+    **options: Any,
 ) -> tuple[Cohort, TensorDict]:
-    """Clients of an MLP with one hidden layer, and its initial state."""
-    data = source(sum(sizes))
-    model = model_of("mlp", data, hidden=(8,), norm=norm, dropout=dropout)
-    return cohort_of(model, data, sizes, **train), model.init(1)
+    """Clients of an MLP or of a small convolutional network, and its initial state."""
+    mlp = name == "mlp"
+    data = source(sum(sizes), (5,) if mlp else (1, 8, 8))
+    shape = {"hidden": hidden} if mlp else {}
+    model = model_of(name, data, norm=norm, dropout=dropout, **shape)
+    return cohort_of(model, data, sizes, **options), model.init(1)
 
 
 def alone(cohort: Cohort, position: int = 0) -> Client:
@@ -152,21 +157,18 @@ def spread(start: TensorDict, clients: int, seed: int = 0, scale: float = 0.1) -
 
 
 def batches(cohort: Cohort, position: int, **request: Any) -> list[tuple[Tensor, Tensor]]:
-    """The (x, y) of every step of one client, in order."""
-    asked = {
-        "purpose": "train",
-        "batch": cohort.config.batch_size,
-        "epochs": 1,
-        "steps": None,
-        "first": 0,
-        **request,
-    }
-    plan = cohort.plan((position,), **asked)
-    out = []
-    for rows, count in zip(plan.rows[0], plan.count[0], strict=True):
-        at = torch.from_numpy(rows[:count])
-        out.append((cohort.source.take(at), cohort.source.y[at]))
-    return out
+    """The (x, y) of every step of one client, in order; without the limit of the cohort."""
+    length = request if {"epochs", "steps"} & set(request) else vars(cohort.config)
+    plan = replace(cohort, limit=None, plans={}).plan(
+        (position,),
+        request.get("purpose", "train"),
+        request.get("batch_size", cohort.config.batch_size),
+        None if length.get("steps") is not None else length["epochs"],
+        length.get("steps"),
+        request.get("first", 0),
+    )
+    rows = [torch.from_numpy(r[:n]) for r, n in zip(plan.rows[0], plan.count[0], strict=True)]
+    return [(cohort.source.take(at), cohort.source.y[at]) for at in rows]
 
 
 def module_at(cohort: Cohort, state: TensorDict) -> nn.Module:
@@ -176,23 +178,36 @@ def module_at(cohort: Cohort, state: TensorDict) -> nn.Module:
     return module.train()
 
 
-def torch_sgd(
+def torch_fit(
     cohort: Cohort,
     position: int,
     start: TensorDict,
-    steps: Sequence[tuple[Tensor, Tensor]],
     *,
     train: Sequence[str] | None = None,
-    lr: float = 0.1,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
     prox: tuple[float, TensorDict] | None = None,
+    repeat: int = 1,
+    **options: Any,
 ) -> dict[str, Tensor]:
-    """State after torch.optim.SGD on a module of its own over given batches; the penalty is in the loss."""
+    """State after an optimizer of torch in a plain loop over the planned batches; the penalty is in the loss.
+
+    Args:
+        cohort: The client's, with the settings of the run.
+        position: The client's place.
+        start: The state that it starts from.
+        train: Names of the parameters that are trained; None: all.
+        prox: (λ, centre).
+        repeat: Steps on each batch.
+        options: Of the fit, in place of the run's settings.
+    """
+    steps = [batch for batch in batches(cohort, position, **options)[: cohort.limit] for _ in range(repeat)]
+    given = {**vars(cohort.config), **options}
     module = module_at(cohort, start)
     parameters = {n: p for n, p in module.named_parameters() if train is None or n in train}
-    optimizer = torch.optim.SGD(parameters.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+    of_sgd = {"momentum": given["momentum"]} if given["optimizer"] == "sgd" else {}
+    rule = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[given["optimizer"]]
+    optimizer = rule(parameters.values(), lr=given["lr"], weight_decay=given["weight_decay"], **of_sgd)
+    falls = given["schedule"] == "linear"
+    schedule = LambdaLR(optimizer, lambda k: 1 - k / max(len(steps), 1) if falls else 1.0)
     for x, y in steps:
         optimizer.zero_grad()
         loss = cohort.loss(module(x), y, None)
@@ -200,15 +215,43 @@ def torch_sgd(
             lam, centre = prox
             loss = loss + 0.5 * lam * sum((p - centre[n]).square().sum() for n, p in parameters.items())
         loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(parameters.values(), clip)
+        if given["clip"] is not None:
+            nn.utils.clip_grad_norm_(parameters.values(), given["clip"])
         optimizer.step()
+        schedule.step()
     return {n: t.detach().clone() for n, t in module.state_dict().items()}
+
+
+def assert_trained(
+    cohort: Cohort,
+    actual: TensorDict,
+    starts: TensorDict,
+    tolerance: Mapping[str, float] | None = None,
+    **options: Any,
+) -> None:
+    """Every client's model is that of `torch_fit` from the common start or its own; lists have a value a client."""
+    for i in range(len(cohort.ids)):
+        start = starts[i] if starts.batch_size else starts
+        own = {n: v[i] if isinstance(v, list) else v for n, v in options.items()}
+        assert_states(actual[i], torch_fit(cohort, i, start, **own), **(tolerance or FLOAT))
+
+
+def autograd(cohort: Cohort, state: Mapping[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """The gradient of the batch loss by ordinary autograd."""
+    leaves = {n: state[n].detach().clone().requires_grad_() for n in cohort.model.parameters}
+    cohort.loss(cohort.model({**dict(state.items()), **leaves}, x), y, None).backward()
+    return {n: p.grad for n, p in leaves.items()}
+
+
+def per_client(**values: Any) -> TensorDict:
+    """States of clients from one entry a client of each value."""
+    entries = {n: v if isinstance(v, TensorDict) else torch.as_tensor(v) for n, v in values.items()}
+    return TensorDict(entries, batch_size=[len(next(iter(entries.values())))])
 
 
 def assert_states(actual: TensorDict, expected: Mapping[str, Tensor], **tolerance: float) -> None:
     """Equal names, and equal tensors up to float rounding."""
-    assert set(map(str, actual.keys())) == set(expected.keys())
+    assert set(map(str, actual.keys())) == set(map(str, expected.keys()))
     for name, value in tree.leaves(actual):
         torch.testing.assert_close(
             value, expected[name], msg=lambda m, n=name: f"{n}: {m}", **(tolerance or FLOAT)

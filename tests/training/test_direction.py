@@ -1,6 +1,10 @@
-"""Directions: a method's own update from gradients anywhere, per-client inputs, joint training."""
+"""Directions: updates from gradients anywhere, joint training, and steps with several independent batches."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,78 +15,50 @@ from tailorfl.errors import ClientError, TailorflError
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
+from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import Optimizer
 from training.cohorts import (
+    ENGINES,
+    FLOAT,
     SIZES,
     alone,
     assert_states,
+    assert_trained,
     batches,
     engines,
     fit,
+    module_at,
+    per_client,
     run,
     setting,
-    spread,
-    torch_sgd,
 )
 
 SETTINGS = {"momentum": 0.6, "weight_decay": 0.02, "clip": 0.5}
-
-
-def autograd(cohort: Cohort, state: TensorDict, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The gradient of the batch loss by ordinary autograd."""
-    leaves = {n: state[n].detach().clone().requires_grad_() for n in cohort.model.parameters}
-    cohort.loss(cohort.model(leaves, x), y, None).backward()
-    return {n: p.grad for n, p in leaves.items()}
+HEAD = ("head.weight", "head.bias")
+LOOSE = {"rtol": 1e-3, "atol": 1e-5}
 
 
 @engines
 def test_the_gradient_as_direction_is_plain_training(engine):
     cohort, start = setting(**SETTINGS)
-    found = fit(engine, cohort, start, direction=lambda state, grad: grad(state), prox=(0.3, start), repeat=2)
-    plain = fit(engine, cohort, start, prox=(0.3, start), repeat=2)
-    assert_states(found, dict(plain.items()), rtol=1e-4, atol=1e-6)
+    options = {"prox": (0.3, start), "repeat": 2}
+    actual = fit(engine, cohort, start, direction=lambda state, grad: grad(state), **options)
+    assert_trained(cohort, actual, start, **options)
 
 
 @engines
 def test_momentum_clipping_and_decay_act_on_the_direction(engine):
     """Descending along twice the gradient of a clipped run is the clipped run where the clip binds."""
     cohort, start = setting(momentum=0.6, weight_decay=0.02, clip=0.01)
-    found = fit(engine, cohort, start, direction=lambda state, grad: grad(state) * 2.0)
-    for i in range(len(SIZES)):
-        expected = torch_sgd(cohort, i, start, batches(cohort, i), momentum=0.6, weight_decay=0.02, clip=0.01)
-        assert_states(found[i], expected, rtol=1e-3, atol=1e-5)
-
-
-@engines
-def test_given_inputs_are_each_clients_own(engine):
-    """A correction c_i given to the direction acts as a constant gradient (as SCAFFOLD's does)."""
-    cohort, start = setting()
-    corrections = spread(start.apply(torch.zeros_like), len(SIZES), scale=1.0)
-    scale = torch.tensor([1.0, -2.0, 0.0, 0.5])
-
-    def local(client, state, received):
-        def direction(at, grad, correction, factor):
-            return grad(at) + correction * factor
-
-        return client.fit(received, direction=direction, given=(state["c"], state["factor"]))
-
-    states = TensorDict({"c": corrections, "factor": scale}, batch_size=[len(SIZES)])
-    found = run(engine, cohort, local, states, start)
-    for i in range(len(SIZES)):
-        expected = start.clone()
-        for x, y in batches(cohort, i):
-            g = autograd(cohort, expected, x, y)
-            for n in g:
-                expected[n] = expected[n] - 0.1 * (g[n] + scale[i] * corrections[n][i])
-        assert_states(found[i], dict(expected.items()))
+    actual = fit(engine, cohort, start, direction=lambda state, grad: grad(state) * 2.0)
+    assert_trained(cohort, actual, start, LOOSE)
 
 
 @engines
 def test_a_given_tree_arrives_with_its_structure_even_where_it_is_empty(engine):
     cohort, start = setting()
-    inner = TensorDict(
-        {"x": TensorDict({"deep": torch.tensor([1.0, 2.0, 3.0, 4.0])}, batch_size=[4])}, batch_size=[4]
-    )
+    deep = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    states = per_client(x=TensorDict({"deep": deep}, batch_size=[4]))
 
     def direction(at, grad, nothing, nested, number):
         assert len(list(nothing.keys())) == 0
@@ -92,116 +68,46 @@ def test_a_given_tree_arrives_with_its_structure_even_where_it_is_empty(engine):
         given = (tree.empty(), state, torch.tensor(0.5))
         return client.fit(received, direction=direction, given=given, length=Length(steps=1))
 
-    found = run(engine, cohort, local, inner, start)
-    for i in range(len(SIZES)):
-        steps = batches(cohort, i, epochs=None, steps=1)
-        assert_states(found[i], torch_sgd(cohort, i, start, steps, lr=0.1 * 0.5 * (i + 1)))
-
-
-@engines
-def test_two_models_train_on_the_same_batches_and_may_see_each_other(engine):
-    """v follows the gradient at the mixture of v and w, and w its own: checked against a loop by autograd."""
-    cohort, start = setting(momentum=0.5)
-    starts = spread(start, len(SIZES))
-
-    def direction(state, grad, alpha):
-        mixed = state["v"] * alpha + state["w"] * (1 - alpha)
-        return TensorDict({"w": grad(state["w"], of="w"), "v": grad(mixed, of="v") * alpha})
-
-    def local(client, state, received):
-        out = client.fit({"w": received, "v": state["v"]}, direction=direction, given=(state["alpha"],))
-        return TensorDict(out, batch_size=[])
-
-    alphas = torch.tensor([0.2, 0.5, 1.0, 0.0])
-    states = TensorDict({"v": starts, "alpha": alphas}, batch_size=[len(SIZES)])
-    found = run(engine, cohort, local, states, start)
-    for i, alpha in enumerate(alphas.tolist()):
-        w, v = start.clone(), starts[i].clone()
-        velocity = {"w": w.apply(torch.zeros_like), "v": v.apply(torch.zeros_like)}
-        for x, y in batches(cohort, i):
-            g_w = TensorDict(autograd(cohort, w, x, y))
-            g_v = TensorDict(autograd(cohort, v * alpha + w * (1 - alpha), x, y)) * alpha
-            velocity = {"w": velocity["w"] * 0.5 + g_w, "v": velocity["v"] * 0.5 + g_v}
-            w, v = w - velocity["w"] * 0.1, v - velocity["v"] * 0.1
-        assert_states(found["w"][i], dict(w.items()))
-        assert_states(found["v"][i], dict(v.items()))
+    actual = run(engine, cohort, local, states, start)
+    assert_trained(cohort, actual, start, steps=1, lr=[0.1 * 0.5 * (i + 1) for i in range(4)])
 
 
 @engines
 def test_each_of_two_models_has_its_own_proximal_centre(engine):
     cohort, start = setting()
-    other = start.apply(lambda t: t + 0.2)
+    centres = TensorDict({"a": start, "b": start.apply(lambda t: t + 0.2)}, batch_size=[])
 
     def direction(state, grad):
-        return TensorDict({"a": grad(state["a"], of="a"), "b": grad(state["b"], of="b")})
+        return TensorDict({n: grad(state[n], of=n) for n in ("a", "b")})
 
     def local(client, _, received):
-        start, other = received["start"], received["other"]
-        out = client.fit({"a": start, "b": start}, direction=direction, prox=(0.5, {"a": start, "b": other}))
+        models = {"a": received["a"], "b": received["a"]}
+        out = client.fit(models, direction=direction, prox=(0.5, dict(received.items())))
         return TensorDict(out, batch_size=[])
 
-    both = TensorDict({"start": start, "other": other}, batch_size=[])
-    found = run(engine, cohort, local, received=both)
-    for i in range(len(SIZES)):
-        steps = batches(cohort, i)
-        assert_states(found["a"][i], torch_sgd(cohort, i, start, steps, prox=(0.5, start)))
-        assert_states(found["b"][i], torch_sgd(cohort, i, start, steps, prox=(0.5, other)))
+    actual = run(engine, cohort, local, received=centres)
+    for name, centre in centres.items():
+        assert_trained(cohort, actual[name], start, prox=(0.5, centre))
 
 
 @engines
 def test_a_direction_without_any_gradient_is_allowed(engine):
     cohort, start = setting()
-    found = fit(engine, cohort, start, direction=lambda state, grad: state, steps=3)
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(found[n], (start[n] * 0.9**3).expand_as(found[n]))
+    actual = fit(engine, cohort, start, direction=lambda state, grad: state, steps=3)
+    for n, t in start.items():
+        torch.testing.assert_close(actual[n], (t * 0.9**3).expand_as(actual[n]))
 
 
 @engines
-def test_a_direction_moves_only_what_is_trained(engine):
+def test_a_direction_sees_and_moves_only_what_is_trained(engine):
     cohort, start = setting()
-    head = ("head.weight", "head.bias")
-    seen = []
 
     def direction(state, grad):
-        seen.append(set(map(str, state.keys())))
+        assert set(map(str, state.keys())) == set(HEAD)
         return grad(state)
 
-    found = fit(engine, cohort, start, direction=direction, train=head)
-    assert all(names == set(head) for names in seen)
-    for i in range(len(SIZES)):
-        assert_states(found[i], torch_sgd(cohort, i, start, batches(cohort, i), train=head))
-
-
-@engines
-def test_an_error_of_a_direction_names_client_round_and_stage(engine):
-    cohort, start = setting()
-
-    def broken(state, grad):
-        raise ZeroDivisionError("no such thing")
-
-    with pytest.raises(
-        ClientError, match=r"client.*, round 1, stage 'finetune': ZeroDivisionError: no such thing"
-    ):
-        fit(engine, cohort, start, direction=broken, purpose="finetune")
-
-
-@engines
-def test_models_that_train_together_are_clipped_each_by_itself(engine):
-    """What one does to the other's norm cannot show: each is the plain clipped training of its own start."""
-    cohort, start = setting(**SETTINGS)
-    other = start.apply(lambda t: 3.0 * t)
-
-    def together(state, grad):
-        return TensorDict({n: grad(state[n], of=n) for n in ("a", "b")})
-
-    def local(client, state, received):
-        return TensorDict(client.fit(dict(received.items()), direction=together), batch_size=[])
-
-    found = run(engine, cohort, local, received=TensorDict({"a": start, "b": other}, batch_size=[]))
-    for name, begin in (("a", start), ("b", other)):
-        for i in range(len(SIZES)):
-            expected = torch_sgd(cohort, i, begin, batches(cohort, i), **SETTINGS)
-            assert_states(found[name][i], expected, rtol=1e-3, atol=1e-5)
+    actual = fit(engine, cohort, start, direction=direction, train=HEAD)
+    assert_trained(cohort, actual, start, train=HEAD)
 
 
 @engines
@@ -217,10 +123,18 @@ def test_in_turn_a_model_sees_those_before_it_after_their_step(engine):
         out = client.fit({"a": received, "b": received}, direction=directions, length=Length(repeat=2))
         return TensorDict(out, batch_size=[])
 
-    found, plain = run(engine, cohort, local, received=start), fit(engine, cohort, start, repeat=2)
-    for n in start.keys():  # noqa: SIM118
-        torch.testing.assert_close(found["a"][n], plain[n])  # b was at a before the step of a
-        torch.testing.assert_close(found["b"][n], found["a"][n])
+    actual = run(engine, cohort, local, received=start)
+    assert_trained(cohort, actual["a"], start, repeat=2)  # b was at a before the step of a
+    for n, t in actual["a"].items():
+        torch.testing.assert_close(actual["b"][n], t)
+
+
+@engines
+def test_an_error_of_a_direction_names_client_round_and_stage(engine):
+    cohort, start = setting()
+    message = r"client.*, round 1, stage 'finetune': ZeroDivisionError"
+    with pytest.raises(ClientError, match=message):
+        fit(engine, cohort, start, direction=lambda state, grad: 1 / 0, purpose="finetune")
 
 
 def test_directions_that_do_not_fit_the_models_are_refused():
@@ -229,3 +143,138 @@ def test_directions_that_do_not_fit_the_models_are_refused():
         alone(cohort).fit({"a": start, "b": start}, direction={"a": lambda state, grad: grad(state["a"])})
     with pytest.raises(TailorflError, match="clips what a `direction` asks for"):
         alone(cohort).fit(start, optimizer=Optimizer(clip_each=True))
+
+
+NORMED = {"rtol": 2e-3, "atol": 2e-4}
+SHARES = (1.0, -0.5, 0.25)
+"""How the direction below weights its batches: all different, so that none can stand in for another."""
+
+
+def weighted(count: int):
+    """Σ_j SHARES[j] ∇F(w; B_j), asked for in falling order of j."""
+
+    def direction(state, grad):
+        gradients = [grad(state, batch=j) * SHARES[j] for j in reversed(range(count))]
+        return sum(gradients[1:], start=gradients[0])
+
+    return direction
+
+
+def by_hand(
+    cohort: Cohort, start: TensorDict, steps: Sequence[Sequence[tuple[Tensor, Tensor]]], repeat: int
+) -> tuple[dict[str, Tensor], list[float]]:
+    """(state, losses of the batch asked for first) of a torch module that sums the losses of each step's batches.
+
+    The batch asked for first alone moves the statistics of batch norm.
+    """
+    module, config = module_at(cohort, start), cohort.config
+    optimizer = torch.optim.SGD(module.parameters(), lr=config.lr, momentum=config.momentum)
+    losses = []
+    for step in [step for step in steps for _ in range(repeat)]:
+        optimizer.zero_grad()
+        buffers: dict[str, Tensor] = {}
+        for j in reversed(range(len(step))):
+            x, y = step[j]
+            loss = cohort.loss(module(x), y, None)
+            (loss * SHARES[j]).backward()
+            if j == len(step) - 1:
+                losses.append(float(loss.detach()))
+                buffers = {n: b.clone() for n, b in module.named_buffers()}
+        optimizer.step()
+        for n, b in module.named_buffers():
+            b.copy_(buffers[n])
+    return {n: t.detach().clone() for n, t in module.state_dict().items()}, losses
+
+
+# (batches a step, settings of the run, length of the fit)
+FITS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (2, {"momentum": 0.6}, {"steps": 3}),
+    (2, {"momentum": 0.6}, {"steps": 3, "first": 1}),
+    (3, {"momentum": 0.6}, {"steps": 3, "first": 4}),
+    (2, {}, {"epochs": 1}),
+    (2, {}, {"epochs": 2}),
+    (3, {}, {"epochs": 1}),
+    (3, {}, {"epochs": 2}),
+    (2, {}, {"steps": 2, "repeat": 3}),
+    (2, {"norm": "batch", "lr": 0.02}, {"steps": 3}),
+    *((2, {"limit": limit}, {"epochs": 3}) for limit in (0, 1, 3, 6)),
+    (2, {"limit": 3}, {"steps": 2}),
+]
+
+
+@engines
+@pytest.mark.parametrize(("count", "settings", "length"), FITS)
+def test_a_step_takes_the_next_batches_of_the_endless_sequence(engine, count, settings, length):
+    """Unequal clients: batches of 4 leave rests of 3, 3, 0 and 1, so the batches of a step differ in size too.
+
+    Epochs end with a whole step, a limit counts batches, and the loss is that of the batch asked for first.
+    """
+    cohort, start = setting(**settings)
+
+    def local(client, _, received):
+        asked = Length(batches=count, **length)
+        model = client.fit(received, direction=weighted(count), length=asked)
+        loss = client.metrics.get("train", torch.tensor(0.0))
+        return TensorDict({"model": model, "loss": loss, "steps": client.steps(asked)}, batch_size=[])
+
+    actual = run(engine, cohort, local, received=start)
+    for i, size in enumerate(SIZES):
+        steps = length.get("steps") or math.ceil(math.ceil(size / 4) * length["epochs"] / count)
+        steps = steps if cohort.limit is None else min(steps, cohort.limit // count)
+        assert int(actual["steps"][i]) == steps
+        taken = batches(cohort, i, steps=steps * count, first=length.get("first", 0))
+        together = [taken[k : k + count] for k in range(0, len(taken), count)]
+        expected, losses = by_hand(cohort, start, together, length.get("repeat", 1))
+        assert_states(actual["model"][i], expected, **(NORMED if "norm" in settings else FLOAT))
+        if losses:
+            assert float(actual["loss"][i]) == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+
+
+@engines
+def test_dropout_masks_belong_to_the_batch_and_not_to_its_place_in_a_step(engine):
+    """The gradient on batch j of step 0 is that of a fit which begins at batch j; equal samples show the masks."""
+    cohort, start = setting(dropout=0.5)
+    cohort.source.x[:] = cohort.source.x[0]
+    cohort.source.y[:] = 0
+    moved = []
+    for j in range(3):
+        several = fit(engine, cohort, start, direction=lambda w, g, j=j: g(w, batch=j), batches=3, steps=1)
+        assert_states(several, dict(fit(engine, cohort, start, steps=1, first=j).items()))
+        moved.append(several["head.weight"][2])
+    for a, b in ((0, 1), (1, 2), (0, 2)):
+        assert not torch.allclose(moved[a] - start["head.weight"], moved[b] - start["head.weight"], rtol=0.05)
+
+
+@engines
+def test_every_pass_has_privacy_noise_of_its_own(engine):
+    """The clipped gradient is nothing beside the noise; the difference of two draws is √2 as wide as a draw."""
+    cohort, start = setting(dp=SampleDP(1e-6, 1e6, "shuffle"))
+    cohort = cohort.part([2])  # three full batches, so that all noise is divided by the same number
+
+    def width(direction) -> float:
+        moved = fit(engine, cohort, start, direction=direction, batches=2, steps=1)
+        return float(torch.cat([(moved[n][0] - start[n]).flatten() for n in cohort.model.parameters]).std())
+
+    one = width(lambda w, g: g(w))
+    for a, b in ((0, 0), (0, 1), (1, 1)):
+        two = width(lambda w, g, a=a, b=b: g(w, batch=a) - g(w, batch=b))
+        assert two / one == pytest.approx(2**0.5, rel=0.15)
+
+
+def test_private_several_batches_are_equal_across_engines():
+    cohort, start = setting(dropout=0.3, dp=SampleDP(0.5, 1.0, "shuffle"))
+    options = {"direction": weighted(3), "batches": 3, "epochs": 2}
+    reference = fit(ENGINES["sequential"], cohort, start, **options)
+    for engine in ENGINES.values():
+        assert_states(fit(engine, cohort, start, **options), dict(reference.items()), rtol=1e-3, atol=1e-5)
+
+
+@engines
+def test_batches_that_a_step_does_not_have_or_nobody_asks_for_are_refused(engine):
+    cohort, start = setting()
+    for batch in (2, -1):
+        with pytest.raises(TailorflError, match=rf"asked for batch {batch}, but its steps have 2"):
+            fit(engine, cohort, start, direction=lambda w, g, batch=batch: g(w, batch=batch), batches=2)
+    for options in ({"batches": 2}, {"batches": 0, "direction": lambda w, g: g(w)}):
+        with pytest.raises(TailorflError, match=rf"batches={options['batches']}"):
+            fit(engine, cohort, start, **options)

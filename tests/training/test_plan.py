@@ -1,21 +1,87 @@
-"""Batch plans: every pass is a permutation, and a client's plan depends on its key alone."""
+"""Keys are pure functions, and batch plans follow them: every pass is a permutation, and runs pad little."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.training import plan as module
-from tailorfl.training.keys import bits, derive
-from tailorfl.training.plan import BatchPlan, batches_per_pass, make_plan, steps_of
+from tailorfl.training.batches import by_falling_steps
+from tailorfl.training.keys import bits, derive, generator, torch_seed
+from tailorfl.training.operations import CohortLayout
+from tailorfl.training.plan import MOST_PADDING, BatchPlan, batches_per_pass, make_plan, runs, steps_of
+from training.cohorts import ENGINES, assert_trained, fit, setting
+
+
+def test_bits_are_splitmix64():
+    """The first outputs of the published generator for the seeds 1234567 and 0."""
+    words = bits(np.array(1234567, dtype=np.uint64), 5)
+    assert words[:2].tolist() == [6457827717110365317, 3203168211198807973]
+    assert words[2:].tolist() == [9817491932198370423, 4593380528125082431, 16408922859458223821]
+    assert int(bits(np.array(0, dtype=np.uint64), 1)[0]) == 0xE220A8397B1DCDAF
+
+
+@pytest.mark.parametrize("shape", [(24,), (4, 6), (2, 3, 4), (24, 1)])
+def test_a_key_does_not_depend_on_the_array_it_is_made_in(shape):
+    ids = np.arange(24, dtype=np.uint64).reshape(shape)
+    keys = derive(7, "client", 3, "train", ids)
+    assert keys.shape == shape
+    assert keys.dtype == np.uint64
+    for i in range(24):
+        assert int(keys.reshape(-1)[i]) == int(derive(7, "client", 3, "train", i))
+    words = bits(keys, 5)
+    assert words.shape == (*shape, 5)
+    np.testing.assert_array_equal(words.reshape(24, 5)[11], bits(keys.reshape(-1)[11], 5))
+
+
+def test_keys_of_different_purposes_rounds_clients_and_seeds_are_all_different():
+    ids = np.arange(500, dtype=np.uint64)
+    parts = product(range(5), range(10), ("train", "finetune", "train/noise"))
+    keys = [derive(seed, "client", round, purpose, ids) for seed, round, purpose in parts]
+    assert len(np.unique(np.concatenate(keys))) == 5 * 10 * 3 * 500
+
+
+def test_the_order_and_the_type_of_parts_matter():
+    variants = [(1, 2, 3), (1, 3, 2), (2, 1, 3), (1, "2", 3), (1, "23"), (1, 23)]
+    assert len({int(derive(*parts)) for parts in variants}) == len(variants)
+    # Numbers are taken modulo 2^64.
+    assert int(derive(0, -1)) == int(derive(0, 2**64 - 1))
+    assert int(derive(2**64 + 5, "x")) == int(derive(5, "x"))
+
+
+def test_bits_of_neighbouring_keys_are_fair_and_uncorrelated():
+    words = bits(derive(0, np.arange(2000, dtype=np.uint64)), 4)
+    ones = np.stack([(words >> np.uint64(b)) & np.uint64(1) for b in range(64)]).astype(np.float64)
+    # 8000 coins for each of the 64 bits: five standard deviations are 0.028.
+    assert np.abs(ones.mean(axis=(1, 2)) - 0.5).max() < 0.03
+    uniform = words.astype(np.float64) / 2.0**64
+    assert abs(np.corrcoef(uniform[:-1, 0], uniform[1:, 0])[0, 1]) < 0.12
+    assert np.abs(np.corrcoef(uniform.T) - np.eye(4)).max() < 0.12
+
+
+def test_generators_and_seeds_follow_the_key_alone():
+    assert generator(1, "sample", 4).random() == generator(1, "sample", 4).random()
+    assert generator(1, "sample", 4).random() != generator(1, "sample", 5).random()
+    seeds = {torch_seed(s, "init") for s in range(1000)}
+    assert len(seeds) == 1000
+    assert all(0 <= s < 2**63 for s in seeds)
+
+
+def test_every_process_derives_the_same_keys():
+    """Python's own hash of a string differs from process to process; keys must not."""
+    assert int(derive(3, "client", 2, "train", 17)) == 11359801007451059849
+
 
 SIZES = st.lists(st.integers(0, 13), min_size=1, max_size=5)
 BATCH = st.integers(0, 6)
 MIN_BATCH = st.integers(1, 2)
+LENGTH = st.sampled_from([{"epochs": 1}, {"epochs": 3}, {"steps": 0}, {"steps": 5}])
 
 
 def members_of(sizes: Sequence[int]) -> list[np.ndarray]:
@@ -40,30 +106,21 @@ def sequence(plan: BatchPlan, client: int) -> list[list[int]]:
     ]
 
 
-@given(SIZES, BATCH, st.integers(1, 3))
-def test_every_epoch_visits_every_sample_once(sizes, batch, epochs):
-    plan = plan_of(sizes, batch, epochs=epochs)
+@given(SIZES, BATCH, st.integers(1, 3), MIN_BATCH)
+def test_every_epoch_visits_every_sample_once_in_full_batches(sizes, batch, epochs, min_batch):
+    """But for the last of a pass, which is left out where it is too small; batch 0 is all samples at once."""
+    plan = plan_of(sizes, batch, epochs=epochs, min_batch=min_batch)
     for i, member in enumerate(members_of(sizes)):
-        seen = [row for step in sequence(plan, i) for row in step]
-        assert len(seen) == epochs * len(member)
+        size = batch or max(len(member), 1)
+        rest = len(member) % size
+        one_pass = [size] * (len(member) // size) + ([rest] if rest >= min_batch else [])
+        one_pass = [number for number in one_pass if number >= (1 if batch else min_batch)]
+        steps = sequence(plan, i)
+        assert [len(step) for step in steps] == one_pass * epochs
         for e in range(epochs):
-            assert sorted(seen[e * len(member) : (e + 1) * len(member)]) == member.tolist()
-
-
-@given(SIZES, st.integers(1, 6), MIN_BATCH)
-def test_batches_are_full_but_for_the_last_of_a_pass(sizes, batch, min_batch):
-    plan = plan_of(sizes, batch, epochs=2, min_batch=min_batch)
-    for i, size in enumerate(sizes):
-        rest = size % batch
-        one_pass = [batch] * (size // batch) + ([rest] if rest >= min_batch else [])
-        assert [len(step) for step in sequence(plan, i)] == one_pass * 2
-
-
-@given(SIZES, MIN_BATCH)
-def test_batch_zero_is_all_samples_at_once(sizes, min_batch):
-    plan = plan_of(sizes, 0, epochs=2, min_batch=min_batch)
-    for i, size in enumerate(sizes):
-        assert [len(step) for step in sequence(plan, i)] == ([size] * 2 if size >= min_batch else [])
+            seen = [row for step in steps[e * len(one_pass) : (e + 1) * len(one_pass)] for row in step]
+            assert len(set(seen)) == len(seen)
+            assert set(seen) <= set(member.tolist())
 
 
 @given(SIZES, BATCH, st.integers(0, 12), MIN_BATCH)
@@ -76,21 +133,21 @@ def test_steps_cycle_through_the_epochs_of_the_same_key(sizes, batch, steps, min
     np.testing.assert_array_equal(by_steps.steps, np.where(usable, steps, 0))
 
 
-@given(SIZES, BATCH, st.integers(0, 7), MIN_BATCH)
-def test_a_limit_cuts_the_plan_of_every_client_by_itself(sizes, batch, limit, min_batch):
-    for length in ({"epochs": 2}, {"steps": 5}):
-        whole = plan_of(sizes, batch, min_batch=min_batch, **length)
-        cut = plan_of(sizes, batch, min_batch=min_batch, limit=limit, **length)
-        for i in range(len(sizes)):
-            assert sequence(cut, i) == sequence(whole, i)[:limit]
-
-
-@given(SIZES, BATCH, st.integers(0, 9), st.integers(2, 3))
-def test_a_limit_leaves_whole_steps_of_several_batches(sizes, batch, limit, batches):
-    whole = plan_of(sizes, batch, epochs=2, batches=batches)
-    cut = plan_of(sizes, batch, epochs=2, batches=batches, limit=limit)
-    for i in range(len(sizes)):
-        assert sequence(cut, i) == sequence(whole, i)[: limit - limit % batches]
+@given(SIZES, BATCH, LENGTH, MIN_BATCH, st.integers(1, 4), st.none() | st.integers(0, 9))
+def test_plans_take_whole_steps_of_one_sequence(sizes, batch, length, min_batch, count, limit):
+    """As many as the length needs, or as `limit` batches allow; how many is known without a plan."""
+    plan = plan_of(sizes, batch, min_batch=min_batch, batches=count, limit=limit, **length)
+    endless = plan_of(sizes, batch, steps=80, min_batch=min_batch)
+    one_by_one = plan_of(sizes, batch, min_batch=min_batch, **length)
+    for i, needed in enumerate(one_by_one.steps):
+        steps = needed if "steps" in length else -(-needed // count)
+        steps = steps if limit is None else min(steps, limit // count)
+        assert sequence(plan, i) == sequence(endless, i)[: steps * count]
+        assert plan.steps[i] == steps * count
+    if limit is None:
+        request = {"epochs": None, "steps": None, **length}
+        counted = steps_of(np.array(sizes), batch, **request, min_batch=min_batch, batches=count)
+        np.testing.assert_array_equal(plan.steps, counted * count)
 
 
 @given(
@@ -122,26 +179,6 @@ def test_padding_repeats_rows_of_the_same_client(sizes, batch, min_batch):
         assert (plan.count[i][steps:] == 0).all()
 
 
-@given(SIZES, BATCH, st.sampled_from([{"epochs": 2}, {"steps": 7}]), MIN_BATCH)
-def test_the_number_of_steps_is_known_without_a_plan(sizes, batch, length, min_batch):
-    plan = plan_of(sizes, batch, min_batch=min_batch, **length)
-    asked = {"epochs": None, "steps": None, **length}
-    np.testing.assert_array_equal(
-        plan.steps, steps_of(np.array(sizes), batch, **asked, min_batch=min_batch, batches=1)
-    )
-
-
-@pytest.mark.parametrize("batch", [0, 1, 4, 100])
-def test_clients_without_a_usable_batch_take_no_step(batch):
-    plan = plan_of([0, 1, 5], batch, epochs=3, min_batch=2)
-    assert plan.steps[0] == 0
-    if batch != 1:
-        assert plan.steps[1] == 0
-    lonely = plan_of([1], batch, epochs=3, min_batch=2)
-    assert lonely.steps[0] == plan.steps[1]
-    assert plan_of([0], batch, steps=5).steps.tolist() == [0]
-
-
 @given(SIZES, st.integers(1, 9), st.integers(0, 60), st.integers(1, 30))
 def test_batches_are_slices_of_orders_that_are_drawn_pass_by_pass(sizes, batch, first, steps):
     """Written out: an order sorts a client's samples by words drawn from its key and the pass."""
@@ -166,3 +203,55 @@ def test_only_orders_that_are_needed_are_drawn(monkeypatch):
     rows = members_of([100, 5000])
     make_plan(rows, keys_of([100, 5000]), 64, steps=1, first=300)
     assert sum(drawn) == 5100
+
+
+def falling(sizes: Sequence[int], batch: int, epochs: int = 1) -> BatchPlan:
+    """The plan of clients with so many samples, ordered by falling steps as the training loop has it."""
+    return plan_of(sorted(sizes, reverse=True), batch, epochs=epochs)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 12))
+def test_every_active_client_is_in_one_run_and_little_is_padded(sizes, batch):
+    plan = falling(sizes, batch)
+    computed = 0
+    for at, of_step in enumerate(runs(plan)):
+        active = int((plan.count[:, at] > 0).sum())
+        assert [k for a, b in of_step for k in range(a, b)] == list(range(active))
+        computed += sum((b - a) * int(plan.count[a:b, at].max()) for a, b in of_step)
+    assert computed <= (1 + MOST_PADDING) * plan.count.sum()
+
+
+def test_runs_are_cut_where_it_saves_most():
+    """Batches of 10, 10, 2, 2 and 2 samples: padding to 10 would compute 50 samples for 26."""
+    assert runs(falling([10, 10, 2, 2, 2], 10)) == [[(0, 2), (2, 5)]]
+    assert runs(falling([25] * 8, 10, 2)) == [[(0, 8)]] * 6
+
+
+@pytest.mark.parametrize("extra", [{}, {"momentum": 0.9}, {"clip": 0.5}, {"weight_decay": 0.1}])
+def test_a_cohort_in_runs_trains_as_torch_does(extra):
+    sizes = (11, 9, 1, 3, 21, 2, 10)
+    cohort, start = setting(sizes=sizes, batch_size=10, **extra)
+    assert any(len(cut) > 1 for cut in runs(falling(sizes, 10)))
+    trained = fit(ENGINES["vectorized"], cohort, start, epochs=2)
+    assert_trained(cohort, trained, start, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order"),
+    [
+        ([9, 7, 3], None),
+        ([9, 9, 9], None),
+        ([3, 9, 7], [1, 2, 0]),
+        ([8, 9, 3], [1, 0, 2]),  # three steps each, and the second has more samples
+        ([3, 4, 9, 10], [3, 2, 1, 0]),
+        ([9, 3, 4], [0, 2, 1]),
+    ],
+)
+def test_clients_are_ordered_by_falling_steps_then_samples(sizes: list[int], order: list[int] | None) -> None:
+    """In batches of four; the way back undoes the order."""
+    falls = by_falling_steps(plan_of(sizes, 4, epochs=1))
+    assert (None if falls is None else falls.tolist()) == order
+    if falls is not None:
+        layout = CohortLayout(len(sizes), torch.from_numpy(falls))
+        assert layout.results({"n": torch.tensor(order)})["n"].tolist() == list(range(len(sizes)))

@@ -49,7 +49,6 @@ class Loss:
         return self.of_batch(outputs, y, weight)
 
     def weighed(self, classes: Tensor | None) -> Loss:
-        """Return the loss with a weight per class; the same without weights."""
         """Return the loss in which a sample counts what `classes` [classes] says of its class; None: all alike."""
         if classes is None:
             return self
