@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,52 +13,38 @@ import torch
 import tailorfl
 from tailorfl.benchmark import measure
 from tailorfl.benchmark.candidates import LoopRound, Round, candidates
-from tailorfl.benchmark.clock import Seconds, alternate, timed
+from tailorfl.benchmark.clock import alternate, timed
 from tailorfl.benchmark.recommend import LOOP, recommend
 from tailorfl.benchmark.result import Way
 from tailorfl.engines import devices
 from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
 from tailorfl.settings.loading import load
 from tailorfl.training import tree
 
 SMALL: dict[str, Any] = {
-    "data": {"clients": 5, "samples": 200},
-    "model": {"name": "logistic"},
-    "method": "fedavg",
-    "seeds": 1,
-}
+    "data": {"clients": 5, "samples": 200}, "model": {"name": "logistic"}, "method": "fedavg", "seeds": 1,
+}  # fmt: skip
 
 
-def way(
-    name: str,
-    *seconds: float,
-    loop: float = 1.0,
-    workers: int = 1,
-    wall: float = 1.0,
-    kind: str | None = None,
-    precision: str = "float32",
-) -> Way:
-    """A way whose repetitions took `seconds`; `wall` times as long on the wall."""
-    settings = "" if name == LOOP else f"engine.name={name}"
+def way(name: str, *seconds: float, wall: float = 1.0, **more: Any) -> Way:
+    """A way whose repetitions took `seconds`, where the loop took one; `wall` times as long on the wall."""
     middle = sorted(seconds)[len(seconds) // 2]
-    return Way(
-        name=name,
-        settings=settings,
-        kind=name if kind is None else kind,
-        chunk=1,
-        workers=workers,
-        precision=precision,
-        seconds=seconds,
-        wall_seconds=tuple(wall * s for s in seconds),
-        seconds_min=min(seconds),
-        seconds_median=middle,
-        clients_per_second=1 / middle,
-        times_faster=loop / middle,
-        spread=(loop / max(seconds), loop / min(seconds)),
-    )
+    usual: dict[str, Any] = {
+        "name": name, "settings": "" if name == LOOP else f"engine.name={name}", "kind": name, "chunk": 1, "workers": 1,
+        "precision": "float32", "seconds": seconds, "wall_seconds": tuple(wall * s for s in seconds),
+        "seconds_min": min(seconds), "seconds_median": middle, "clients_per_second": 1 / middle,
+        "times_faster": 1 / middle, "spread": (1 / max(seconds), 1 / min(seconds)),
+    }  # fmt: skip
+    return Way(**{**usual, **more})
+
+
+def simulated(method: str = "fedavg", **changes: Any) -> Simulation:
+    config = load({**SMALL, "method": method}, changes)
+    return make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
 
 
 def test_a_small_run_measures_the_loop_and_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,21 +64,15 @@ def test_a_small_run_measures_the_loop_and_every_engine(monkeypatch: pytest.Monk
     json.dumps(found.to_dict())
 
 
-def test_a_long_round_is_measured_on_a_part_of_its_clients() -> None:
-    found = tailorfl.bench(SMALL, seconds=1e-6, train={"epochs": 5})
-    assert (found.clients, found.measured) == (5, 3)
+def test_a_long_round_of_the_first_method_is_measured_on_a_part_of_its_clients() -> None:
+    found = tailorfl.bench({**SMALL, "method": ["ditto", "fedavg"]}, seconds=1e-6, train={"epochs": 5})
+    assert (found.method, found.clients, found.measured) == ("ditto", 5, 3)
     assert {len(one.seconds) for one in found.ways} == {2}
-
-
-def test_the_first_method_is_measured() -> None:
-    found = tailorfl.bench({**SMALL, "method": ["ditto", "fedavg"]}, seconds=1e-6)
-    assert found.method == "ditto"
 
 
 @pytest.mark.parametrize(("method", "times"), [("fedavg", 1), ("ditto", 2), ("fedsam", 2)])
 def test_the_loop_takes_as_many_gradients_as_the_method(method: str, times: int) -> None:
-    config = load({**SMALL, "method": method}, {"train": {"epochs": 2, "batch_size": 7}})
-    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    sim = simulated(method, train={"epochs": 2, "batch_size": 7})
     round_ = Round(sim, (0, 1, 2), (0, 1, 2))
     ((_, cohort),) = round_.cohorts
     clients = list(LoopRound(round_)._clients(cohort))
@@ -106,25 +87,23 @@ def test_a_method_that_trains_in_some_rounds_only_is_measured_in_one() -> None:
     assert found.gradients > 0
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_the_time_must_be_positive(seconds: float) -> None:
-    with pytest.raises(ConfigError, match="must be positive"):
-        tailorfl.bench(SMALL, seconds=seconds)
-
-
-def test_variants_are_to_be_measured_one_by_one() -> None:
-    with pytest.raises(ConfigError, match=r"has variants \(a\).*variants=\{\}"):
-        tailorfl.bench({**SMALL, "variants": {"a": {"rounds": 2}}})
-
-
-def test_bad_settings_say_what_they_say_in_a_run() -> None:
-    with pytest.raises(ConfigError, match="fedavg"):
-        tailorfl.bench({**SMALL, "method": "fedavgg"})
+@pytest.mark.parametrize(
+    ("settings", "seconds", "named"),
+    [
+        ({}, 0.0, "must be positive"),
+        ({}, -1.0, "must be positive"),
+        ({}, math.nan, "must be positive"),
+        ({"variants": {"a": {"rounds": 2}}}, 1.0, r"has variants \(a\).*variants=\{\}"),
+        ({"method": "fedavgg"}, 1.0, "fedavg"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(settings: dict[str, Any], seconds: float, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        tailorfl.bench({**SMALL, **settings}, seconds=seconds)
 
 
 def test_a_round_can_be_done_again_from_the_same_state() -> None:
-    config = load({**SMALL, "method": "ditto"})
-    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    sim = simulated("ditto")
     sim.step()
     again = Round(sim, (0, 1, 2), (0, 1, 2))
     before, found = sim.states.get((0, 1, 2)).clone(), []
@@ -139,9 +118,7 @@ def test_a_round_can_be_done_again_from_the_same_state() -> None:
 
 def test_chunks_that_make_sense_are_at_most_the_cohort_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_processor_has_bfloat16", lambda: True)
-    config = load(SMALL)
-    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
-    round_ = Round(sim, tuple(range(5)), tuple(range(5)))
+    round_ = Round(simulated(), tuple(range(5)), tuple(range(5)))
     found = candidates(round_, 3)
     several = [c for c in found if c.workers > 1]
     assert all(c.settings == f"engine.name=auto engine.chunk=3 engine.workers={c.workers}" for c in several)
@@ -170,12 +147,6 @@ def test_the_fastest_way_is_advised_and_the_simpler_of_equals() -> None:
     assert "3.96 x the speed of auto" in found.why
 
 
-def test_what_the_automatic_engine_chose_is_as_fast_as_itself() -> None:
-    ways = [way(LOOP, *[1.0] * 5), way("auto", *[0.6] * 5, kind="vectorized"), way("vectorized", *[0.5] * 5)]
-    found = recommend(ways)
-    assert found.way == "auto"
-
-
 def test_a_lower_precision_is_named_and_not_taken() -> None:
     ways = [way(LOOP, *[1.0] * 5), way("auto", *[0.6] * 5)]
     half = way("auto, bfloat16", *[0.5] * 5, precision="bfloat16")
@@ -189,16 +160,30 @@ def test_a_lower_precision_is_named_and_not_taken() -> None:
     assert any("is not worth it here: 1.11 x" in text for text in recommend([*ways, near]).warnings)
 
 
-def test_few_repetitions_tell_large_differences_only() -> None:
-    loop, auto = way(LOOP, 1.0, 1.0), way("auto", 0.54, 0.54)
-    assert recommend([loop, auto, way("vectorized", 0.5, 0.5)]).way == "auto"
-    assert recommend([loop, auto, way("vectorized", 0.4, 0.4)]).way == "vectorized"
+ONE = way(LOOP, *[1.0] * 5)
+AUTO, TWICE = way("auto", *[1.0] * 5), way("auto", *[2.0] * 5)
 
 
-def test_a_difference_that_half_of_the_repetitions_deny_is_noise() -> None:
-    loop = way(LOOP, *[1.0] * 6)
-    auto, fast = way("auto", 0.9, 1.2, 0.9, 1.2, 0.9, 1.2), way("vectorized", *[1.0] * 6)
-    assert recommend([loop, auto, fast]).way == "auto"
+@pytest.mark.parametrize(
+    ("ways", "advised"),
+    [
+        # what the automatic engine chose is as fast as itself
+        ([ONE, way("auto", *[0.6] * 5, kind="vectorized"), way("vectorized", *[0.5] * 5)], "auto"),
+        # few repetitions tell large differences only
+        ([way(LOOP, 1.0, 1.0), way("auto", 0.54, 0.54), way("vectorized", 0.5, 0.5)], "auto"),
+        ([way(LOOP, 1.0, 1.0), way("auto", 0.54, 0.54), way("vectorized", 0.4, 0.4)], "vectorized"),
+        # a difference that half of the repetitions deny is noise
+        ([way(LOOP, *[1.0] * 6), way("auto", *[0.9, 1.2] * 3), way("vectorized", *[1.0] * 6)], "auto"),
+        # a way that was left out is not advised
+        ([ONE, TWICE, way("vectorized", 0.1, seconds=(), wall_seconds=(), note="left out")], "auto"),
+        # several processes are advised where the wall says so
+        ([ONE, AUTO, way("two", *[0.6] * 5, workers=2)], "two"),
+        ([ONE, AUTO, way("two", *[0.95] * 5, workers=2)], "auto"),
+        ([ONE, AUTO, way("two", 0.6, 0.6, 0.6, 1.2, 1.2, workers=2)], "auto"),
+    ],
+)
+def test_what_is_advised(ways: list[Way], advised: str) -> None:
+    assert recommend(ways).way == advised
 
 
 def test_what_is_weak_about_the_measurement_is_said() -> None:
@@ -207,19 +192,6 @@ def test_what_is_weak_about_the_measurement_is_said() -> None:
     assert any("only 2 repetitions" in text for text in found.warnings)
     assert any("2.0 x the time of the process" in text for text in found.warnings)
     assert any("plain loop is 1.50 x faster" in text for text in found.warnings)
-
-
-def test_a_way_that_was_left_out_is_not_advised() -> None:
-    out = replace(way("vectorized", 0.1), seconds=(), wall_seconds=(), note="left out")
-    found = recommend([way(LOOP, *[1.0] * 5), way("auto", *[2.0] * 5), out])
-    assert found.way == "auto"
-
-
-def test_several_processes_are_advised_where_the_wall_says_so() -> None:
-    ways = [way(LOOP, *[1.0] * 5), way("auto", *[1.0] * 5)]
-    assert recommend([*ways, way("two", *[0.6] * 5, workers=2)]).way == "two"
-    assert recommend([*ways, way("two", *[0.95] * 5, workers=2)]).way == "auto"
-    assert recommend([*ways, way("two", 0.6, 0.6, 0.6, 1.2, 1.2, workers=2)]).way == "auto"
 
 
 def test_measuring_alternates_and_ends() -> None:
@@ -233,5 +205,4 @@ def test_measuring_alternates_and_ends() -> None:
 
 def test_clocks_run() -> None:
     found = timed(lambda: sum(range(10**5)))
-    assert isinstance(found, Seconds)
     assert found.process > 0 < found.wall

@@ -14,6 +14,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
+ON_PROCESSOR = ("--device", "cpu", "--tiny", "--no-tests", "--seconds", "0.05")
+
+
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *words]
     return subprocess.run(
@@ -36,18 +39,7 @@ def test_every_way_takes_the_same_step(tmp_path: Path) -> None:
     """In float32 rounding, by networks of every kind; the table and the file have all of them."""
     place = tmp_path / "gpu.json"
     models = ["logistic", "resnet18", "vit_s", "lora"]
-    done = run(
-        "--device",
-        "cpu",
-        "--tiny",
-        "--no-tests",
-        "--seconds",
-        "0.05",
-        "--json",
-        str(place),
-        "--models",
-        *models,
-    )
+    done = run(*ON_PROCESSOR, "--json", str(place), "--models", *models)
     assert done.returncode == 0, done.stderr
     out = json.loads(place.read_text())
     assert list(out["models"]) == models
@@ -68,9 +60,8 @@ def test_what_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     """Here a library that LoRA needs cannot be imported."""
     (tmp_path / "transformers.py").write_text("raise ImportError('none here')\n")
     place = tmp_path / "gpu.json"
-    words = ["--device", "cpu", "--tiny", "--no-tests", "--seconds", "0.05", "--json", str(place)]
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = run(*words, "--models", "lora", "logistic", PYTHONPATH=paths)
+    done = run(*ON_PROCESSOR, "--json", str(place), "--models", "lora", "logistic", PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr
     out = json.loads(place.read_text())["models"]
     assert all("error" in record for record in out["lora"].values())

@@ -57,22 +57,18 @@ def test_weights_are_compared_by_the_distance_of_all_of_them(
     programs: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     """A ReLU that flips moves one row of weights by little; a hundredth of the rate is a difference."""
-    work, compare = (
-        programs["peer_work"].make_work(programs["peer_work"].Case("fedavg", "cnn2", 2)),
-        programs["compare"],
-    )
+    shared, compare = programs["peer_work"], programs["compare"]
+    work = shared.make_work(shared.Case("fedavg", "cnn2", 2))
     change = {name: torch.randn(t.shape) for name, t in work.init.items()}
     exact = {name: t + change[name] for name, t in work.init.items()}
     flipped = {name: t.clone() for name, t in exact.items()}
     largest = max(t.abs().max() for t in change.values())
     flipped["fc1.weight"][7] += 3e-3 * largest
     rate = {name: t + 1.01 * change[name] for name, t in work.init.items()}
+    off = {}
     for name, weights in (("exact", exact), ("flipped", flipped), ("rate", rate)):
         torch.save(weights, tmp_path / f"{name}.pt")
-    off = {
-        n: compare.difference(tmp_path / f"{n}.pt", tmp_path / "exact.pt", work)
-        for n in ("exact", "flipped", "rate")
-    }
+        off[name] = compare.difference(tmp_path / f"{name}.pt", tmp_path / "exact.pt", work)
     row = work.init["fc1.weight"][7].numel()
     norm = torch.cat([t.flatten() for t in change.values()]).norm()
     assert off["flipped"] == pytest.approx(float(3e-3 * largest * row**0.5 / norm), rel=1e-3)

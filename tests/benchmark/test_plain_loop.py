@@ -56,11 +56,24 @@ def stepped(sim: Simulation) -> dict[str, Tensor]:
     return {n: t for n, t in tree.tensors(sim.server["w"]).items() if t.is_floating_point()}
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("model", [name for name in FACTORIES if name != "dropout"])
-def test_a_round_is_that_of_an_engine_for_every_model(model: str, engine: str) -> None:
-    sim = simulation("fedavg", model, engine, train=TRAIN, rounds=1)
-    expected = looped(sim)
+@pytest.mark.parametrize(
+    ("model", "variant"),
+    [
+        *((name, USUAL) for name in FACTORIES if name != "dropout"),
+        *(
+            (name, Variant(a, b))
+            for name in ("cnn2", "batch_norm")
+            for a in (False, True)
+            for b in (False, True)
+        ),
+    ],
+    ids=str,
+)
+def test_a_round_is_that_of_an_engine_for_every_model_and_variant(model: str, variant: Variant) -> None:
+    """With momentum and weight decay."""
+    sim = simulation("fedavg", model, "sequential", train=TRAIN, rounds=1)
+    expected = looped(sim, variant=variant)
+    assert all(t.is_contiguous() for t in expected.values())
     assert_close(stepped(sim), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -99,15 +112,6 @@ def test_images_are_normalised_and_augmented_alike(kind: Any) -> None:
     )
     expected = looped(sim)
     assert_close(stepped(sim), expected, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("variant", [Variant(a, b) for a in (False, True) for b in (False, True)], ids=str)
-@pytest.mark.parametrize("model", ["cnn2", "batch_norm"])
-def test_every_variant_computes_the_same(model: str, variant: Variant) -> None:
-    sim = simulation("fedavg", model, "sequential", train=TRAIN, rounds=1)  # momentum and weight decay
-    expected = looped(sim, variant=variant)
-    assert all(t.is_contiguous() for t in expected.values())
-    assert_close(stepped(sim), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_batches_are_the_same_however_many_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,10 +165,7 @@ def test_dropout_of_channels_in_the_loop_is_that_of_torch() -> None:
         nn.Conv2d(1, 2, 1), ChannelDropout(0.3), nn.Flatten(), nn.Linear(2, 2), Dropout(0.4)
     )
     copied = plain_loop._own_copy(Model(lambda: layers), False)
-    assert [(type(part), part.p) for part in (copied[1], copied[4])] == [
-        (nn.Dropout2d, 0.3),
-        (nn.Dropout, 0.4),
-    ]
+    assert [(type(copied[k]), copied[k].p) for k in (1, 4)] == [(nn.Dropout2d, 0.3), (nn.Dropout, 0.4)]
 
 
 def test_every_pass_sees_every_row_once() -> None:
@@ -173,9 +174,7 @@ def test_every_pass_sees_every_row_once() -> None:
     assert [len(batch) for batch in found] == [4, 4, 3, 4, 4, 3, 4]
     for start in (0, 3):
         assert torch.equal(torch.cat(found[start : start + 3]).sort().values, rows)
-
-
-def test_a_rest_that_is_too_small_is_left_out_of_a_pass() -> None:
+    # a rest that is too small is left out
     assert [len(b) for b in shuffled(torch.arange(9), 4, 12, min_batch=2)] == [4, 4, 4]
     assert shuffled(torch.arange(1), 4, 3, min_batch=2) == []
     assert [len(b) for b in shuffled(torch.arange(9), 0, 18)] == [9, 9]

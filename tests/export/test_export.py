@@ -58,14 +58,12 @@ def test_a_regression_takes_raw_features_and_gives_the_target_in_its_own_unit(
     for client in range(3):
         note(run, found[client].path, client, raw, steps=10 if client == 2 else None)
     assert_apart(one.path for one in found[:3])
-    ash = found[0].facts
-    assert ash["inputs"]["features"] == ["size", "age"]
+    inputs = found[0].facts["inputs"]
+    assert inputs["features"] == ["size", "age"]
     train = raw[torch.from_numpy(np.asarray(run.sim.federation.train[0]))].double()
-    prepared = ash["inputs"]["preparation"]
-    means = [column["mean"] for column in prepared["columns"].values()]
-    assert means == pytest.approx(train.mean(0).tolist())
-    deviations = [column["deviation"] for column in prepared["columns"].values()]
-    assert deviations == pytest.approx(train.std(0).tolist())
+    prepared = inputs["preparation"]
+    for name, values in (("mean", train.mean(0)), ("deviation", train.std(0))):
+        assert [column[name] for column in prepared["columns"].values()] == pytest.approx(values.tolist())
     assert "clients" not in prepared  # other clients' constants stay with them
     assert found[3].facts["inputs"]["preparation"] != prepared
 

@@ -56,9 +56,7 @@ def test_metadata_are_those_of_the_run(models: dict[str, Exported], run: Path) -
     result = tailorfl.ExperimentResult.load(run)
     (store,) = [store for summary, store in result.jobs if summary["label"] == "ditto"]
     frame = store.clients()
-    last = frame[
-        (frame["round"] == frame["round"].max()) & (frame["set"] == "local") & (frame["model"] == "personal")
-    ]
+    last = frame.query(f"round == {frame['round'].max()} and set == 'local' and model == 'personal'")
     for client, accuracy in zip(last["client"], last["accuracy"], strict=True):
         content = head(models[f"plain client-{client}"])
         (entry,) = content["model-index"][0]["results"]
@@ -104,10 +102,8 @@ def test_privacy_is_that_of_the_client_and_the_largest_for_all(
     of_client = spent[spent["client"] == "1"]["epsilon"].max()
     facts = models["private client-1"].facts["privacy"]
     assert facts["epsilon"] == pytest.approx(of_client)
-    assert (
-        f"ε = {of_client:.3g} at δ = {facts['delta']:g}"
-        in (models["private client-1"].path / CARD).read_text()
-    )
+    text = (models["private client-1"].path / CARD).read_text()
+    assert f"ε = {of_client:.3g} at δ = {facts['delta']:g}" in text
     assert models["private global"].facts["privacy"]["epsilon"] == pytest.approx(spent["epsilon"].max())
     assert np.isfinite(of_client)
 
@@ -150,33 +146,19 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Create a repository, say how files are sent, or commit them."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        address = f"http://{self.headers['Host']}/sam/heart"
         if self.path == "/api/repos/create":
             self.received["repository"] = json.loads(body)
-            return self._answer(
-                {"url": f"http://{self.headers['Host']}/sam/heart", "name": "sam/heart"},
-                refused="refused" in body.decode(),
-            )
+            return self._answer({"url": address, "name": "sam/heart"}, refused="refused" in body.decode())
         if self.path == "/api/validate-yaml":
             return self._answer({"errors": [], "warnings": []})
         if "/preupload/" in self.path:
-            files = [
-                {**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(body)["files"]
-            ]
-            return self._answer({"files": files})
-        lines = [json.loads(line) for line in body.splitlines()]
-        self.received["files"] = {
-            line["value"]["path"]: base64.b64decode(line["value"]["content"])
-            for line in lines
-            if line["key"] == "file"
-        }
+            sent = {"uploadMode": "regular", "shouldIgnore": False}
+            return self._answer({"files": [{**file, **sent} for file in json.loads(body)["files"]]})
+        files = [line["value"] for line in map(json.loads, body.splitlines()) if line["key"] == "file"]
+        self.received["files"] = {file["path"]: base64.b64decode(file["content"]) for file in files}
         oid = "0" * 40
-        return self._answer(
-            {
-                "commitUrl": f"http://{self.headers['Host']}/sam/heart/commit/{oid}",
-                "commitOid": oid,
-                "success": True,
-            }
-        )
+        return self._answer({"commitUrl": f"{address}/commit/{oid}", "commitOid": oid, "success": True})
 
     def do_GET(self) -> None:
         """Describe the repository."""
@@ -213,13 +195,8 @@ def pushed(
     """Export and upload as a user does, with the hub at another address."""
     command = ["export", str(run), "--method", "ditto", "--out", str(out), "--push", repository, *words]
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(
-        [sys.executable, "-m", "tailorfl", *command],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tailorfl", *command]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
 @pytest.mark.slow
@@ -227,10 +204,8 @@ def test_an_export_is_uploaded_whole_and_private(run: Path, hub: Any, tmp_path: 
     endpoint, received = hub
     done = pushed(run, tmp_path, endpoint, "sam/heart", "--client", "client-1", "--license", "mit")
     assert done.returncode == 0, done.stderr
-    wish = received["repository"]
-    assert (
-        wish.get("private") is True or wish.get("visibility") == "private"
-    )  # older and newer huggingface_hub
+    wish = received["repository"]  # of older and newer huggingface_hub
+    assert wish.get("private") is True or wish.get("visibility") == "private"
     folder = tmp_path / "client-1"
     assert received["files"] == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert CARD in received["files"]
@@ -249,18 +224,14 @@ def test_an_upload_to_a_hub_that_refuses_or_is_not_there_is_an_error(
     assert (tmp_path / "client-1" / CARD).is_file()
 
 
-def test_one_model_goes_to_one_repository(models: dict[str, Exported]) -> None:
+def test_one_model_goes_to_one_repository_and_leaves_no_base_behind(models: dict[str, Exported]) -> None:
     pytest.importorskip("huggingface_hub")
-    model = models["plain client-1"]
-    both = {each.path: each.facts for each in (model, models["plain client-2"])}
-    with pytest.raises(ConfigError):
-        upload(both, "sam/heart")
-    with pytest.raises(ConfigError):
-        upload({model.path: model.facts}, "not a name")
-
-
-def test_a_base_beside_the_model_is_not_left_behind(models: dict[str, Exported]) -> None:
-    pytest.importorskip("huggingface_hub")
-    model = models["plain client-1"]
-    with pytest.raises(ConfigError):
-        upload({model.path: {**model.facts, "transformer": {"base": "../base"}}}, "sam/heart")
+    model, other = models["plain client-1"], models["plain client-2"]
+    on_base = {**model.facts, "transformer": {"base": "../base"}}
+    for exported, repository in (
+        ({model.path: model.facts, other.path: other.facts}, "sam/heart"),
+        ({model.path: model.facts}, "not a name"),
+        ({model.path: on_base}, "sam/heart"),
+    ):
+        with pytest.raises(ConfigError):
+            upload(exported, repository)

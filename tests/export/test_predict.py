@@ -67,9 +67,8 @@ def test_a_table_is_scaled_as_in_training_and_keeps_its_order(task: str, tmp_pat
     elif task == "binary":
         np.testing.assert_allclose(found["p(yes)"], 1 / (1 + np.exp(-outputs[:, 0])), atol=1e-6)
     else:
-        np.testing.assert_allclose(
-            found["risk" if task == "survival" else "predicted"], outputs[:, 0], atol=1e-4
-        )
+        column = "risk" if task == "survival" else "predicted"
+        np.testing.assert_allclose(found[column], outputs[:, 0], atol=1e-4)
     (one,) = export(tmp_path / "run", tmp_path, clients=["elm"])
     pd.testing.assert_frame_equal(predict(one.path, tmp_path / "new.csv"), found)
 
@@ -148,22 +147,16 @@ def test_forced_marks_travel_into_the_export(normalise: str, tmp_path: Path) -> 
     (tmp_path / "all.csv").write_text("\n".join(["cost;label;town", *rows]))
     options = {"label": "label", "client": "town", "decimal": ".", "sep": ";"}  # 1,700 are seventeen hundred
     data = {"name": "table", "path": str(tmp_path / "all.csv"), "options": options, "normalise": normalise}
-    tailorfl.run(
-        QUICK, method="fedavg", data=data, model="logistic", train={"lr": 1e-6}, out=tmp_path / "run"
-    )
+    settings = {**QUICK, "method": "fedavg", "model": "logistic", "train": {"lr": 1e-6}}
+    tailorfl.run(settings, data=data, out=tmp_path / "run")
     (one,) = export(tmp_path / "run", tmp_path, shared=True)
     (tmp_path / "new.csv").write_text("cost\n2,300\n2,700\n")
     with pytest.raises(DataError, match="cost"):  # with a comma as separator there are two columns
         predict(one.path, pd.DataFrame({"costs": [1.0]}))
     wanted = predict(one.path, pd.DataFrame({"cost": [2300.0, 2700.0]}))
     pd.testing.assert_frame_equal(predict(one.path, tmp_path / "new.csv"), wanted)
-    source = from_table(
-        tmp_path / "all.csv", **options
-    )  # handed over, so that no setting says how it was read
-    tailorfl.run(
-        QUICK, method="fedavg", source=source, data={"normalise": normalise}, model="logistic", train={"lr": 1e-6},
-        out=tmp_path / "own",
-    )  # fmt: skip
+    source = from_table(tmp_path / "all.csv", **options)  # so that no setting says how it was read
+    tailorfl.run(settings, source=source, data={"normalise": normalise}, out=tmp_path / "own")
     again = predict(tmp_path / "own", tmp_path / "new.csv", client="global", source=source)
     pd.testing.assert_frame_equal(again, wanted)
 
@@ -173,9 +166,8 @@ def test_images_are_read_by_their_names(tmp_path: Path) -> None:
     tailorfl.run({**QUICK, "rounds": 8}, method="fedavg", data=data, model="logistic", out=tmp_path / "run")
     words = [str(tmp_path / "run"), "--client", "south", "--data", str(tmp_path / "images" / "south")]
     found = commanded(words, tmp_path)
-    assert found["file"].tolist() == sorted(
-        f"{label}/{k}.png" for label in ("dark", "light") for k in range(10)
-    )
+    assert sorted(found["file"]) == found["file"].tolist()
+    assert set(found["file"]) == {f"{label}/{k}.png" for label in ("dark", "light") for k in range(10)}
     assert found["predicted"].tolist() == [name.partition("/")[0] for name in found["file"]]
     np.testing.assert_allclose(found["p(dark)"] + found["p(light)"], 1, atol=1e-6)
     Image.new("L", (5, 6)).save(tmp_path / "other.png")

@@ -45,15 +45,21 @@ MODELS: dict[str, dict[str, Any]] = {
 def run_on_texts(tmp_path: Path, kind: str, method: Any = "fedlora", **settings: Any) -> Path:
     data = {"name": "instructions", "path": str(notes(tmp_path / "notes")), "options": DATA[kind]}
     evaluation = {"every": 0, "final": ["local"], "generation": {"max_new_tokens": 1, "samples": 1}}
-    tailorfl.run(
-        {**QUICK, "eval": evaluation},
-        data=data,
-        model=MODELS[kind],
-        method=method,
-        out=tmp_path / "run",
+    settings = {
+        **QUICK,
+        "eval": evaluation,
+        "data": data,
+        "model": MODELS[kind],
+        "method": method,
         **settings,
-    )
+    }
+    tailorfl.run(settings, out=tmp_path / "run")
     return tmp_path / "run"
+
+
+def run_on_digits(folder: Path, method: str, model: Any) -> Path:
+    tailorfl.run(QUICK, method=method, data={"samples": 60, "clients": 2}, model=model, out=folder)
+    return folder
 
 
 @pytest.mark.parametrize("kind", one_of(2, sorted(MODELS), 1))
@@ -95,8 +101,7 @@ def test_lora_leaves_in_the_format_of_peft(kind: str, tmp_path: Path) -> None:
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("method", ["flora", "flexlora"])
+@pytest.mark.parametrize(("method", "merge"), [("flora", False), ("flexlora", False), ("flexlora", True)])
 def test_lora_of_ranks_by_client_leaves_with_what_it_does(method: str, merge: bool, tmp_path: Path) -> None:
     """Weights that FLoRA merged into leave as the base; ranks that FlexLoRA scales and cuts leave in the factors."""
     folder = run_on_texts(tmp_path, "bert", {"name": method, "ranks": [1, 2]}, rounds=2)
@@ -154,16 +159,10 @@ def test_merged_weights_need_no_peft(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_a_classifier_on_a_vision_transformer_leaves_with_its_head(tmp_path: Path) -> None:
     for name, model in (("lora", {"lora": 2}), ("adapters", {"adapter_size": 2}), ("whole", {})):
-        tailorfl.run(
-            QUICK,
-            method="local",
-            data={"samples": 60, "clients": 2},
-            model={"name": "vit", **model},
-            out=tmp_path / name,
-        )
-        (one,) = export(tmp_path / name, tmp_path / f"{name}-out", clients=["0"])
+        run = run_on_digits(tmp_path / name, "local", {"name": "vit", **model})
+        (one,) = export(run, tmp_path / f"{name}-out", clients=["0"])
         assert one.facts["files"]["weights"] == ("model.pt2" if name == "adapters" else "model.safetensors")
-        note(restore(tmp_path / name), one.path, 0)
+        note(restore(run), one.path, 0)
         assert_gives(one.path)
 
 
@@ -171,8 +170,9 @@ def test_a_classifier_on_a_vision_transformer_leaves_with_its_head(tmp_path: Pat
 def test_onnx_and_torchscript_give_the_same_outputs(tmp_path: Path) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    tailorfl.run(QUICK, method="ditto", data={"samples": 90, "clients": 2}, model="mlp", out=tmp_path / "run")
-    (one,) = export(tmp_path / "run", tmp_path, clients=["0"], onnx=True, torchscript=True)
+    (one,) = export(
+        run_on_digits(tmp_path / "run", "ditto", "mlp"), tmp_path, clients=["0"], onnx=True, torchscript=True
+    )
     assert set(one.off) == {"model.py", "model.onnx", "model.ts"}
     run = restore(tmp_path / "run")
     note(run, one.path, 0)
@@ -191,21 +191,17 @@ def test_a_vote_of_neighbours_leaves_as_torchscript_and_onnx_says_that_it_has_no
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("onnxscript")
-    tailorfl.run(
-        QUICK, method="knn_per", data={"samples": 90, "clients": 2}, model="mlp", out=tmp_path / "run"
-    )
-    (one,) = export(tmp_path / "run", tmp_path, clients=["0"], torchscript=True)
+    run = run_on_digits(tmp_path / "run", "knn_per", "mlp")
+    (one,) = export(run, tmp_path, clients=["0"], torchscript=True)
     assert one.off["model.ts"] <= 1e-6
     with pytest.raises(ModelError, match=r"as ONNX: (?!Failed).+; leave that form out"):
-        export(tmp_path / "run", tmp_path / "onnx", clients=["0"], onnx=True)
+        export(run, tmp_path / "onnx", clients=["0"], onnx=True)
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tailorfl.run(
-        QUICK, method="local", data={"samples": 60, "clients": 2}, model="logistic", out=tmp_path / "run"
-    )
+    run = run_on_digits(tmp_path / "run", "local", "logistic")
     with pytest.raises(ConfigError, match="has no LoRA"):
-        export(tmp_path / "run", tmp_path / "a", clients=["0"], merge=True)
+        export(run, tmp_path / "a", clients=["0"], merge=True)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"'onnx(runtime)?'.*extra 'export'"):
-        export(tmp_path / "run", tmp_path / "b", clients=["0"], onnx=True)
+        export(run, tmp_path / "b", clients=["0"], onnx=True)

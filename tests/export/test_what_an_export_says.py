@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -47,18 +48,14 @@ def test_outputs_may_differ_by_the_tolerance_times_the_largest_output(
     allowed = tolerance * max(1.0, largest)
     x = torch.tensor([[largest, 0.0], [0.0, -largest]], dtype=torch.float64)
     assert compare(x, lambda x: x) == 0.0
-    for share in (0.9, 1.1):
 
-        def other(x: Tensor, share: float = share) -> Tensor:
-            return x + share * allowed * ((len(x) > 1) == several)
+    def off_by(share: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: x + share * allowed * ((len(x) > 1) == several)
 
-        if share < 1:
-            assert compare(x, other) == pytest.approx(share * allowed)
-        else:
-            with pytest.raises(ModelError):
-                compare(x, other)
-    with pytest.raises(ModelError):
-        compare(x, lambda x: x * torch.nan)
+    assert compare(x, off_by(0.9)) == pytest.approx(0.9 * allowed)
+    for other in (off_by(1.1), lambda x: x * torch.nan):
+        with pytest.raises(ModelError):
+            compare(x, other)
     assert (TOLERANCE, OTHER_PROGRAMS) == (1e-6, 1e-4)
 
 
@@ -114,26 +111,16 @@ class Joined(nn.Module):
         return x + self.shift
 
 
-@pytest.mark.parametrize(
-    "build_network",
-    [
-        Joined,
-        lambda: nn.Sequential(OrderedDict(first=nn.Linear(3, 4), then=nn.ReLU(), last=nn.Linear(4, 2))),
-    ],
-    ids=["of torch alone", "parts by name"],
-)
-def test_a_network_is_written_as_code(build_network: Callable[[], nn.Module]) -> None:
+def test_a_network_is_written_as_code_or_why_it_cannot_be_is_told() -> None:
     torch.manual_seed(0)
-    network, x = build_network(), torch.randn(5, 3)
-    space: dict[str, Any] = {}
-    exec(written(network), space)
-    copy = space["network"]()
-    copy.load_state_dict(network.state_dict())
-    assert torch.equal(copy(x), network(x))
-    assert type(copy) is not Joined
-
-
-def test_what_cannot_be_written_as_code_is_told() -> None:
+    x, parts = torch.randn(5, 3), OrderedDict(first=nn.Linear(3, 4), then=nn.ReLU(), last=nn.Linear(4, 2))
+    for network in (Joined(), nn.Sequential(parts)):
+        space: dict[str, Any] = {}
+        exec(written(network), space)
+        copy = space["network"]()
+        copy.load_state_dict(network.state_dict())
+        assert torch.equal(copy(x), network(x))
+        assert type(copy) is not Joined
     with pytest.raises(NotWritableError, match="two places"):
         written(nn.Sequential(part := nn.Linear(3, 3), part))
     for name in ("class", "a-b"):
@@ -142,9 +129,8 @@ def test_what_cannot_be_written_as_code_is_told() -> None:
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no exported model") as caught:
+    with pytest.raises(ModelError, match=re.escape(str(tmp_path))):
         loaded(tmp_path)
-    assert str(tmp_path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +155,10 @@ def test_a_grey_image_is_read_by_a_model_of_colours_as_the_same_in_three_channel
     grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 5), dtype=np.uint8))
     grey.save(tmp_path / "grey.png")
     grey.convert("RGB").save(tmp_path / "colour.png")
-    one, other = (
+    answers = [
         predict(tmp_path / "run", tmp_path / f"{name}.png", client="north") for name in ("grey", "colour")
-    )
-    pd.testing.assert_frame_equal(one.drop(columns="file"), other.drop(columns="file"))
+    ]
+    pd.testing.assert_frame_equal(*(answer.drop(columns="file") for answer in answers))
 
 
 @pytest.mark.parametrize(("name", "head"), [("bert", "classification"), ("llama", "language")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tailorfl
+from report.browsing import Tab, browser, why_not
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.store import RunStore
 
@@ -30,6 +31,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ExperimentResult:
         eval={"every": 1, "sets": ["val", "local", "participants"], "sharpness": 0.05, "target": 0.5},
         out=tmp_path_factory.mktemp("report") / "run",
     )
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser without a window; skips where there is none."""
+    if why_not():
+        pytest.skip(why_not())
+    with browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture
+def tab(chromium: Any) -> Iterator[Tab]:
+    """A new page of the browser."""
+    opened = Tab(chromium.new_page())
+    yield opened
+    opened.page.close()
 
 
 @pytest.fixture

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from typer.testing import CliRunner
 
 import tailorfl
-from tailorfl.cli.main import app
+from report.tiny import invoke
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.leading import check_target
 from tailorfl.report.curves import best_rounds, sections, to_target
@@ -30,20 +31,12 @@ CURVES = {
 }
 
 
-class Rounds:
-    def __init__(self, values: tuple[float, ...], sent: tuple[int, ...], metric: str) -> None:
-        self.values, self.sent, self.metric = values, sent, metric
-
-    def rounds(self) -> pd.DataFrame:
-        every = [v for value in self.values for v in (math.nan, value)]
-        sent = [b for amount in self.sent for b in (amount, amount)]
-        return pd.DataFrame({"round": range(1, 7), "bytes": sent, f"personal/local/{self.metric}": every})
-
-
 def made_up(metric: str = "accuracy") -> ExperimentResult:
     jobs: Any = []
     for (label, seed), (values, sent, chosen) in CURVES.items():
-        store = Rounds(values, sent, metric)
+        every = [v for value in values for v in (math.nan, value)]
+        columns = {"round": range(1, 7), "bytes": np.repeat(sent, 2), f"personal/local/{metric}": every}
+        store = SimpleNamespace(rounds=partial(pd.DataFrame, columns))
         summary = {"label": label, "seed": seed, "model": "personal", "metric": metric, "method": "ditto"}
         jobs.append((summary | {"best_by_validation": {"local": chosen}}, store))
     return ExperimentResult(Path("nowhere"), jobs)
@@ -72,42 +65,35 @@ def test_smaller_is_better_for_errors() -> None:
 
 def test_the_last_round_the_validated_one_and_the_best_on_test_are_three_columns() -> None:
     table = best_rounds(made_up())
-    assert table.loc["A", ["last", "by_validation", "best_on_test"]].tolist() == pytest.approx(
-        [0.8, 0.8, 2.55 / 3]
-    )
-    assert table.loc["B", ["last", "by_validation", "best_on_test"]].tolist() == pytest.approx(
-        [0.25, 0.3, 0.6]
-    )
+    for label, expected in (("A", [0.8, 0.8, 2.55 / 3]), ("B", [0.25, 0.3, 0.6])):
+        assert table.loc[label, ["last", "by_validation", "best_on_test"]].tolist() == pytest.approx(expected)
     rounds = sections(made_up())[-1]
     assert "optimistic" in rounds.head[-1]
     assert rounds.rows[0][1].text.startswith("80.00 ± ")
 
 
-def test_a_target_in_percent_is_refused_with_the_share_that_was_meant() -> None:
+def test_a_target_in_percent_is_refused_with_the_share_that_was_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"between 0 and 1, but is 95; 0\.95 for 95 %\?"):
         check_target(95, "accuracy")
     check_target(95, "mse")
     check_target(None, "accuracy")
     with pytest.raises(ConfigError, match="between 0 and 1"):
-        tailorfl.run(eval={"target": 90}, rounds=1, out="unused-folder-of-a-refused-run")
-    assert not Path("unused-folder-of-a-refused-run").exists()
+        tailorfl.run(eval={"target": 90}, rounds=1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_participants_are_those_of_the_round_on_their_own_test_parts(run: ExperimentResult) -> None:
     clients, rounds = run.clients, run.rounds
-    for label in ("local", "ditto"):
-        for number in (1, 3):
-            records = clients.query(
-                f"label == {label!r} and seed == 2 and round == {number} and model == 'personal'"
-            )
-            records = records.set_index("client")
-            row = rounds.query(f"label == {label!r} and seed == 2 and round == {number}").iloc[0]
-            some, own = records[records["set"] == "participants"], records[records["set"] == "local"]
-            assert sorted(some.index) == sorted(row["clients"])
-            assert len(some) == 3  # of 5
-            assert (some["accuracy"] == own.loc[some.index, "accuracy"]).all()
-            assert row["personal/participants/accuracy"] == pytest.approx(some["accuracy"].mean())
+    for label, number in (("local", 1), ("local", 3), ("ditto", 1), ("ditto", 3)):
+        here = f"label == {label!r} and seed == 2 and round == {number}"
+        records = clients.query(f"{here} and model == 'personal'").set_index("client")
+        row = rounds.query(here).iloc[0]
+        some, own = records[records["set"] == "participants"], records[records["set"] == "local"]
+        assert sorted(some.index) == sorted(row["clients"])
+        assert len(some) == 3  # of 5
+        assert (some["accuracy"] == own.loc[some.index, "accuracy"]).all()
+        assert row["personal/participants/accuracy"] == pytest.approx(some["accuracy"].mean())
     assert "deployed.participants" in run.table.columns
     assert "deployed_sharpness" in run.table.columns
 
@@ -124,13 +110,13 @@ def test_alone_they_are_the_only_ones_that_are_looked_at(tmp_path: Path, run: Ex
 
 
 def test_where_the_cohort_is_secret_nobody_is_told_who_took_part(tmp_path: Path) -> None:
-    private = {"dp": {"level": "client", "clip": 1.0, "noise": 1.0, "accountant": "rdp"}}
-    settings = {"data": {"clients": 6}, "fraction": 0.5, "sampling": "bernoulli", "model": "logistic"}
-    method = {"name": "fedavg", "weights": "uniform"}
+    settings = {
+        "data": {"clients": 6}, "fraction": 0.5, "sampling": "bernoulli", "model": "logistic",
+        "train": {"dp": {"level": "client", "clip": 1.0, "noise": 1.0, "accountant": "rdp"}},
+        "method": {"name": "fedavg", "weights": "uniform"}, "eval": {"sets": ["participants"]},
+    }  # fmt: skip
     with pytest.raises(ConfigError, match="participants"):
-        tailorfl.run(
-            settings, method=method, train=private, eval={"sets": ["participants"]}, out=tmp_path / "x"
-        )
+        tailorfl.run(settings, out=tmp_path / "x")
 
 
 @pytest.mark.slow
@@ -139,8 +125,5 @@ def test_the_report_has_the_target_and_the_choice_of_rounds(run: ExperimentResul
     for text in (markdown, page):
         assert "Until accuracy is 50 %" in text
         assert "Best on TEST (optimistic)" in text
-    shown = CliRunner().invoke(app, ["report", str(run.path), "--target", "0.3"])
-    assert "Until accuracy is 30 %" in shown.output
-    refused = CliRunner().invoke(app, ["report", str(run.path), "--target", "30"])
-    assert refused.exit_code == 2
-    assert "0.3 for 30 %" in " ".join(refused.output.split())
+    assert "Until accuracy is 30 %" in invoke("report", run.path, "--target", 0.3)
+    assert "0.3 for 30 %" in invoke("report", run.path, "--target", 30, code=2)

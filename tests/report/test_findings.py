@@ -23,17 +23,6 @@ SPREAD = (-E, 0.0, E)
 NAN = math.nan
 
 
-@pytest.fixture
-def of_methods(stored: Stored, tmp_path: Path) -> Callable[..., str]:
-    """The sentence on methods, of the mean of every method by seed; all clients are alike."""
-
-    def sentence(means: dict[str, dict[int, float]], metric: str = "accuracy") -> str:
-        jobs = [stored(m, s, [v, v], metric) for m, row in means.items() for s, v in row.items()]
-        return findings(ExperimentResult(tmp_path, jobs))[0]
-
-    return sentence
-
-
 def seeds(*values: float) -> dict[int, float]:
     return dict(enumerate(values))
 
@@ -43,6 +32,13 @@ def near(mean: float) -> dict[int, float]:
 
 
 LEVEL = seeds(0.5, 0.5, 0.5)
+Said = tuple[str, ...]
+
+
+def check(sentence: str, said: Said, unsaid: Said) -> None:
+    """Fail unless a sentence has all of these parts and none of those."""
+    assert [part for part in said if part not in sentence] == [], sentence
+    assert [part for part in unsaid if part in sentence] == [], sentence
 
 
 @pytest.mark.parametrize(
@@ -51,33 +47,20 @@ LEVEL = seeds(0.5, 0.5, 0.5)
         ({"ditto": seeds(0.8, 0.9)}, ("Only ditto", "accuracy 85.00 % on"), ("LocalTrain", "noise")),
         ({"ditto": seeds(0.8)}, ("Only ditto", "accuracy 80.00 %"), ("±",)),
         ({"ditto": seeds(NAN)}, ("Only ditto", "accuracy –"), ("%",)),
-        (
-            {"local": seeds(0.8), "fedavg": seeds(0.7), "ditto": seeds(0.9)},
-            ("(1 seed)", "so few seeds say nothing of noise", "ditto over fedavg, is 20.00 points"),
-            ("±", "better"),
-        ),
-        (
-            {"local": seeds(0.5, 0.5), "ditto": seeds(0.55, 0.65)},
-            ("(2 seeds)", "so few seeds say nothing of noise", "ditto over local, is 10.00 points."),
-            ("±", "better", "beyond"),
-        ),
+        ({"local": seeds(0.8), "fedavg": seeds(0.7), "ditto": seeds(0.9)},
+         ("(1 seed)", "so few seeds say nothing of noise", "ditto over fedavg, is 20.00 points"), ("±", "better")),
+        ({"local": seeds(0.5, 0.5), "ditto": seeds(0.55, 0.65)},
+         ("(2 seeds)", "so few seeds say nothing of noise", "ditto over local, is 10.00 points."),
+         ("±", "better", "beyond")),
         # t(0.975, 2 degrees) = 4.302653, standard error 0.05 / √3
-        (
-            {"local": LEVEL, "ditto": seeds(0.55, 0.6, 0.5)},
-            ("(3 seeds)", "ditto over local, is 5.00 ± 12.42 points, which is not beyond noise"),
-            ("better", "together"),
-        ),
-        (
-            {"local": LEVEL, "fedavg": seeds(0.5, 0.44, 0.5), "ditto": seeds(0.55, 0.6, 0.5)},
-            ("none of 3 differences is beyond noise" , "the largest, ditto over fedavg, is 7.00 ± 20.33 points"),
-            ("better",),
-        ),
+        ({"local": LEVEL, "ditto": seeds(0.55, 0.6, 0.5)},
+         ("(3 seeds)", "ditto over local, is 5.00 ± 12.42 points, which is not beyond noise"), ("better", "together")),
+        ({"local": LEVEL, "fedavg": seeds(0.5, 0.44, 0.5), "ditto": seeds(0.55, 0.6, 0.5)},
+         ("none of 3 differences is beyond noise" , "the largest, ditto over fedavg, is 7.00 ± 20.33 points"),
+         ("better",)),
         ({"local": LEVEL, "ditto": near(0.6)}, ("ditto is better than local by 10.00 ± 0.25 points.",), ("other",)),
-        (
-            {"local": LEVEL, "fedavg": seeds(0.1, 0.5, 0.9), "ditto": near(0.6)},
-            ("ditto is better than local by 10.00 ± 0.25 points", "no other difference is beyond noise"),
-            ("fedavg",),
-        ),
+        ({"local": LEVEL, "fedavg": seeds(0.1, 0.5, 0.9), "ditto": near(0.6)},
+         ("ditto is better than local by 10.00 ± 0.25 points", "no other difference is beyond noise"), ("fedavg",)),
         (
             {"fedavg": near(0.6), "local": LEVEL, "ditto": near(0.7)},
             ("ditto and fedavg are better than local, most ditto: by 20.00 ± 0.25 points",
@@ -90,49 +73,32 @@ LEVEL = seeds(0.5, 0.5, 0.5)
              "7 of 10 other differences are beyond noise; the largest, e over b, is 30.00 ± 0.00 points"),
             (),
         ),
-        (
-            {"fedavg": LEVEL, "ditto": near(0.6), "apfl": LEVEL},
-            ("2 of 3 differences are beyond noise", "ditto over fedavg, is 10.00 ± 0.25 points"),
-            ("other", "local"),
-        ),
+        ({"fedavg": LEVEL, "ditto": near(0.6), "apfl": LEVEL},
+         ("2 of 3 differences are beyond noise", "ditto over fedavg, is 10.00 ± 0.25 points"), ("other", "local")),
         ({"local": LEVEL, "ditto": LEVEL}, ("all methods are equal on average",), ("noise", "over")),
         ({"local": seeds(0.5), "ditto": {1: 0.6}}, ("No two methods",), ("points",)),
+        ({"local": {0: 0.5, 1: 0.5, 2: 0.5}, "ditto": {**near(0.6), 3: 0.6}, "apfl": {3: 0.5}},
+         ("(1 to 3 seeds)", "ditto is better than local by 10.00 ± 0.25 points."), ("apfl",)),
+        ({"local": LEVEL, "ditto": near(0.6), "apfl": seeds(0.5, NAN, 0.5)},
+         ("ditto is better than local by 10.00", "without accuracy: apfl"), ("apfl over", "apfl is")),
+        ({"local": LEVEL, "fedavg": seeds(NAN, 0.1, 0.1), "apfl": seeds(0.5, NAN, 0.5)},
+         ("No two methods",), ("points",)),
+        # of an error the smaller is better, and it has no points
         (
-            {"local": {0: 0.5, 1: 0.5, 2: 0.5}, "ditto": {**near(0.6), 3: 0.6}, "apfl": {3: 0.5}},
-            ("(1 to 3 seeds)", "ditto is better than local by 10.00 ± 0.25 points."),
-            ("apfl",),
-        ),
-        (
-            {"local": LEVEL, "ditto": near(0.6), "apfl": seeds(0.5, NAN, 0.5)},
-            ("ditto is better than local by 10.00", "without accuracy: apfl"),
-            ("apfl over", "apfl is"),
-        ),
-        (
-            {"local": LEVEL, "fedavg": seeds(NAN, 0.1, 0.1), "apfl": seeds(0.5, NAN, 0.5)},
-            ("No two methods",),
+            {"local": LEVEL, "fedavg": near(0.9), "ditto": near(0.4)},
+            ("Mean squared error", "lower is better", "ditto is better than local by 0.1 ± 0.002484",
+             "fedavg is worse than local by 0.4 ± 0.002484", "ditto over fedavg, is 0.5 ± 0"),
             ("points",),
         ),
     ],
 )  # fmt: skip
 def test_differences_beyond_noise_come_first_those_to_local_train_before_all(
-    means: dict[str, dict[int, float]],
-    said: tuple[str, ...],
-    unsaid: tuple[str, ...],
-    of_methods: Callable[..., str],
+    means: dict[str, dict[int, float]], said: Said, unsaid: Said, stored: Stored, tmp_path: Path
 ) -> None:
-    sentence = of_methods(means)
-    assert [part for part in said if part not in sentence] == [], sentence
-    assert [part for part in unsaid if part in sentence] == [], sentence
-
-
-def test_of_an_error_the_smaller_is_better_and_has_no_points(of_methods: Callable[..., str]) -> None:
-    sentence = of_methods({"local": LEVEL, "fedavg": near(0.9), "ditto": near(0.4)}, "mse")
-    assert "Mean squared error" in sentence
-    assert "lower is better" in sentence
-    assert "ditto is better than local by 0.1 ± 0.002484" in sentence
-    assert "fedavg is worse than local by 0.4 ± 0.002484" in sentence
-    assert "ditto over fedavg, is 0.5 ± 0" in sentence
-    assert "points" not in sentence
+    """Of the mean of every method by seed; all clients are alike."""
+    metric = "mse" if "Mean squared error" in said else "accuracy"
+    jobs = [stored(m, s, [v, v], metric) for m, row in means.items() for s, v in row.items()]
+    check(findings(ExperimentResult(tmp_path, jobs))[0], said, unsaid)
 
 
 @pytest.fixture
@@ -149,9 +115,8 @@ def of_clients(stored: Stored, tmp_path: Path) -> Callable[..., list[str]]:
                 right = np.concatenate([np.arange(10) < count for count in by_name.values()])
                 outputs = np.stack([right, ~right], axis=1).astype(np.float32)
                 y = np.zeros(len(client), dtype=np.int64)
-                save_predictions(
-                    store.path, Predictions("classification", client, np.arange(len(y)), y, outputs)
-                )
+                kept = Predictions("classification", client, np.arange(len(y)), y, outputs)
+                save_predictions(store.path, kept)
             jobs.append((summary, store))
         return findings(ExperimentResult(tmp_path, jobs))
 
@@ -203,16 +168,15 @@ ALL, NO = 10, 0
 def test_clients_that_gain_and_lose_are_named(
     local: dict[str, int],
     ditto: dict[str, int],
-    said: tuple[str, ...],
-    unsaid: tuple[str, ...],
+    said: Said,
+    unsaid: Said,
     of_clients: Callable[..., list[str]],
 ) -> None:
     worse = dict.fromkeys(ditto, 0)
     methods, sentence = of_clients({"local": local, "ditto": ditto, "fedavg": worse})
     assert "1 seed" in methods
     assert sentence.startswith("With ditto")
-    assert [part for part in said if part not in sentence] == [], sentence
-    assert [part for part in unsaid if part in sentence] == [], sentence
+    check(sentence, said, unsaid)
 
 
 @pytest.mark.parametrize("method", ["centralized", "pooled_trees"])

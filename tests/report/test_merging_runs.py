@@ -19,9 +19,8 @@ SETTINGS = {**TINY, "methods": ["local", "ditto"], "rounds": 2}
 
 
 @pytest.fixture(autouse=True)
-def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ExperimentResult, "plot", lambda result: [])
 
 
 def table(path: Path) -> dict[str, list[Any]]:
@@ -31,14 +30,13 @@ def table(path: Path) -> dict[str, list[Any]]:
 
 def test_a_job_for_each_seed_gives_the_table_of_one_for_all() -> None:
     """As an array of jobs does them: one seed a job, in a folder of its own, begun and resumed by the same line."""
-    Path("experiment.yaml").write_text(tailorfl.load_config(SETTINGS).to_yaml())
-    for task in (2, 0, 1):
-        for _ in range(2):
-            invoke("compare", "experiment.yaml", f"seeds=[{task}]", "--resume", f"jobs/{task}", "--quiet")
+    Path("experiment.yaml").write_text(tailorfl.load_config({**SETTINGS, "rounds": 1}).to_yaml())
+    for task in (2, 0, 1, 0):
+        invoke("compare", "experiment.yaml", f"seeds=[{task}]", "--resume", f"jobs/{task}", "--quiet")
     shown = invoke("report", "jobs/2", "jobs/0", "jobs/1", "--out", "together")
     assert "mean over 3 seeds" in shown
     assert "not the same experiment" not in shown
-    tailorfl.run({**SETTINGS, "seeds": 3}, out="whole")
+    tailorfl.run({**SETTINGS, "seeds": 3, "rounds": 1}, out="whole")
     assert_identical(table(Path("together")), table(Path("whole")))
     page = Path("together/report.md").read_text()
     assert "Not the same experiment" not in page
@@ -50,7 +48,7 @@ def test_a_job_for_each_seed_gives_the_table_of_one_for_all() -> None:
 
 
 @pytest.mark.slow
-def test_methods_of_several_folders_share_their_local() -> None:
+def test_methods_of_several_folders_share_their_local_and_what_is_missing_is_named() -> None:
     for folder, methods in (("a", ["local", "fedavg"]), ("b", ["ditto"])):
         tailorfl.run({**SETTINGS, "methods": methods, "seeds": 2}, out=folder)
     merged = tailorfl.merge(["a", "b"], "out")[""]
@@ -59,6 +57,23 @@ def test_methods_of_several_folders_share_their_local() -> None:
     for name in ("share_beating_local", "mean", "worst10"):
         assert merged.table[name].equals(whole.table[name])
     assert not merged.unlike
+    Path("b/ditto/seed-1/summary.json").unlink()
+    shown = invoke("report", "a", "b", "--out", "less")
+    for text in (shown, Path("less/report.md").read_text()):
+        assert "b: ditto, seed 1: damaged" in text
+
+
+@pytest.mark.slow
+def test_variants_are_put_together_each() -> None:
+    two = {"a": {"train": {"lr": 0.1}}, "b": {"train": {"lr": 0.2}}}
+    for seed in (0, 1):
+        recipe = {**SETTINGS, "name": "two", "methods": ["local"], "seeds": [seed], "variants": two}
+        Path("two.yaml").write_text(json.dumps(recipe))
+        invoke("run", "two.yaml", "--out", f"job-{seed}", "--quiet")
+    merged = tailorfl.merge(["job-0", "job-1"], "out")
+    assert {name: part.table["seeds"].tolist() for name, part in merged.items()} == {"a": [2], "b": [2]}
+    invoke("report", "job-0", "job-1", "--out", "out")
+    assert Path("out/a/report.html").is_file()
 
 
 @pytest.mark.slow
@@ -84,20 +99,8 @@ def test_the_same_method_with_other_settings_stands_apart_and_the_report_says_so
     ]
 
 
-def test_other_samples_are_other_experiments() -> None:
-    for name, samples in (("few", 150), ("many", 200)):
-        tailorfl.run(
-            {**SETTINGS, "methods": ["local"], "seeds": 1, "data": {"clients": 4, "samples": samples}},
-            out=name,
-        )
-    config = Path("few/local/seed-0/config.json")
-    facts = json.loads(config.read_text())
-    assert facts["data"] != json.loads(Path("many/local/seed-0/config.json").read_text())["data"]
-    assert list(tailorfl.merge(["few", "many"], "out")[""].table.index) == ["local (few)", "local (many)"]
-
-
 def test_what_does_not_go_together_is_refused() -> None:
-    local = {**SETTINGS, "methods": ["local"]}
+    local = {**SETTINGS, "methods": ["local"], "rounds": 1}
     tailorfl.run({**local, "seeds": 2}, out="a")
     tailorfl.run({**local, "seeds": [1]}, out="b")
     tailorfl.run({**local, "seeds": [5], "data": {"name": "synthetic_linear"}, "model": "linear"}, out="c")
@@ -112,39 +115,6 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert "--out" in invoke("report", "a", "b", code=2)
 
 
-@pytest.mark.slow
-def test_jobs_that_are_missing_are_named_with_their_folder() -> None:
-    for seed in (0, 1):
-        tailorfl.run({**SETTINGS, "seeds": [seed]}, out=f"job-{seed}")
-    Path("job-1/ditto/seed-1/summary.json").unlink()
-    shown = invoke("report", "job-0", "job-1", "--out", "out")
-    assert "not in the table: job-1: ditto, seed 1: damaged" in shown
-    assert "job-1: ditto, seed 1: damaged" in Path("out/report.md").read_text()
-
-
-@pytest.mark.slow
-def test_variants_are_put_together_each() -> None:
-    two = {"a": {"train": {"lr": 0.1}}, "b": {"train": {"lr": 0.2}}}
-    for seed in (0, 1):
-        recipe = {**SETTINGS, "name": "two", "methods": ["local"], "seeds": [seed], "variants": two}
-        Path("two.yaml").write_text(json.dumps(recipe))
-        invoke("run", "two.yaml", "--out", f"job-{seed}", "--quiet")
-    merged = tailorfl.merge(["job-0", "job-1"], "out")
-    assert list(merged) == ["a", "b"]
-    assert [int(part.table["seeds"].iloc[0]) for part in merged.values()] == [2, 2]
-    invoke("report", "job-0", "job-1", "--out", "out")
-    assert Path("out/a/report.html").is_file()
-
-
-def test_folders_of_one_name_are_told_apart_by_their_ways() -> None:
-    for place, lam in (("a/run", 0.5), ("b/run", 2.0)):
-        tailorfl.run({**SETTINGS, "methods": [{"name": "ditto", "lam": lam}], "seeds": 1}, out=place)
-    merged = tailorfl.merge(["a/run", "b/run"], "out")[""]
-    assert list(merged.table.index) == ["ditto (a/run)", "ditto (b/run)"]
-    (method,) = merged.config.methods
-    assert method.options["lam"] == 0.5  # the first folder's
-
-
 def test_local_with_the_same_samples_dealt_otherwise_is_no_measure() -> None:
     for place, method, alpha in (("a", "local", 0.1), ("b", "ditto", 5.0)):
         data = {**SETTINGS["data"], "partition": "dirichlet", "partition_options": {"alpha": alpha}}
@@ -153,9 +123,14 @@ def test_local_with_the_same_samples_dealt_otherwise_is_no_measure() -> None:
     assert share.isna()["ditto"]
 
 
-def test_the_table_is_in_the_order_of_the_seeds_and_the_settings_of_the_first_folder() -> None:
-    for place, seeds, rounds in (("a", [3, 0], 2), ("b", [1], 2)):
-        tailorfl.run({**SETTINGS, "methods": ["local"], "seeds": seeds, "rounds": rounds}, out=place)
-    merged = tailorfl.merge(["a", "b"], "out")[""]
+def test_the_table_is_in_the_order_of_the_seeds_and_folders_of_one_name_are_told_apart() -> None:
+    for place, seeds, lam in (("a/run", [3, 0], 0.5), ("b/run", [1], 0.5), ("c/run", [0], 2.0)):
+        ditto = [{"name": "ditto", "lam": lam}]
+        tailorfl.run({**SETTINGS, "methods": ditto, "seeds": seeds, "rounds": 1}, out=place)
+    merged = tailorfl.merge(["a/run", "b/run"], "out")[""]
     assert [int(summary["seed"]) for summary, _ in merged.jobs] == [0, 1, 3]
     assert merged.config.seeds == (0, 1, 3)
+    unlike = tailorfl.merge(["a/run", "c/run"], "out")[""]
+    assert list(unlike.table.index) == ["ditto (a/run)", "ditto (c/run)"]
+    (method,) = unlike.config.methods
+    assert method.options["lam"] == 0.5  # the first folder's

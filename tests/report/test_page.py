@@ -95,10 +95,8 @@ def test_its_table_is_that_of_the_comparison(run: ExperimentResult, text: str) -
     for row in rows:
         line = run.displayed.table.loc[row[0]]
         assert row[place] == f"{100 * line['mean']:.2f} ± {100 * line['mean_ci']:.2f} %"
-    other = table_of(text, "Other test sets")
-    assert {"on all clients' data", "on held-out clients", "on held-out clients after 10 steps"} <= set(
-        other[0]
-    )
+    sets = {"on all clients' data", "on held-out clients", "on held-out clients after 10 steps"}
+    assert sets <= set(table_of(text, "Other test sets")[0])
 
 
 def test_the_page_begins_with_its_findings_and_the_table_with_its_metric(
@@ -116,9 +114,7 @@ def test_the_page_begins_with_its_findings_and_the_table_with_its_metric(
 
 
 def test_differences_are_paired_and_corrected(run: ExperimentResult, text: str) -> None:
-    pairs = {
-        (difference.first, difference.second): difference for difference in differences(run.means_by_job())
-    }
+    pairs = {(pair.first, pair.second): pair for pair in differences(run.means_by_job())}
     assert list(pairs) == [("local", "fedavg"), ("local", "ditto"), ("fedavg", "ditto")]
     to_local = run.differences("local")
     for label in ("fedavg", "ditto"):
@@ -201,6 +197,12 @@ def test_differences_need_three_seeds(seeds: int, stored: Any, tmp_path: Path) -
     assert bool(part.left_out) == (seeds == 2)
 
 
+@pytest.mark.parametrize(("metric", "unit", "shown"), [("accuracy", " (%)", "%"), ("mse", "", "~g")])
+def test_only_shares_are_in_percent(metric: str, unit: str, shown: str) -> None:
+    look = Look(metric, ())
+    assert (look.unit, look.axis()["format"]) == (unit, shown)
+
+
 def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None:
     private = {"dp": {"level": "sample", "clip": 1.0, "noise": 1.0, "accountant": "rdp"}}
     result = tailorfl.run({**SMALL, "methods": ["local"], "train": private}, out=tmp_path / "run")
@@ -213,13 +215,17 @@ def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_command_writes_the_page_and_tables_where_it_is_told(
+@pytest.mark.usefixtures("plotting")
+def test_the_command_writes_the_page_tables_and_pictures_where_it_is_told(
     run: ExperimentResult, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    files = ["-o", "one.html", "--latex", "t.tex", "--csv", "t.csv"]
-    assert "one.html, t.tex, t.csv" in invoke("report", run.path, *files)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["one.html", "t.csv", "t.tex"]
+    files = ["-o", "one.html", "--latex", "t.tex", "--csv", "t.csv", "--pdf", "new/pictures"]
+    written = invoke("report", run.path, *files)
+    assert all(name in written for name in ("one.html", "t.tex", "t.csv", "per_round.pdf"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["new", "one.html", "t.csv", "t.tex"]
+    pictures = sorted(file.name for file in Path("new/pictures").iterdir())
+    assert pictures == ["per_byte.pdf", "per_client.pdf", "per_round.pdf"]
     assert Path("one.html").read_text() == text
     table = Path("t.tex").read_text()
     assert table.count(r"\toprule") == table.count(r"\bottomrule") == 1
@@ -228,25 +234,14 @@ def test_the_command_writes_the_page_and_tables_where_it_is_told(
     bold = int(run.table[[name for name in run.table if name.endswith("_best")]].to_numpy().sum())
     assert table.count(r"\textbf{") == bold
     assert Path("t.csv").read_text().splitlines()[1].startswith("local,local,3,")
-
-
-@pytest.mark.slow
-def test_a_table_for_latex_has_the_chosen_columns_and_none_is_empty(
-    run: ExperimentResult, tmp_path: Path
-) -> None:
-    invoke(
-        "report",
-        run.path,
-        "-o",
-        tmp_path / "r.html",
-        "--latex",
-        tmp_path / "t.tex",
-        "--columns",
-        "bytes,mean",
-    )
-    lines = (tmp_path / "t.tex").read_text().splitlines()
+    invoke("report", run.path, "-o", "one.html", "--latex", "t.tex", "--columns", "bytes,mean")
+    lines = Path("t.tex").read_text().splitlines()
     assert r"Method & traffic & accuracy \\" in lines
     assert any("Mean over 3 seeds" in line for line in lines)
+    invoke("report", run.path, "--columns", "mean", code=2)
+
+
+def test_no_column_of_a_table_for_latex_is_empty(run: ExperimentResult) -> None:
     only = ExperimentResult(run.path, run.jobs[:3])
     assert set(only.labels) == {"local"}
     assert "share_beating_local" in [column.key for column in only.columns]
@@ -255,20 +250,6 @@ def test_a_table_for_latex_has_the_chosen_columns_and_none_is_empty(
     assert "worst" in head
     with pytest.raises(ConfigError, match="'maen'"):
         latex(run, ["maen"])
-    invoke("report", run.path, "--columns", "mean", code=2)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("plotting")
-def test_pictures_are_written_as_pdf_into_a_folder(run: ExperimentResult, tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "pictures"
-    printed = invoke("report", run.path, "-o", tmp_path / "r.html", "--pdf", folder)
-    assert sorted(file.name for file in folder.iterdir()) == [
-        "per_byte.pdf",
-        "per_client.pdf",
-        "per_round.pdf",
-    ]
-    assert "per_round.pdf" in printed
 
 
 def test_labels_of_reductions_carry_their_mark_in_latex(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from report.browsing import browser, why_not
+from report.browsing import Tab
 from tailorfl.report.page.page import page
 from tailorfl.report.result import ExperimentResult
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.fixture(scope="module")
@@ -22,27 +20,14 @@ def file(run: ExperimentResult, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return file
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browser(tmp_path_factory.mktemp("profile")) as started:
-        yield started
-
-
 @pytest.fixture
-def shown(chromium: Any, file: Path) -> Iterator[Any]:
+def shown(tab: Tab, file: Path) -> Iterator[Any]:
     """The drawn page at the width of a desk; no test leaves a message in the console or a request."""
-    opened, said, asked = chromium.new_page(), [], []
-    opened.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.set_viewport_size({"width": 1400, "height": 900})
-    opened.emulate_media(color_scheme="light")
-    opened.goto(file.as_uri())
-    opened.wait_for_selector("html[data-drawn]", timeout=30_000)
-    yield opened
-    opened.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
+    tab.page.emulate_media(color_scheme="light")
+    tab.draw(file)
+    yield tab.page
+    assert tab.messages == []
+    assert [url for url in tab.requests if not url.startswith("data:")] == [file.as_uri()]
 
 
 def column(shown: Any, table: str, number: int) -> list[str]:
@@ -84,7 +69,7 @@ def test_tables_sort_by_mouse_and_by_keyboard(shown: Any) -> None:
     assert head.get_attribute("aria-sort") is None
 
 
-def test_a_client_is_marked_in_every_picture(shown: Any) -> None:
+def test_a_client_is_marked_in_every_picture_by_mouse_and_by_list(shown: Any) -> None:
     rings = "#chart-{} .shown_marks path"
     others = ("against-1", "against-2")
     assert all(shown.locator(rings.format(name)).count() == 0 for name in others)
@@ -93,38 +78,26 @@ def test_a_client_is_marked_in_every_picture(shown: Any) -> None:
     points.first.hover(force=True)
     shown.wait_for_selector(rings.format("against-2"))
     assert all(shown.locator(rings.format(name)).count() == 1 for name in others)
-    said = shown.locator(".said").inner_text()
-    assert "seed" in said
     # The ring of the other picture is at the point of the client that the page names.
-    place = shown.evaluate(
+    assert shown.evaluate(
         """() => {
             const {data} = JSON.parse(document.getElementById("store").textContent);
             const said = document.querySelector(".said").textContent;
-            return data.clients.filter(c => said.startsWith(`${c.name}, seed ${c.seed},`)).map(c => [c.local, c.m2])[0];
+            const named = data.clients.find(c => said.startsWith(`${c.name}, seed ${c.seed},`));
+            const all = query => [...document.querySelectorAll(`#chart-against-2 ${query} path`)];
+            const is_named = ({__data__: {datum}}) => datum.local === named.local && datum.m2 === named.m2;
+            const place = all(".points_marks").find(is_named).getAttribute("transform");
+            return place === all(".shown_marks")[0].getAttribute("transform");
         }"""
     )
-    same = shown.evaluate(
-        """([x, y]) => {
-            const all = query => [...document.querySelectorAll(`#chart-against-2 ${query} path`)];
-            const mine = all(".points_marks").find(({__data__: {datum}}) => datum.local === x && datum.m2 === y);
-            return mine.getAttribute("transform") === all(".shown_marks")[0].getAttribute("transform");
-        }""",
-        place,
-    )
-    assert same
     shown.mouse.move(2, 2)
     shown.wait_for_function("document.querySelectorAll('#chart-against-2 .shown_marks path').length === 0")
-
-
-def test_the_list_marks_a_client_without_a_mouse(shown: Any) -> None:
     select = shown.locator("select.client")
     values = select.locator("option").evaluate_all("options => options.map(o => o.value)")
     assert len(values) == 1 + 3 * 5
     select.select_option(values[1])
-    shown.wait_for_selector("#chart-against-1 .shown_marks path")
-    assert (
-        shown.locator("#chart-labels .shown_marks path").count() == 10
-    )  # a frame around each of its classes
+    shown.wait_for_selector(rings.format("against-1"))
+    assert shown.locator(rings.format("labels")).count() == 10, "a frame around each of its classes"
     shown.keyboard.press("Escape")
     shown.wait_for_function("document.querySelectorAll('.shown_marks path').length === 0")
 
@@ -140,22 +113,7 @@ def test_a_name_in_the_legend_hides_its_line_everywhere(shown: Any) -> None:
     shown.wait_for_function(f"({drawn})('round') === 3 && ({drawn})('worst') === 3")
 
 
-def test_dark_light_and_print(shown: Any) -> None:
-    paper = "getComputedStyle(document.body).backgroundColor"
-    light = shown.evaluate(paper)
-    assert light == "rgb(255, 255, 255)"
-    shown.locator("#theme").click()
-    dark = shown.evaluate(paper)
-    assert dark != light
-    shown.emulate_media(media="print")
-    assert shown.evaluate(paper) == light
-    assert not shown.locator("#theme").is_visible()
-    shown.emulate_media(media="screen", color_scheme="dark")
-    shown.evaluate("delete document.documentElement.dataset.theme")
-    assert shown.evaluate(paper) == dark
-
-
-def test_texts_stand_out_from_their_ground_in_both_themes(shown: Any) -> None:
+def test_texts_stand_out_in_both_themes_and_paper_is_light_and_whole(shown: Any) -> None:
     """At least 4.5 : 1, as WCAG 2 AA asks of text."""
     contrast = """() => {
         const linear = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
@@ -168,21 +126,34 @@ def test_texts_stand_out_from_their_ground_in_both_themes(shown: Any) -> None:
             const mine = light(getComputedStyle(document.querySelector(query)).color);
             return (Math.max(mine, ground) + 0.05) / (Math.min(mine, ground) + 0.05); });
     }"""
-    for scheme in ("light", "dark"):
-        shown.emulate_media(color_scheme=scheme)
-        assert min(shown.evaluate(contrast)) > 4.5, scheme
+    ground = "getComputedStyle(document.body).backgroundColor"
+    single = shown.locator("#single table")
+    light = shown.evaluate(ground)
+    assert light == "rgb(255, 255, 255)"
+    assert min(shown.evaluate(contrast)) > 4.5
+    assert not single.is_visible()
+    shown.locator("#theme").click()
+    dark = shown.evaluate(ground)
+    assert dark != light
+    assert min(shown.evaluate(contrast)) > 4.5
+    shown.emulate_media(media="print")
+    assert shown.evaluate(ground) == light
+    assert not shown.locator("#theme").is_visible()
+    assert single.bounding_box()["height"] > 300, "single clients are folded on a screen alone"
+    shown.emulate_media(media="screen", color_scheme="dark")
+    shown.evaluate("delete document.documentElement.dataset.theme")
+    assert shown.evaluate(ground) == dark
+    shown.locator("#single summary").click()
+    assert single.is_visible()
+    assert single.locator("tbody tr").count() == 3 * 5
 
 
-def test_a_phone_scrolls_tables_and_not_the_page(shown: Any) -> None:
+def test_a_phone_scrolls_tables_and_not_the_page_and_begins_with_the_metric(shown: Any) -> None:
+    table = shown.locator("#comparison .table").first
+    assert table.evaluate("table => table.scrollWidth <= table.clientWidth"), "it fits a desk"
     shown.set_viewport_size({"width": 400, "height": 800})
     shown.wait_for_function("document.querySelector('#chart-round svg').getBoundingClientRect().width <= 400")
     assert shown.evaluate("document.documentElement.scrollWidth") == 400
-
-
-def test_the_comparison_fits_a_desk_and_begins_with_the_metric_on_a_phone(shown: Any) -> None:
-    table = shown.locator("#comparison .table").first
-    assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
-    shown.set_viewport_size({"width": 400, "height": 800})
     head = table.locator("thead th").nth(1)
     assert head.inner_text().startswith("accuracy")
     for cell in (head, table.locator("tbody tr").first.locator("td").nth(1)):
@@ -190,20 +161,9 @@ def test_the_comparison_fits_a_desk_and_begins_with_the_metric_on_a_phone(shown:
         assert box["x"] + box["width"] <= 400 - 16
 
 
-def test_single_clients_are_folded_and_in_print_are_not(shown: Any) -> None:
-    table = shown.locator("#single table")
-    assert not table.is_visible()
-    shown.locator("#single summary").click()
-    assert table.is_visible()
-    assert table.locator("tbody tr").count() == 3 * 5
-    shown.locator("#single summary").click()
-    shown.emulate_media(media="print")
-    assert table.bounding_box()["height"] > 300
-
-
 @pytest.mark.parametrize("width", [1400, 400])
 def test_labels_in_pictures_are_never_cut(
-    chromium: Any, run: ExperimentResult, tmp_path: Path, width: int
+    tab: Tab, run: ExperimentResult, tmp_path: Path, width: int
 ) -> None:
     """Labels of sixty letters, with and without blanks."""
     names = {
@@ -214,18 +174,14 @@ def test_labels_in_pictures_are_never_cut(
     jobs = [({**summary, "label": names[summary["label"]]}, store) for summary, store in run.jobs]
     result = ExperimentResult(run.path, jobs)
     (tmp_path / "report.html").write_text(page(result), encoding="utf-8")
-    opened = chromium.new_page()
-    opened.set_viewport_size({"width": width, "height": 900})
-    opened.goto((tmp_path / "report.html").as_uri())
-    opened.wait_for_selector("html[data-drawn]", timeout=30_000)
-    texts = opened.evaluate(
+    tab.draw(tmp_path / "report.html", width)
+    texts = tab.page.evaluate(
         """() => [...document.querySelectorAll(".chart svg text")].filter(text => text.textContent).map(text => {
             const box = text.getBoundingClientRect();
             const is_free = getComputedStyle(text.closest("svg")).overflow === "visible";
             return [text.textContent, is_free && box.left >= 0 && box.right <= innerWidth]; })"""
     )
-    assert opened.evaluate("document.documentElement.scrollWidth") == width
-    opened.close()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == width
     assert [text for text, is_whole in texts if "…" in text or not is_whole] == []
     drawn = "".join(text for text, _ in texts)
     assert drawn.count("W") >= 2 * 60, "in the strip and beside the diagonal"

@@ -25,9 +25,7 @@ def test_methods_hang_from_their_ranks_best_first_and_on_the_left(drawn: Diagram
     assert named["d (5.00)"].anchor == "start"
     for name, rank in zip(NAMES, RANKS, strict=True):
         label = named[f"{name} ({rank:.2f})"]
-        falls = [
-            n for n in drawn.lines if n.x1 == n.x2 == left + (rank - 1) * scale and n.y1 == TOP and n.y2 > TOP
-        ]
+        falls = [n for n in drawn.lines if n.x1 == n.x2 == left + (rank - 1) * scale and n.y1 == TOP < n.y2]
         assert any(abs(n.y2 + 4 - label.y) < 1e-9 for n in falls), name
         assert 0 < label.y < drawn.height
     better = sorted((label for label in drawn.labels if label.anchor == "end"), key=lambda label: label.y)
@@ -73,7 +71,4 @@ def test_long_names_have_room_on_both_sides() -> None:
     short = diagram(["a", "b", "c"], [1.0, 2.0, 3.0], [], None)
     assert short.width < drawn.width
     assert short.lines[0].x2 - short.lines[0].x1 == drawn.lines[0].x2 - drawn.lines[0].x1 == AXIS
-
-
-def test_one_method_and_no_difference_still_have_a_picture() -> None:
     assert len(diagram(["a"], [1.0], [], None).labels) == 2

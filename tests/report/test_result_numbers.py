@@ -17,7 +17,6 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.seeds import noise
 from tailorfl.report.columns import columns_of
-from tailorfl.report.document import write_report
 from tailorfl.report.published import beside, notes, verdict
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.job import Job, Observer
@@ -56,10 +55,8 @@ def test_differences_are_paired_by_seed(stored: Stored, tmp_path: Path) -> None:
 
 
 def test_columns_are_those_that_some_job_has_a_number_for(stored: Stored, tmp_path: Path) -> None:
-    personal = {
-        "local": {"auc": {"mean": 0.5}, "balanced_accuracy": {"mean": 0.4}, "accuracy": {"mean": 0.6}},
-        "far": {"auc": {"mean": 0.3}},
-    }
+    metrics = {"auc": 0.5, "balanced_accuracy": 0.4, "accuracy": 0.6}
+    personal = {"local": {k: {"mean": v} for k, v in metrics.items()}, "far": {"auc": {"mean": 0.3}}}
     more = {
         "clients": 11, "privacy": {"epsilon": {"max": 2.5}}, "selection": {"round": 1}, "gradients_each": 7,
         "metrics": {"mean": 0.5, "worst10": None, "personal": personal},
@@ -86,11 +83,8 @@ def test_columns_are_those_that_some_job_has_a_number_for(stored: Stored, tmp_pa
 
 def test_published_numbers_stand_beside_means_over_seeds(stored: Stored, tmp_path: Path) -> None:
     jobs = [stored("ditto", seed, [0.6 + 0.1 * seed, 0.7 + 0.1 * seed]) for seed in range(3)]
-    published = {
-        "source": "Table 2",
-        "ditto": {"mean": 0.7, "clients": [0.5, 0.5, 0.5]},
-        "fedrep": {"mean": 0.9},
-    }
+    cells = {"mean": 0.7, "clients": [0.5, 0.5, 0.5]}
+    published = {"source": "Table 2", "ditto": cells, "fedrep": {"mean": 0.9}}
     result = ExperimentResult(tmp_path, jobs)
     rows = beside(result, published)
     assert rows["quantity"].tolist() == ["mean", "client 0", "client 1", "client 2", "mean"]
@@ -103,21 +97,18 @@ def test_published_numbers_stand_beside_means_over_seeds(stored: Stored, tmp_pat
 
 
 def test_a_published_number_within_the_noise_is_reproduced(stored: Stored, tmp_path: Path) -> None:
-    result = ExperimentResult(
-        tmp_path, [stored("ditto", seed, [value]) for seed, value in enumerate([0.7, 0.8])]
-    )
-    cells = {"mean": 0.755, "worst10": {"value": 0.99, "std": 0.01}}
     jobs = [
-        (summary | {"metrics": {**summary["metrics"], "worst10": 0.5}}, store)
-        for summary, store in result.jobs
+        stored("ditto", seed, [v], metrics={"mean": v, "worst10": 0.5, "personal": {}})
+        for seed, v in enumerate([0.7, 0.8])
     ]
+    cells = {"mean": 0.755, "worst10": {"value": 0.99, "std": 0.01}}
     rows = beside(ExperimentResult(tmp_path, jobs), {"runs": 3, "ditto": cells})
     assert rows["noise"].tolist() == pytest.approx([noise([0.7, 0.8], None, 3), noise([0.5, 0.5], 0.01, 3)])
     assert rows["published"].tolist() == [0.755, 0.99]
     assert rows["std"].tolist() == pytest.approx([math.nan, 0.01], nan_ok=True)
     assert rows["difference"].tolist() == pytest.approx([-0.005, -0.49])
     assert rows["verdict"].tolist() == ["reproduced", "off by -0.4900"]
-    alone = beside(ExperimentResult(tmp_path, result.jobs[:1]), {"ditto": cells})
+    alone = beside(ExperimentResult(tmp_path, jobs[:1]), {"ditto": cells})
     assert alone["verdict"].tolist() == ["", ""]  # one run on either side
 
 
@@ -143,125 +134,81 @@ def test_published_numbers_of_rounds_chosen_on_test_data(metric: str, tmp_path: 
     by_round = np.array([[0.3, 0.2], [0.9, 0.7], [0.1, 0.8]])  # of two clients after each of three rounds
     with RunStore.create(tmp_path / "job", {}) as store:
         for number, values in enumerate(by_round, start=1):
-            rows = [
-                {
-                    "round": number,
-                    "client": c,
-                    "set": part,
-                    "model": "global",
-                    "samples": 1,
-                    metric: v + shift,
-                }
-                for c, v in enumerate(values)
-                for part, shift in (("local", 0.0), ("val", 9.0))
-            ]
-            store.append_clients(rows)
+            row = {"round": number, "model": "global", "samples": 1}
+            parts = {"local": values, "val": values + 9.0}
+            rows = [(part, c, v) for part, vs in parts.items() for c, v in enumerate(vs)]
+            store.append_clients([{**row, "client": c, "set": part, metric: v} for part, c, v in rows])
             store.append_round({"round": number, f"global/local/{metric}": float(values.mean())})
-        metrics = {"mean": 0.0, "global": {}}
         summary = {
-            "method": "fedavg",
-            "label": "A",
-            "seed": 0,
-            "rounds": 3,
-            "model": "global",
-            "metric": metric,
-        }
-        store.finish(summary | {"metrics": metrics, "bytes_up": 1, "bytes_down": 2, "seconds": 1.0})
-    result = ExperimentResult(tmp_path, [({**(store.summary or {})}, store)])
-    lower = metric == "mse"
-    expected = {
-        "best_on_test": by_round.mean(axis=1).min() if lower else by_round.mean(axis=1).max(),
-        "best_of_each": by_round.min(axis=0).mean() if lower else by_round.max(axis=0).mean(),
-    }
-    rows = beside(result, {"A": dict.fromkeys(expected, 0.5), "B": dict.fromkeys(expected, 0.5)})
+            "method": "fedavg", "label": "A", "seed": 0, "rounds": 3, "model": "global", "metric": metric,
+            "metrics": {"mean": 0.0, "global": {}}, "bytes_up": 1, "bytes_down": 2, "seconds": 1.0,
+        }  # fmt: skip
+        store.finish(summary)
+    best = np.min if metric == "mse" else np.max
+    expected = {"best_on_test": best(by_round.mean(axis=1)), "best_of_each": best(by_round, axis=0).mean()}
+    published = dict.fromkeys("AB", dict.fromkeys(expected, 0.5))
+    rows = beside(ExperimentResult(tmp_path, [(summary, store)]), published)
     assert rows["ours"].tolist() == pytest.approx([*expected.values(), math.nan, math.nan], nan_ok=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_the_worst_client_is_named(task: str, tmp_path: Path) -> None:
-    """The labels of west do not follow its features: nothing can be learned there, and elsewhere all."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(240, 2)).astype(np.float32)
-    y = (x[:, 0] > 0).astype(np.int64)
-    owners = np.repeat(["north", "west", "south"], 80)
-    y[owners == "west"] = rng.integers(0, 2, 80)
-    if task == "regression":
-        y = 10 * np.where(owners == "west", rng.normal(size=240), x[:, 0])  # type: ignore[assignment]
-    result = tailorfl.run(
-        source=from_tensors(x, y, clients=owners, task=task),  # type: ignore[arg-type]
-        model="logistic" if task == "classification" else "linear",
-        methods=["local", "fedavg"],
-        train={"lr": 0.5 if task == "classification" else 0.05},
-        rounds=10,
-        seeds=2,
-        out=tmp_path / "run",
-    )
-    lines = ["worst client of local: west", "worst client of fedavg: west"]
-    assert result.worst_clients == lines
-    assert {"worst client", "best client"} < {column.title for column in result.columns}
-    write_report(result)
-    for file in ("comparison.md", "report.html"):
-        assert all(
-            f"worst client of {name}: west" in (tmp_path / "run" / file).read_text()
-            for name in ("LocalTrain", "FedAvg")
-        )
-
-
 def test_tables_have_titles_of_methods_and_programs_their_labels(stored: Stored, tmp_path: Path) -> None:
-    jobs = [stored(label, 0, [0.5]) for label in ("local", "fedavg_ft")]
-    jobs.append(stored("fedavg_ft lam=1", 0, [0.5], method="fedavg_ft"))
-    jobs.append(stored("my own", 0, [0.5], method="fedavg_ft"))
+    """A label that nobody chose begins with the name of its method, whose title then takes the name's place."""
+    mine = {"method": "mine", "title": "My Method"}
+    names = {
+        "local": ({}, "LocalTrain"),
+        "fedavg_ft": ({}, "FedAvg+FT"),
+        "fedavg_ft lam=1": ({"method": "fedavg_ft"}, "FedAvg+FT lam=1"),
+        "my own": ({"method": "fedavg_ft"}, "my own"),
+        "mine": (mine, "My Method"),
+        "mine lam=2": (mine, "My Method lam=2"),
+        "other": (mine, "other"),
+    }
+    jobs = [stored(label, 0, [0.5], **more) for label, (more, _) in names.items()]
     result = ExperimentResult(tmp_path, jobs)
-    assert list(result.display_names.values()) == ["LocalTrain", "FedAvg+FT", "FedAvg+FT lam=1", "my own"]
+    assert result.display_names == {label: shown for label, (_, shown) in names.items()}
     assert result.displayed.labels == result.displayed.displayed.labels == list(result.display_names.values())
     assert result.displayed.table["mean"].tolist() == result.table["mean"].tolist()
-    assert result.labels == ["local", "fedavg_ft", "fedavg_ft lam=1", "my own"], (
-        "the result itself is as before"
-    )
+    assert result.labels == list(names), "the result itself is as before"
     assert "| FedAvg+FT lam=1 |" in result.markdown
     taken = ExperimentResult(tmp_path, [*jobs, stored("FedAvg+FT", 0, [0.5], method="ditto")])
     assert taken.display_names == {label: label for label in taken.labels}, "no two rows are called the same"
 
 
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [
-        ("global", "on all clients' data"),
-        ("heldout", "on held-out clients"),
-        ("heldout+10", "on held-out clients after 10 steps"),
-        ("official", "on the official test set"),
-        ("participants", "on participants"),
-        ("c+d", "on c+d"),
-    ],
-)
-def test_columns_of_test_sets_say_whose_data_they_are(name: str, title: str) -> None:
-    metrics = {
-        "personal": {"local": {}, name: {"accuracy": {"mean": 0.5}}},
-        "global": {name: {"accuracy": {"mean": 0.25}}},
+def test_columns_of_test_sets_say_whose_data_they_are() -> None:
+    expected = {
+        "global": "on all clients' data",
+        "heldout": "on held-out clients",
+        "heldout+10": "on held-out clients after 10 steps",
+        "official": "on the official test set",
+        "participants": "on participants",
+        "c+d": "on c+d",
     }
-    columns = columns_of([{"metrics": metrics, "model": "personal", "rounds": 1}], "accuracy")
+    measured = {name: {"accuracy": {"mean": 0.5}} for name in expected}
+    summary = {"metrics": {"personal": {"local": {}, **measured}, "global": measured}}
+    columns = columns_of([{**summary, "model": "personal", "rounds": 1}], "accuracy")
     titles = {column.key: column.title for column in columns}
-    assert titles[f"deployed.{name}"] == title
-    assert titles[f"shared.{name}"] == f"server model {title}"
+    for name, title in expected.items():
+        assert titles[f"deployed.{name}"] == title
+        assert titles[f"shared.{name}"] == f"server model {title}"
 
 
-def test_worst_clients_of_several_seeds_stand_by_how_often_they_are(stored: Stored, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("metric", "bad"), [("accuracy", 0.1), ("mse", 1.7)])
+def test_worst_clients_of_several_seeds_stand_by_how_often_they_are(
+    metric: str, bad: float, stored: Stored, tmp_path: Path
+) -> None:
     names = ("bern", "chur", "davos", "elm", "fex")
-    worst = [0, 1, 2, 3, 1, 4, 1, 2]
     jobs = [
-        stored("fedavg", seed, [0.1 if c == k else 0.9 for c in range(5)], names=names, clients=5)
-        for seed, k in enumerate(worst)
+        stored("fedavg", seed, [bad if c == k else 0.9 for c in range(5)], metric, names=names, clients=5)
+        for seed, k in enumerate([0, 1, 2, 3, 1, 4, 1, 2])
     ]
-    (line,) = ExperimentResult(tmp_path, jobs).worst_clients
-    clients = line.removeprefix("worst client of fedavg: ")
-    assert clients == "chur (in 3 of 8 seeds), davos (in 2 of 8 seeds), bern (in 1 of 8 seeds) and 2 more"
-
-
-def test_of_many_clients_it_stays_a_tenth(stored: Stored, tmp_path: Path) -> None:
-    result = ExperimentResult(tmp_path, [stored("local", 0, [0.5] * 11, clients=11)])
-    assert result.worst_clients == []
-    assert "worst 10 % of clients" in {column.title for column in result.columns}
+    result = ExperimentResult(tmp_path, jobs)
+    assert result.worst_clients == [
+        "worst client of fedavg: chur (in 3 of 8 seeds), davos (in 2 of 8 seeds), bern (in 1 of 8 seeds) and 2 more"
+    ]
+    assert {"worst client", "best client"} < {column.title for column in result.columns}
+    many = ExperimentResult(tmp_path, [stored("local", 0, [0.5] * 11, metric, clients=11)])
+    assert many.worst_clients == []
+    assert "worst 10 % of clients" in {column.title for column in many.columns}
 
 
 def regression(clients: int = CLIENTS) -> Source:
@@ -276,26 +223,22 @@ def regression(clients: int = CLIENTS) -> Source:
 
 SETTINGS: dict[str, Any] = {
     "seeds": 1, "rounds": 6, "model": "logistic", "train": {"lr": 0.05, "batch_size": 4}, "engine": "sequential",
-    "eval": {"every": 1}, "data": {"split": {"val": 0.3, "test": "official"}},
+    "eval": {"every": 1}, "data": {"split": {"val": 0.3, "test": "official"}}, "checkpoint_every": 1,
 }  # fmt: skip
 
 
 def test_where_smaller_is_better_the_best_round_and_the_tails_turn_round(tmp_path: Path) -> None:
     """Of ten clients the worst tenth is the one with the largest error."""
-    settings = {**SETTINGS, "methods": ["local"]}
-    result = tailorfl.run(settings, source=regression(), out=tmp_path / "out")
+    result = tailorfl.run(SETTINGS, methods=["local"], source=regression(), out=tmp_path / "out")
     summary, store = result.jobs[0]
-    assert summary["metric"] == "mse"
     frame = store.clients()
     means = frame[frame["set"] == "val"].groupby("round")["mse"].mean()
     assert means.idxmin() != means.idxmax()
-    best = summary["best_by_validation"]
-    assert best["round"] == means.idxmin()
-    assert best["val"] == pytest.approx(means.min())
-    own = frame[(frame["round"] == 6) & (frame["set"] == "local")]
-    at_best = frame[(frame["round"] == means.idxmin()) & (frame["set"] == "local")]["mse"]
-    assert best["local"] == pytest.approx(at_best.mean())
-    metrics = summary["metrics"]
+    local = frame[frame["set"] == "local"].set_index("round")
+    best = {"round": means.idxmin(), "val": means.min(), "local": local.loc[means.idxmin(), "mse"].mean()}
+    found = summary["best_by_validation"]
+    assert {name: found[name] for name in best} == pytest.approx(best)
+    metrics, own = summary["metrics"], local.loc[6]
     assert metrics["worst10"] == metrics["worst5"] == pytest.approx(own["mse"].max())
     assert metrics["best10"] == pytest.approx(own["mse"].min())
     assert metrics["worst10"] == metrics["personal"]["local"]["mse"]["worst10"]
@@ -305,8 +248,9 @@ def test_where_smaller_is_better_the_best_round_and_the_tails_turn_round(tmp_pat
 
 def test_bytes_of_the_summary_are_those_of_the_messages(tmp_path: Path) -> None:
     """A line of 3 features has 4 numbers of 4 bytes; FedAvg sends them both ways, 5 of 10 clients in each round."""
-    settings = {**SETTINGS, "methods": ["fedavg"], "fraction": 0.5}
-    result = tailorfl.run(settings, source=regression(), out=tmp_path / "out")
+    result = tailorfl.run(
+        SETTINGS, methods=["fedavg"], fraction=0.5, source=regression(), out=tmp_path / "out"
+    )
     summary, store = result.jobs[0]
     assert summary["bytes_up"] == summary["bytes_down"] == 6 * 5 * 4 * 4
     rounds = store.rounds()
@@ -315,34 +259,26 @@ def test_bytes_of_the_summary_are_those_of_the_messages(tmp_path: Path) -> None:
     assert result.table.loc[:, "bytes"].tolist() == [2 * 6 * 5 * 16]
 
 
-class Stop(Observer):
-    """Ends the experiment after a round, as Ctrl-C does."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round_done(self, job: Job, done: Any) -> None:
-        """Counts."""
-        self.after -= 1
-        if self.after == 0:
-            raise KeyboardInterrupt
-
-
 def test_time_goes_on_where_an_interrupted_run_left_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a clock that is moved on by an hour before the interruption and by a minute after it."""
-    moved = [0.0]
-    real = time.perf_counter
+    """With a clock that is moved on by an hour in the second round, after which Ctrl-C is pressed."""
+    moved, real = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: real() + moved[0])
 
-    class Hour(Stop):
-        def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-            moved[0] += 3600.0 if self.after == 2 else 0.0
+    class Hour(Observer):
+        rounds = 0
 
-    settings = {**SETTINGS, "methods": ["fedavg"], "checkpoint_every": 1}
+        def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+            moved[0] += 3600.0 if self.rounds == 0 else 0.0
+
+        def round_done(self, job: Job, done: Any) -> None:
+            self.rounds += 1
+            if self.rounds == 2:
+                raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        tailorfl.run(settings, source=regression(), out=tmp_path / "out", observer=Hour(2))
+        tailorfl.run(SETTINGS, methods=["fedavg"], source=regression(), out=tmp_path / "out", observer=Hour())
     moved[0] = -7200.0  # another process has another clock
     result = tailorfl.run(source=regression(), out=tmp_path / "out", resume=True)
     seconds = result.rounds["seconds"].tolist()
@@ -350,19 +286,3 @@ def test_time_goes_on_where_an_interrupted_run_left_off(
     assert seconds[0] < 600
     assert 3600 <= seconds[1] < seconds[-1] < 4200
     assert 3600 <= result.jobs[0][0]["seconds"] < 4200
-
-
-def test_a_method_of_ones_own_is_called_by_its_title(stored: Stored, tmp_path: Path) -> None:
-    """Where its label begins with its name, as the labels do that nobody chose."""
-    jobs = [
-        stored("mine", 0, [0.7], title="My Method"),
-        stored("mine lam=2", 0, [0.8], method="mine", title="My Method"),
-        stored("other", 0, [0.9], method="mine", title="My Method"),
-        stored("ditto", 0, [0.9]),
-    ]
-    assert ExperimentResult(tmp_path, jobs).display_names == {
-        "mine": "My Method",
-        "mine lam=2": "My Method lam=2",
-        "other": "other",
-        "ditto": "Ditto",
-    }

@@ -20,21 +20,14 @@ from tailorfl.errors import ConfigError
 from tailorfl.evaluation.bootstrap import Interval, resampled
 from tailorfl.evaluation.calibration import probabilities
 from tailorfl.report.clients import ClientReport, clients_of
-from tailorfl.report.experiment import run_experiment
 from tailorfl.report.page.look import Look
 from tailorfl.runs.prediction_log import load_predictions
-from tailorfl.settings.loading import load
 
 SETTINGS: dict[str, Any] = {
-    "methods": ["local", "fedavg", "ditto"],
-    "rounds": 3,
-    "seeds": 2,
-    "model": "logistic",
-    "train": {"lr": 0.3},
-    "engine": "sequential",
-    "data": {"clients": 3, "samples": 900, "split": {"train": 0.5, "val": 0.2, "test": 0.3}},
+    "methods": ["local", "fedavg", "ditto"], "rounds": 3, "seeds": 2, "model": "logistic", "train": {"lr": 0.3},
+    "engine": "sequential", "data": {"clients": 3, "samples": 900, "split": {"train": 0.5, "val": 0.2, "test": 0.3}},
     "eval": {"every": 0, "calibrate": "temperature"},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -81,33 +74,18 @@ def test_temperatures_are_those_of_the_job(run: tailorfl.ExperimentResult) -> No
             assert np.isnan(table[name][line.client]) if value is None else value == table[name][line.client]
 
 
-def test_the_command_prints_names_or_json(run: tailorfl.ExperimentResult) -> None:
-    shown = CliRunner().invoke(app, ["gains", str(run.path)], env={"COLUMNS": "80"})
-    assert max(map(len, shown.stdout.splitlines())) <= 80
-    for word in (
-        "client-0",
-        "FedAvg",
-        "gain over",
-        "95 % bootstrap interval",
-        "Numbers are of seed 0",
-    ):
-        assert word in shown.stdout
-    line_of = ("--seed", "1", "--client", "client-2", "--method", "ditto")
-    (line,) = json.loads(invoke("gains", run.path, "--json", *line_of))
-    (wanted,) = clients_of(run, 1, clients=["client-2"], methods=["ditto"]).lines
-    assert line == json.loads(json.dumps(wanted.to_dict()))
-    assert line["gain_interval"][0] <= line["gain"] <= line["gain_interval"][1]
-
-
-def test_gains_are_one_table_at_80_columns(run: tailorfl.ExperimentResult) -> None:
+def test_gains_are_one_table_at_80_columns_or_json(run: tailorfl.ExperimentResult) -> None:
     """A method is found by its label and by the name that the table has for it."""
     narrow, wide = (
         CliRunner().invoke(app, ["gains", str(run.path)], env={"COLUMNS": columns}).stdout
         for columns in ("80", "200")
     )
+    assert max(map(len, narrow.splitlines())) <= 80
     for text in (narrow, wide):
         assert text.count("┡") == 1
         assert text.count("│ Ditto ") == 3
+        for word in ("client-0", "FedAvg", "gain over", "95 % bootstrap interval", "Numbers are of seed 0"):
+            assert word in text
     assert "further columns are in --json: ECE if calibrated, T, ECE with T" in " ".join(narrow.split())
     assert "further columns" not in wide
     assert [text[: text.index("┓")].count("┳") for text in (narrow, wide)] == [5, 8]
@@ -115,6 +93,11 @@ def test_gains_are_one_table_at_80_columns(run: tailorfl.ExperimentResult) -> No
         text = invoke("gains", run.path, "--method", name)
         assert text.count("│ FedAvg ") == 3
         assert "LocalTrain │" not in text
+    line_of = ("--seed", "1", "--client", "client-2", "--method", "ditto")
+    (line,) = json.loads(invoke("gains", run.path, "--json", *line_of))
+    (wanted,) = clients_of(run, 1, clients=["client-2"], methods=["ditto"]).lines
+    assert line == json.loads(json.dumps(wanted.to_dict()))
+    assert line["gain_interval"][0] <= line["gain"] <= line["gain_interval"][1]
 
 
 @pytest.mark.parametrize(
@@ -158,11 +141,11 @@ def test_numbers_that_are_not_defined_are_absent(tmp_path: Path) -> None:
     y = np.concatenate([np.repeat([0, 1], 40), np.tile([0, 1], 20)])
     owner = np.repeat(["a", "b", "mixed"], 40)
     source = from_tensors(rng.normal(size=(120, 3)).astype(np.float32), y, clients=owner, task="binary")
-    settings = {"methods": ["local", "fedavg"], "rounds": 1, "seeds": 1, "model": "logistic"}
-    more = {"data": {"partition": "natural"}, "eval": {"every": 0, "metric": "auc"}}
-    found: ClientReport = clients_of(
-        run_experiment(load({**settings, **more}), tmp_path / "run", source=source)
-    )
+    settings = {
+        "methods": ["local", "fedavg"], "rounds": 1, "seeds": 1, "model": "logistic",
+        "data": {"partition": "natural"}, "eval": {"every": 0, "metric": "auc"},
+    }  # fmt: skip
+    found = clients_of(tailorfl.run(settings, source=source, out=tmp_path / "run"))
     assert all(line.value is not None for line in found.lines[4:])
     for line in found.lines[:4]:
         assert (line.value, line.interval, line.gain, line.gain_interval) == (None,) * 4

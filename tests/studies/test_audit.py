@@ -67,6 +67,9 @@ def test_an_attack_stays_below_the_stated_epsilon(dp: SampleDP, batch: int) -> N
     assert not found.broken
 
 
+Breaking = Callable[[pytest.MonkeyPatch], None]
+
+
 def weak_noise(patch: pytest.MonkeyPatch) -> None:
     original = privacy.normal
     patch.setattr(privacy, "normal", lambda *given: 0.1 * original(*given))
@@ -96,7 +99,7 @@ def wrong_ledger(patch: pytest.MonkeyPatch) -> None:
 
 @opacus
 @pytest.mark.parametrize("breaking", [weak_noise, loose_clip, wrong_ledger])
-def test_an_attack_finds_what_is_broken(breaking: Callable[[pytest.MonkeyPatch], None]) -> None:
+def test_an_attack_finds_what_is_broken(breaking: Breaking) -> None:
     sigma = 0.2 if breaking is wrong_ledger else 2.0
     with pytest.MonkeyPatch.context() as patch:
         breaking(patch)
@@ -105,14 +108,19 @@ def test_an_attack_finds_what_is_broken(breaking: Callable[[pytest.MonkeyPatch],
     assert found.shown > found.stated + 0.3
 
 
-def test_audits_that_say_nothing_are_refused() -> None:
-    for changes in ({"samples": 1}, {"steps": 0}, {"batch_size": 0}):
-        with pytest.raises(ConfigError, match="an audit needs at least 2 samples"):
-            audit_samples(SampleDP(1.0, 1.0, "shuffle"), **changes)
-    with pytest.raises(ConfigError, match="noise above 0"):
-        audit_samples(SampleDP(1.0, 0.0, "shuffle"))
-    with pytest.raises(ConfigError, match="as many runs with the canary"):
-        audit_samples(SampleDP(1.0, 1.0, "shuffle"), trials=3)
+@pytest.mark.parametrize(
+    ("noise", "changes", "named"),
+    [
+        (1.0, {"samples": 1}, "an audit needs at least 2 samples"),
+        (1.0, {"steps": 0}, "an audit needs at least 2 samples"),
+        (1.0, {"batch_size": 0}, "an audit needs at least 2 samples"),
+        (0.0, {}, "noise above 0"),
+        (1.0, {"trials": 3}, "as many runs with the canary"),
+    ],
+)
+def test_audits_that_say_nothing_are_refused(noise: float, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        audit_samples(SampleDP(1.0, noise, "shuffle"), **changes)
 
 
 @pytest.mark.slow

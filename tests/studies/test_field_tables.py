@@ -37,12 +37,9 @@ def test_what_the_best_does_not_beat_beyond_noise_is_unbeaten(study: ModuleType)
 def test_the_page_says_what_is_beyond_doubt_and_what_is_missing(study: ModuleType) -> None:
     sure = {seed: value + 4 for seed, value in ALONE.items()}
     sent = {"LocalTrain": dict.fromkeys(ALONE, 0.0), "A": dict.fromkeys(ALONE, 1234.0)}
-    one = study.Federation(
-        "accuracy", {"LocalTrain": ALONE, "A": sure}, {"LocalTrain": ALONE, "A": ALONE}, sent
-    )
-    other = study.Federation(
-        "balanced_accuracy", {"LocalTrain": ALONE}, {"LocalTrain": ALONE}, {"LocalTrain": sent["LocalTrain"]}
-    )
+    alone, silent = {"LocalTrain": ALONE}, {"LocalTrain": sent["LocalTrain"]}
+    one = study.Federation("accuracy", {**alone, "A": sure}, {**alone, "A": ALONE}, sent)
+    other = study.Federation("balanced_accuracy", alone, alone, silent)
     text = study.page({"one": one, "other": other})
     assert "| Method | one, accuracy | other, balanced accuracy |" in text
     assert "| LocalTrain | 82.0 ± 5.0 | 82.0 ± 5.0° |" in text

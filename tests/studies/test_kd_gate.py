@@ -65,9 +65,8 @@ def test_a_gap_is_what_numpy_says(study: ModuleType) -> None:
 
 def test_less_than_a_point_is_no_test(study: ModuleType) -> None:
     row = {"seed": 0, "average": 0.3, "kl": 0.1, "phi": 0.2}
-    weak = pd.DataFrame(
-        [{**row, "E": "E = 1", "round": r, "ensemble": 0.3, "headroom": 0.009} for r in (1, 2)]
-    )
+    row |= {"E": "E = 1", "ensemble": 0.3, "headroom": 0.009}
+    weak = pd.DataFrame([{**row, "round": r} for r in (1, 2)])
     assert "0.90 points, below a point, so distillation cannot be tested" in study.text(weak)
     strong = pd.concat([weak, weak.assign(E="E = 4", headroom=[0.0, 0.02])])
     assert "2.00 points, so there is something to distil" in study.text(strong)

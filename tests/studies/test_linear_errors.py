@@ -77,13 +77,6 @@ def test_errors_are_those_of_the_training_rows_by_hand() -> None:
     assert not torch.allclose(truth.H, source.info["H"])
 
 
-def test_without_coupling_the_optimum_is_the_clients_own() -> None:
-    truth = Truth.of(federation())
-    found = truth.errors(truth.c, 0.0)
-    assert float(found["optimisation"].max()) < 1e-20
-    torch.testing.assert_close(found["total"], found["statistical"])
-
-
 def test_clients_keep_their_truth_wherever_they_stand() -> None:
     """A federation of some of the groups, in another order and of unequal sizes, weighted by samples."""
     data = federation()

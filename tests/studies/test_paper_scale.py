@@ -55,13 +55,6 @@ def test_every_item_is_an_experiment_of_its_recipe_that_claims_are_about(study: 
         assert expand(study.experiment(item, "smoke", "cpu"))
 
 
-def test_what_is_said_of_the_items(study: ModuleType) -> None:
-    said = study.described(study.ITEMS, "paper", ["tails"])
-    assert said.count("needs:") == said.count("costs:") == len(study.ITEMS)
-    assert "3. tails: plgu_cifar (all methods; seeds 0, 1, 2), done" in said
-    assert "GPU" in said
-
-
 @pytest.mark.slow
 def test_work_that_ran_out_of_time_is_continued(
     study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,22 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.claims.verdicts import (
-    half_width,
-    judge,
-    judge_at_most,
-    judge_order,
-    p_value,
-    sampling_error,
-)
-
-
-def spread_of(mean: float, width: float, seeds: int) -> list[float]:
-    """Differences of a given mean whose t interval has a given half width."""
-    base = np.linspace(-1, 1, seeds)
-    base -= base.mean()
-    wide = stats.t.ppf(0.975, seeds - 1) * base.std(ddof=1) / math.sqrt(seeds)
-    return (mean + base * width / wide).tolist()
+from claimed import differences_of
+from studies.claims.verdicts import half_width, judge, judge_at_most, judge_order, p_value, sampling_error
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 4, 10, 30])
@@ -40,6 +26,10 @@ def test_half_widths_are_those_of_a_table_of_t() -> None:
     table = {2: 8.98, 3: 2.48, 4: 1.59, 5: 1.24, 6: 1.05, 8: 0.84, 10: 0.72, 15: 0.55}
     assert {n: round(half_width(1.0, n), 2) for n in table} == table
     assert half_width(1.0, 1) == math.inf
+    # both errors add in squares, and many seeds leave that of the test set
+    both = math.hypot(stats.t.ppf(0.975, 3) * 0.03 / 2, stats.norm.ppf(0.975) * 0.01)
+    assert half_width(0.03, 4, 0.01) == pytest.approx(both)
+    assert half_width(0.03, 10**6, 0.01) == pytest.approx(0.0196, rel=1e-3)
 
 
 def test_a_test_set_of_finite_size_has_its_own_error() -> None:
@@ -51,13 +41,6 @@ def test_a_test_set_of_finite_size_has_its_own_error() -> None:
     assert sampling_error(0.2, 10_000) == pytest.approx(0.0045, abs=5e-5)
     with pytest.raises(ValueError, match="share"):
         sampling_error(1.2, 10)
-
-
-def test_both_errors_add_in_squares_and_many_seeds_leave_that_of_the_test_set() -> None:
-    assert half_width(0.03, 4, 0.01) == pytest.approx(
-        math.hypot(stats.t.ppf(0.975, 3) * 0.03 / 2, stats.norm.ppf(0.975) * 0.01)
-    )
-    assert half_width(0.03, 10**6, 0.01) == pytest.approx(0.0196, rel=1e-3)
 
 
 def test_the_interval_covers_the_truth_19_times_of_20() -> None:
@@ -74,7 +57,7 @@ def test_the_interval_covers_the_truth_19_times_of_20() -> None:
 @pytest.mark.parametrize("error", [0.0, 0.004])
 @pytest.mark.parametrize("seeds", [3, 8])
 def test_p_is_the_level_at_which_the_interval_touches_zero(seeds: int, error: float) -> None:
-    found = np.array(spread_of(0.02, 0.015, seeds))
+    found = np.array(differences_of(0.02, 0.015, seeds))
     p = p_value(found.mean(), found.std(ddof=1), seeds, error)
     assert half_width(found.std(ddof=1), seeds, error, 1 - p) == pytest.approx(0.02, rel=1e-6)
     assert p_value(0.0, 0.01, 5) == 1.0
@@ -100,7 +83,7 @@ def test_p_is_the_level_at_which_the_interval_touches_zero(seeds: int, error: fl
 )
 def test_every_verdict(mean: float, width: float, gap: float, verdict: str) -> None:
     for seeds in (3, 7):
-        assert judge(spread_of(mean, width, seeds), gap).verdict == verdict
+        assert judge(differences_of(mean, width, seeds), gap).verdict == verdict
 
 
 def test_two_seeds_are_never_a_result() -> None:
@@ -115,7 +98,7 @@ def test_two_seeds_are_never_a_result() -> None:
 
 def test_seeds_that_would_decide_do() -> None:
     """The same estimate and spread with so many seeds is a verdict, and with one fewer it is none."""
-    found = spread_of(0.02, 0.03, 4)
+    found = differences_of(0.02, 0.03, 4)
     judged = judge(found, 0.05)
     assert judged.verdict == "undecided"
     assert judged.needed is not None
@@ -134,16 +117,21 @@ def test_a_small_test_set_leaves_it_undecided_whatever_the_seeds() -> None:
     assert (judged.verdict, judged.needed) == ("undecided", None)
 
 
-def test_at_most() -> None:
-    assert judge_at_most(spread_of(0.002, 0.003, 5), 0.01).verdict == "holds"
-    assert judge_at_most(spread_of(0.02, 0.003, 5), 0.01).verdict == "does not hold"
-    judged = judge_at_most(spread_of(0.008, 0.003, 5), 0.01)
-    assert judged.verdict == "undecided"
-    assert judged.needed is not None
-    assert judged.needed > 5
-    assert judge_at_most([0.0, 0.0], 0.01).verdict == "undecided"
-    again = stats.ttest_1samp(spread_of(0.008, 0.003, 5), 0.01).pvalue
-    assert judged.p_value == pytest.approx(again, rel=1e-6)
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        (differences_of(0.002, 0.003, 5), "holds"),
+        (differences_of(0.02, 0.003, 5), "does not hold"),
+        (differences_of(0.008, 0.003, 5), "undecided"),
+        ([0.0, 0.0], "undecided"),
+    ],
+)
+def test_at_most(differences: list[float], verdict: str) -> None:
+    judged = judge_at_most(differences, 0.01)
+    assert judged.verdict == verdict
+    if len(differences) > 2:
+        assert judged.p_value == pytest.approx(stats.ttest_1samp(differences, 0.01).pvalue, rel=1e-6)
+        assert (judged.needed is not None and judged.needed > 5) == (verdict == "undecided")
 
 
 def order_of(means: dict[str, float], width: float = 0.004, seeds: int = 5) -> dict[str, list[float]]:
@@ -167,18 +155,30 @@ def test_an_order_counts_only_pairs_that_can_be_told_apart() -> None:
         judge_order({"a": [1.0], "b": [0.0]}, {"a": 0.5, "b": 0.499})
 
 
-def test_verdicts_on_orders() -> None:
-    def verdict(means: dict[str, float], width: float = 0.004, seeds: int = 5) -> str:
-        return judge_order(order_of(means, width, seeds), PUBLISHED).judged.verdict
+@pytest.mark.parametrize(
+    ("means", "width", "seeds", "verdict"),
+    [
+        ((0.9, 0.8, 0.8, 0.85), 0.004, 5, "does not hold"),
+        ((0.8, 0.8, 0.8, 0.6), 0.004, 5, "does not hold"),  # surely no ten points between a and b
+        ((0.5, 0.8, 0.8, 0.9), 0.004, 5, "reversed"),
+        ((0.9, 0.8, 0.7, 0.6), 0.004, 2, "undecided"),
+        ((0.94, 0.9, 0.89, 0.84), 0.03, 5, "undecided"),
+        # of a, b and c only (a, b) and (a, c) were published far enough apart
+        ((0.8, 0.7, 0.9), 0.001, 5, "does not hold"),  # (a, c) is backwards, (a, b) is not
+        ((0.8, 0.85, 0.9), 0.001, 5, "reversed"),  # more pairs are backwards than forwards
+        ((0.8, 0.7, 0.75), 0.001, 5, "holds"),
+    ],
+)
+def test_verdicts_on_orders(means: tuple[float, ...], width: float, seeds: int, verdict: str) -> None:
+    values = order_of(dict(zip("abcd", means, strict=False)), width, seeds)
+    order = judge_order(values, {label: PUBLISHED[label] for label in values})
+    assert order.judged.verdict == verdict
+    assert len(order.pairs) == (5 if len(means) == 4 else 2)
 
-    assert verdict({"a": 0.9, "b": 0.9, "c": 0.8, "d": 0.6}) != "holds"
-    assert verdict({"a": 0.9, "b": 0.8, "c": 0.8, "d": 0.85}) == "does not hold"
-    assert verdict({"a": 0.5, "b": 0.8, "c": 0.8, "d": 0.9}) == "reversed"
-    assert verdict({"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6}, seeds=2) == "undecided"
-    assert (
-        verdict({"a": 0.8, "b": 0.8, "c": 0.8, "d": 0.6}) == "does not hold"
-    )  # surely no ten points between a and b
-    assert verdict({"a": 0.94, "b": 0.9, "c": 0.89, "d": 0.84}, width=0.03) == "undecided"
+
+def test_equal_numbers_are_in_no_order() -> None:
+    values = order_of({"a": 0.9, "b": 0.9, "c": 0.8, "d": 0.6})
+    assert judge_order(values, PUBLISHED).judged.verdict != "holds"
 
 
 def test_kendalls_tau_is_that_of_all_permutations() -> None:
@@ -208,21 +208,3 @@ def test_an_order_has_the_p_value_and_the_difference_of_its_weakest_pair() -> No
     assert len({round(p, 6) for _, p in by_scipy.values()}) == len(by_scipy) == 5
     assert order.judged.p_value == pytest.approx(max(p for _, p in by_scipy.values()), rel=1e-6)
     assert order.judged.estimate == pytest.approx(min(gap for gap, _ in by_scipy.values()))
-
-
-@pytest.mark.parametrize(
-    ("means", "verdict"),
-    [
-        ({"a": 0.8, "b": 0.7, "c": 0.9}, "does not hold"),  # (a, c) is backwards, (a, b) is not
-        ({"a": 0.8, "b": 0.85, "c": 0.9}, "reversed"),
-        ({"a": 0.8, "b": 0.7, "c": 0.75}, "holds"),
-    ],
-)
-def test_an_order_is_reversed_where_more_pairs_are_backwards_than_forwards(
-    means: dict[str, float], verdict: str
-) -> None:
-    """Published far enough apart are a and b, and a and c alone."""
-    values = order_of(means, width=0.001)
-    order = judge_order(values, {label: PUBLISHED[label] for label in "abc"})
-    assert len(order.pairs) == 2
-    assert order.judged.verdict == verdict
