@@ -13,6 +13,5 @@ from deploy.federation import Federation
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     """A server and three clients in this process."""
-    three = Federation(tmp_path)
-    yield three
-    three.close()
+    with Federation(tmp_path) as three:
+        yield three

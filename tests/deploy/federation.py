@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from tailorfl.deploy.serving import host_experiment
 from tailorfl.deploy.transport import InProcessTransport, Letter
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
+from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.participation import ClientOutcome, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.files import encode
-from tailorfl.runs.job import Job
+from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.system import SystemConfig
@@ -82,6 +83,29 @@ def lying(
     return meddle
 
 
+def asked(client: ClientSession, question: bytes) -> Packet:
+    """What a client answers."""
+    return Packet.decoded(client.answer(question))
+
+
+def lose(question: Packet, answer: bytes) -> bytes:
+    """A change for `lying`: the client has done its work, and its answer gets lost."""
+    raise LostError
+
+
+def once_before(round: int, do: Callable[[Packet, bytes, Ask], Any], node: int = 101) -> Meddle:
+    """Do something, once, when a client is about to be asked to train in a round."""
+    done: list[int] = []
+
+    def meddle(number: int, question: Packet, body: bytes, ask: Ask) -> bytes:
+        if number == node and is_training(question, round) and not done:
+            done.append(number)
+            do(question, body, ask)
+        return ask(body)
+
+    return meddle
+
+
 class Federation(InProcessTransport):
     """A server and clients, by default with the shares of an experiment's data.
 
@@ -127,14 +151,21 @@ class Federation(InProcessTransport):
         for words in [words for words in self.on if words in sentence]:
             self.on.pop(words)()
 
-    def host(self, config: ExperimentConfig, out: str = "out", **how: Any) -> ExperimentResult:
+    def host(self, config: ExperimentConfig, out: str = "out", **how: Any) -> Deployed:
         """Run an experiment as `tailorfl server` does, or go on with it."""
-        return host_experiment(self, config, self.folder / out, notify=self.notify, **how)
+        result = host_experiment(self, config, self.folder / out, notify=self.notify, **how)
+        return Deployed(result, self.folder)
 
     def join(self, client: ClientSession, node: int = 999) -> None:
         """Let a further client connect."""
         self.people[node] = client
         self.members[node] = client.answer
+
+    def replayed(self, config: ExperimentConfig, **how: Any) -> Deployed:
+        """Host an experiment; assert that all are where the simulator gets with the same trace, to the bit."""
+        result = self.host(config, **how)
+        result.is_replayed()
+        return result
 
     def restart(self, node: int) -> None:
         """Put a new process in the place of a client: nothing of the old one is left but its folder."""
@@ -151,25 +182,34 @@ class Federation(InProcessTransport):
         for client in self.people.values():
             client.close()
 
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class After(Observer):
+    """Does something after some rounds."""
+
+    def __init__(self, do: Mapping[int, Callable[[], Any]]) -> None:
+        self.do = dict(do)
+
+    def round_done(self, job: Job, done: RoundResult) -> None:
+        """Do it, once."""
+        self.do.pop(done.round + 1, lambda: None)()
+
 
 def deployed(
-    config: ExperimentConfig, folder: Path, clients: int | Mapping[int, ClientSession] = 4, **how: Any
-) -> ExperimentResult:
-    """Run an experiment with clients in this process."""
-    federation = Federation(folder, clients)
-    try:
+    config: ExperimentConfig,
+    folder: Path,
+    clients: int | Mapping[int, ClientSession] = 4,
+    meddle: Meddle = honest,
+    **how: Any,
+) -> Deployed:
+    """Run an experiment with clients in this process, whose post somebody may meddle with."""
+    with Federation(folder, clients, meddle) as federation:
         return federation.host(config, **how)
-    finally:
-        federation.close()
-
-
-def tampered(config: ExperimentConfig, folder: Path, meddle: Meddle) -> ExperimentResult:
-    """Run an experiment of three clients with a post that somebody meddles with."""
-    federation = Federation(folder, meddle=meddle)
-    try:
-        return federation.host(config)
-    finally:
-        federation.close()
 
 
 # -- what came out ------------------------------------------------------------------------------------------
@@ -180,51 +220,14 @@ def job_of(config: ExperimentConfig) -> Job:
     return Job(config, config.methods[0], config.seeds[0])
 
 
-def store_of(result: ExperimentResult) -> RunStore:
-    """The server's records of the first job."""
-    return RunStore.open(result.path / job_of(result.config).folder, readonly=True)
-
-
-def trace_of(result: ExperimentResult) -> Trace:
-    """What became of every client in every round."""
-    return Trace.read(result.path / job_of(result.config).folder / "trace.jsonl")
-
-
-def fates(result: ExperimentResult) -> set[str]:
-    """What became of anybody in any round."""
-    return {answer.fate for one in trace_of(result) for answer in one.answers}
-
-
-def became(result: ExperimentResult, round: int, client: int) -> ClientOutcome:
-    """What became of one client in one round."""
-    return next(a for a in trace_of(result).of(round).answers if a.client == client)
-
-
-def simulated(config: ExperimentConfig, rounds: int | None = None, trace: Trace | None = None) -> Simulation:
-    """The simulation of the same experiment, after its rounds."""
-    job = job_of(config)
-    sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed)))
-    for number in range(job.rounds if rounds is None else rounds):
-        sim.step(trace=None if trace is None else trace.of(number + 1))
-    return sim
-
-
-def played_again(config: ExperimentConfig, folder: Path) -> ExperimentResult:
-    """Run an experiment as a simulation of the trace that its deployment in `folder`/out has left."""
-    trace = SystemConfig(trace=str(folder / "out"))
-    again = config.model_copy(update={"system": trace, "checkpoint_every": 1})
-    return run_experiment(again, folder / "again")
-
-
 def newest(folder: Path) -> dict[str, Tensor]:
     """The tensors of the newest checkpoint in a folder."""
     return checkpoints.load(folder, checkpoints.rounds(folder)[-1])[0]
 
 
-def server_state(result: ExperimentResult, job: Job | None = None) -> dict[str, Tensor]:
-    """The server's state in the newest checkpoint of a job."""
-    tensors = newest(result.path / (job or job_of(result.config)).folder)
-    return {n.removeprefix("server/"): t for n, t in tensors.items() if n.startswith("server/")}
+def server_tensors(folder: Path) -> dict[str, Tensor]:
+    """The server's state in the newest checkpoint of a job's folder."""
+    return {n.removeprefix("server/"): t for n, t in newest(folder).items() if n.startswith("server/")}
 
 
 def place_of(config: ExperimentConfig, folder: Path, client: int | str) -> Path:
@@ -235,6 +238,15 @@ def place_of(config: ExperimentConfig, folder: Path, client: int | str) -> Path:
 def private_state(folder: Path, config: ExperimentConfig, client: int | str) -> dict[str, Tensor]:
     """The newest private state on a client's disk."""
     return newest(place_of(config, folder, client))
+
+
+def simulated(config: ExperimentConfig, rounds: int | None = None, trace: Trace | None = None) -> Simulation:
+    """The simulation of the same experiment, after its rounds."""
+    job = job_of(config)
+    sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed)))
+    for number in range(job.rounds if rounds is None else rounds):
+        sim.step(trace=None if trace is None else trace.of(number + 1))
+    return sim
 
 
 def same(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -269,25 +281,79 @@ def are_equal(
         same(state, {p: t[0] for p, t in tree.leaves(store.get((client,)))})
 
 
-def is_simulated(
-    result: ExperimentResult, folder: Path, names: Sequence[str] | None = None, trace: Trace | None = None
-) -> Simulation:
-    """Assert that a deployment ended with the states of the simulation of its experiment, and return that."""
-    config, sim = result.config, simulated(result.config, trace=trace)
-    clients = list(map(str, range(sim.federation.num_clients))) if names is None else names
-    are_equal(sim, server_state(result), [place_of(config, folder, name) for name in clients], trace)
-    return sim
+@dataclass(frozen=True)
+class Deployed:
+    """What came out of the first job of a deployment.
+
+    Attributes:
+        result: of the server.
+        folder: where the clients have their folders.
+    """
+
+    result: ExperimentResult
+    folder: Path
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The experiment, as the server has kept it."""
+        return self.result.config
+
+    @property
+    def _records(self) -> Path:
+        return self.result.path / job_of(self.config).folder
+
+    @property
+    def store(self) -> RunStore:
+        """The server's records."""
+        return RunStore.open(self._records, readonly=True)
+
+    @property
+    def server_state(self) -> dict[str, Tensor]:
+        """The server's newest state."""
+        return server_tensors(self._records)
+
+    @property
+    def trace(self) -> Trace:
+        """What became of every client in every round."""
+        return Trace.read(self._records / "trace.jsonl")
+
+    @property
+    def fates(self) -> set[str]:
+        """What became of anybody in any round."""
+        return {answer.fate for one in self.trace for answer in one.answers}
+
+    def fates_of(self, client: int) -> list[str]:
+        """What became of a client, round by round."""
+        return [answer.fate for one in self.trace for answer in one.answers if answer.client == client]
+
+    def became(self, round: int, client: int) -> ClientOutcome:
+        """What became of one client in one round."""
+        return next(a for a in self.trace.of(round).answers if a.client == client)
+
+    def played_again(self) -> Deployed:
+        """Run the experiment as a simulation of the trace that the deployment has left."""
+        update = {"system": SystemConfig(trace=str(self.result.path)), "checkpoint_every": 1}
+        return Deployed(
+            run_experiment(self.config.model_copy(update=update), self.folder / "again"), self.folder
+        )
+
+    def is_simulated(self, names: Sequence[str] | None = None, trace: Trace | None = None) -> Simulation:
+        """Assert that it ended with the states of the simulation of its experiment, and return that."""
+        sim = simulated(self.config, trace=trace)
+        clients = list(map(str, range(sim.federation.num_clients))) if names is None else names
+        places = [place_of(self.config, self.folder, name) for name in clients]
+        are_equal(sim, self.server_state, places, trace)
+        return sim
+
+    def is_replayed(self) -> Simulation:
+        """Assert that the server and all clients are where the simulator gets with the same trace, to the bit."""
+        return self.is_simulated(trace=self.trace)
 
 
-def is_replayed(result: ExperimentResult, folder: Path) -> Simulation:
-    """Assert that the server and all clients are where the simulator gets with the same trace, to the bit."""
-    return is_simulated(result, folder, trace=trace_of(result))
-
-
-def records_are_equal(result: ExperimentResult, again: ExperimentResult) -> None:
+def records_are_equal(result: Deployed, again: Deployed) -> None:
     """Assert that two runs have measured the same of the clients' own sets after the last round."""
     columns = ["set", "model", "client", "accuracy", "loss"]
-    frames = [store_of(r).clients() for r in (result, again)]
+    frames = [run.store.clients() for run in (result, again)]
     frames = [f[(f["round"] == f["round"].max()) & f["set"].isin(["val", "local"])] for f in frames]
     rows = [frame[columns].sort_values(columns).to_numpy().tolist() for frame in frames]
     assert rows[0]

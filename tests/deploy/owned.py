@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from deploy.federation import deployed, experiment, is_simulated
+from deploy.federation import deployed, experiment
 from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.policy import Policy
 from tailorfl.rounds.simulation import Simulation
@@ -104,4 +104,4 @@ def is_owners_simulation(
 ) -> Simulation:
     """Deploy an experiment, and assert that all end with the states of the simulation of the same files."""
     nodes = owners(folder, files, config, policy)
-    return is_simulated(deployed(config, folder, nodes), folder, sorted(WARDS[: len(nodes)]))
+    return deployed(config, folder, nodes).is_simulated(sorted(WARDS[: len(nodes)]))

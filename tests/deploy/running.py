@@ -20,7 +20,7 @@ from types import TracebackType
 
 import yaml
 
-from deploy.federation import are_equal, newest, simulated
+from deploy.federation import are_equal, server_tensors, simulated
 from tailorfl.rounds.participation import RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.job import Job
@@ -191,8 +191,7 @@ class Field:
             update={"methods": [job.method], "system": SystemConfig(trace=str(path))}
         )
         sim, names = simulated(config, job.rounds, trace), sum(trace.joined, ())
-        tensors = newest(self.job_folder(label))
-        server = {n.removeprefix("server/"): t for n, t in tensors.items() if n.startswith("server/")}
+        server = server_tensors(self.job_folder(label))
         # the newest state may be of an answer that was not accepted
         are_equal(sim, server, [self.folder / f"state-{n}" / config.name / job.folder for n in names], trace)
         return sim

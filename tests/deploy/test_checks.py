@@ -38,9 +38,7 @@ def test_a_change_is_the_norm_of_what_differs() -> None:
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 5, 9])
 @pytest.mark.parametrize("lie", [1e-30, 1e30])
-def test_less_than_half_of_the_clients_cannot_move_the_bound_beyond_the_honest(
-    clients: int, lie: float
-) -> None:
+def test_less_than_half_of_the_clients_cannot_move_the_bound(clients: int, lie: float) -> None:
     liars = (clients - 1) // 2
     honest = {i: 1.0 + i / 100 for i in range(clients - liars)}
     changes = {**honest, **dict.fromkeys(range(clients - liars, clients), lie)}

@@ -1,18 +1,21 @@
-"""Who counts as there: clients that come twice, late, or have not answered in time. Real members, in one process."""
+"""Who counts as there: clients with another version or name, that come twice, late, or have not answered in time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from deploy.federation import Federation
 from deploy.running import until
 from tailorfl.deploy.client_session import member_of
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.codec import PROTOCOL, VERSION, Packet
 from tailorfl.deploy.connected_clients import ConnectedClients
-from tailorfl.deploy.transport import Letter
+from tailorfl.deploy.transport import InProcessTransport, Letter
 
 GOODBYE = Packet("goodbye", {"turned_away": ""})
 
@@ -32,9 +35,8 @@ class Leaky(Federation):
 
 @pytest.fixture
 def post(tmp_path: Path) -> Iterator[Leaky]:
-    leaky = Leaky(tmp_path)
-    yield leaky
-    leaky.close()
+    with Leaky(tmp_path) as leaky:
+        yield leaky
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +79,8 @@ def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky) -> None:
     assert "a node is turned away: the federation began without '1': it is of 2 clients, 0, 7" in said
 
 
-def test_a_member_says_why_it_is_turned_away(tmp_path: Path) -> None:
-    member = Federation(tmp_path, 1).people[100]
+def test_a_member_says_why_it_is_turned_away(post: Leaky) -> None:
+    member = post.people[100]
     assert (
         Packet.decoded(member.answer(Packet("goodbye", {"turned_away": "full"}).encoded())).kind == "goodbye"
     )
@@ -99,3 +101,51 @@ def test_a_client_that_was_late_is_asked_again_as_soon_as_it_says_that_it_is_the
         return connected.ask({"0": GOODBYE}, 5.0)["0"].fate == "answered"
 
     until(answers, 10, "the client")
+
+
+# -- greetings ----------------------------------------------------------------------------------------------
+
+HELLO = {"name": "north", "version": VERSION, "protocol": PROTOCOL, "torch": torch.__version__}
+MAJOR, MINOR, PATCH = VERSION.split(".")[:3]
+LATER = f"{MAJOR}.{int(MINOR) + 1}.{PATCH}"
+
+
+def greeted(facts: Mapping[str, Any], certificate: str = "") -> tuple[frozenset[str], list[str]]:
+    """Who is there, and what the server says, where a node answers a greeting with other facts."""
+
+    class Keyed(InProcessTransport):
+        """Knows nodes by their keys."""
+
+        def nodes(self) -> dict[int, str]:
+            return dict.fromkeys(self.members, certificate)
+
+    said: list[str] = []
+    with closing(Keyed({7: lambda question: Packet("hello", {**HELLO, **facts}).encoded()})) as post:
+        return ConnectedClients(post, notify=said.append).refresh(), said
+
+
+@pytest.mark.parametrize(
+    ("facts", "certificate", "words"),
+    [
+        ({"version": "0.0.1"}, "", "0.0.1"),
+        ({"version": LATER}, "", LATER),
+        ({"version": None}, "", "'version'"),
+        ({"name": 5}, "", "'name'"),
+        ({}, "south", "'north', but its key is that of 'south'"),
+    ],
+)
+def test_turned_away(facts: dict[str, Any], certificate: str, words: str) -> None:
+    present, (sentence,) = greeted(facts, certificate)
+    assert not present
+    assert sentence.startswith("a node is turned away: ")
+    assert words in sentence
+
+
+def test_versions_that_differ_in_the_last_number_are_compatible(post: Leaky) -> None:
+    """Both sides take them, and the server says that numbers are equal to rounding alone."""
+    version = f"{MAJOR}.{MINOR}.{int(PATCH) + 5}"
+    present, said = greeted({"version": version})
+    assert present == {"north"}
+    assert any(version in sentence and VERSION in sentence for sentence in said)
+    question = Packet("hello", {"version": version, "protocol": PROTOCOL}).encoded()
+    assert Packet.decoded(post.people[100].answer(question)).kind == "hello"

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +15,9 @@ import pytest
 
 from deploy.running import free_port, until
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, revoke, server_keys
-from tailorfl.deploy.reaching import Reach
+from tailorfl.deploy.reaching import Reach, in_the_way
 from tailorfl.deploy.transport import Arrival, Letter
-from tailorfl.errors import RunError
+from tailorfl.errors import ConfigError, RunError
 
 pytest.importorskip("flwr")
 from tailorfl.deploy import flower_client, flower_server, running
@@ -45,18 +46,29 @@ class Ends:
         assert self.open[-1].receive() is None
         return self.open[-1]
 
-    def send(self, body: bytes, seconds: float = 60.0, node: int | None = None) -> str:
-        """Send a letter to a node, by default the only one; return its ticket."""
-        (ticket,) = self.link.send([Letter(node or next(iter(self.link.nodes())), "train", body)], seconds)
+    def send(self, body: bytes = b"?", seconds: float = 60.0) -> str:
+        """Send a letter to the only node; return its ticket."""
+        (ticket,) = self.link.send([Letter(node, "train", body) for node in self.link.nodes()], seconds)
         assert ticket
         return ticket
 
     def arrival(self, ticket: str, seconds: float = 20.0) -> Arrival:
         """What comes back for a letter."""
-        found: list[Arrival] = []
-        until(lambda: bool(found.extend(self.link.receive([ticket])) or found), seconds, "the answer")
-        assert found[0].ticket == ticket
-        return found[0]
+        arrivals: list[Arrival] = []
+        until(lambda: bool(arrivals.extend(self.link.receive([ticket])) or arrivals), seconds, "the answer")
+        assert arrivals[0].ticket == ticket
+        return arrivals[0]
+
+    def exchange(self, client: Connection, body: bytes, answer: bytes) -> None:
+        """Assert that a letter gets to the only client, once, and its answer back, once."""
+        ticket = self.send(body)
+        assert self.link.receive([ticket]) == []
+        question = asked(client)
+        assert question.body == body
+        assert client.receive() is None
+        client.send(question, answer)
+        assert self.arrival(ticket) == Arrival(ticket, answer)
+        assert self.arrival(ticket).body is None
 
 
 @pytest.fixture
@@ -75,32 +87,20 @@ def asked(client: Connection) -> ServerMessage:
     return question
 
 
-def test_a_letter_and_its_answer(ends: Ends) -> None:
-    client = ends.client()
-    assert list(ends.link.nodes().values()) == ["north"]
-    ticket = ends.send(b"how many?")
-    assert ends.link.receive([ticket]) == []
-    question = asked(client)
-    assert question.body == b"how many?"
-    assert client.receive() is None  # each letter once
-    client.send(question, b"three")
-    assert ends.arrival(ticket) == Arrival(ticket, b"three")
-    assert ends.arrival(ticket).body is None
+# -- letters ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 1, 12 * 2**20])
-def test_sizes(ends: Ends, size: int) -> None:
+@pytest.mark.parametrize("size", [0, 1, 9, 12 * 2**20])
+def test_a_letter_and_its_answer(ends: Ends, size: int) -> None:
     client, body = ends.client(), bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    ticket = ends.send(body)
-    question = asked(client)
-    assert question.body == body
-    client.send(question, body[::-1])
-    assert ends.arrival(ticket).body == body[::-1]
+    assert list(ends.link.nodes().values()) == ["north"]
+    ends.exchange(client, body, body[::-1])
+    state = ends.link._state
+    assert (len(state.object_store), state.num_message_ins(), state.num_message_res()) == (0, 0, 0)
 
 
 def test_an_answer_that_comes_twice_is_brought_once(ends: Ends) -> None:
-    client = ends.client()
-    ticket = ends.send(b"?")
+    client, ticket = ends.client(), ends.send()
     question = asked(client)
     client.send(question, b"first")
     client.send(question, b"second")
@@ -111,139 +111,13 @@ def test_an_answer_that_comes_twice_is_brought_once(ends: Ends) -> None:
 
 
 def test_nobody_waits_longer_than_told(ends: Ends) -> None:
-    client = ends.client()
-    ticket = ends.send(b"?", 0.2)
+    client, ticket = ends.client(), ends.send(b"?", 0.2)
     question = asked(client)
     assert "in time" in ends.arrival(ticket).problem
     client.send(question, b"late")
     assert ends.arrival(ticket).body is None
     ends.send(b"never fetched", 0.2)
     assert asked(client).body == b"never fetched"
-
-
-def test_a_client_that_leaves(ends: Ends) -> None:
-    client = ends.client()
-    ticket = ends.send(b"?")
-    client.close()
-    assert "gone" in ends.arrival(ticket, 2.0).problem
-    assert ends.link.nodes() == {}
-    assert ends.link.send([Letter(1, "train", b"?")], 1.0) == [""]
-
-
-def test_a_client_whose_process_is_killed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower_server, "LEFT_SECONDS", 0.5)
-    client = ends.client()
-    ticket = ends.send(b"?")
-    asked(client)
-    client._over.set()
-    client._calls.close()  # as the system does it for a process that is gone
-    client._node = None
-    assert "gone" in ends.arrival(ticket, 5.0).problem
-
-
-@pytest.mark.slow
-def test_a_client_that_computes_is_still_there(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower_client, "HEARTBEAT_SECONDS", 0.4)
-    monkeypatch.setattr(flower_server, "GONE_SECONDS", 1.5)
-    client = ends.client()
-    ticket = ends.send(b"?")
-    question = asked(client)
-    time.sleep(3.0)
-    assert ends.link.nodes()
-    client.send(question, b"done")
-    assert ends.arrival(ticket).body == b"done"
-
-
-@pytest.mark.slow
-def test_a_server_that_is_started_again(ends: Ends) -> None:
-    client = ends.client()
-    ends.send(b"?")
-    question = asked(client)
-    ends.link.close()
-    with pytest.raises(UnreachableError):
-        client.send(question, b"!")
-    ends.listen()
-    with pytest.raises(ForgottenError):
-        client.send(question, b"!")
-    assert client.receive() is None
-    ticket = ends.send(b"again")
-    client.send(asked(client), b"!")
-    assert ends.arrival(ticket).body == b"!"
-
-
-def test_a_letter_that_is_lost_on_its_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = ends.client()
-    (first,) = ends.link.nodes()
-    ticket = ends.send(b"?")
-
-    def cut(request: object) -> None:
-        raise UnreachableError("cut")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(client._calls, "PullObject", cut)
-        with pytest.raises(UnreachableError):
-            client.receive()
-    assert client.receive() is None
-    assert "gone" in ends.arrival(ticket, 2.0).problem
-    assert first not in ends.link.nodes()
-    assert len(ends.link.nodes()) == 1
-
-
-def test_what_is_too_large(ends: Ends) -> None:
-    ends.link.close()
-    ends.listen(largest=2**20)
-    client = ends.client(largest=2**20)
-    ticket = ends.send(b"x" * 4 * 2**20)
-    question = asked(client)
-    assert (question.body, str(2**20) in question.problem) == (b"", True)
-    client.send(question, b"refused")
-    assert ends.arrival(ticket).body == b"refused"
-    ticket = ends.send(b"?")
-    question = asked(client)
-    with pytest.raises(ForgottenError, match=str(2**20)):
-        client.send(question, b"x" * 12 * 2**20)
-    assert str(2**20) in ends.arrival(ticket).problem
-    ticket = ends.send(b"?")
-    client.send(asked(client), b"small")
-    assert ends.arrival(ticket).body == b"small"
-
-
-def test_nothing_is_kept(ends: Ends) -> None:
-    client = ends.client()
-    for _ in range(3):
-        ticket = ends.send(b"?" * 1000)
-        client.send(asked(client), b"!" * 1000)
-        ends.arrival(ticket)
-    state = ends.link._state
-    assert (len(state.object_store), state.num_message_ins(), state.num_message_res()) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("hours", [1, -2, 24 * 30])
-def test_clocks_that_jump(ends: Ends, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    from flwr.supercore.date import now
-
-    client = ends.client()
-    ticket = ends.send(b"?")
-    question = asked(client)
-    shifted = [m for m in sys.modules.values() if isinstance(m, ModuleType) and vars(m).get("now") is now]
-    assert len(shifted) > 3
-    for module in shifted:
-        monkeypatch.setattr(module, "now", lambda: now() + timedelta(hours=hours))
-    assert client.receive() is None
-    client.send(question, b"!")
-    assert ends.arrival(ticket).body == b"!"
-    ticket = ends.send(b"after")
-    monkeypatch.undo()
-    client.send(asked(client), b"!")
-    assert ends.arrival(ticket).body == b"!"
-
-
-def test_a_revoked_certificate_is_turned_away_while_it_is_connected(ends: Ends) -> None:
-    north, south = ends.client("north"), ends.client("south")
-    revoke(ends.folder, "north")
-    with pytest.raises(RunError, match="north"):
-        north.receive()
-    assert south.receive() is None
 
 
 def test_several_clients_at_once(ends: Ends) -> None:
@@ -263,6 +137,112 @@ def test_several_clients_at_once(ends: Ends) -> None:
         thread.join(20)
     for node, ticket in zip(nodes, tickets, strict=True):
         assert ends.arrival(ticket).body == (str(node).encode() * 10**5)[::-1]
+
+
+def test_what_is_too_large(ends: Ends) -> None:
+    ends.link.close()
+    ends.listen(largest=2**20)
+    client, ticket = ends.client(largest=2**20), ends.send(b"x" * 4 * 2**20)
+    question = asked(client)
+    assert (question.body, str(2**20) in question.problem) == (b"", True)
+    client.send(question, b"refused")
+    assert ends.arrival(ticket).body == b"refused"
+    ticket, question = ends.send(), asked(client)
+    with pytest.raises(ForgottenError, match=str(2**20)):
+        client.send(question, b"x" * 12 * 2**20)
+    assert str(2**20) in ends.arrival(ticket).problem
+    ends.exchange(client, b"?", b"small")
+
+
+@pytest.mark.parametrize("hours", [1, -2, 24 * 30])
+def test_clocks_that_jump(ends: Ends, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    from flwr.supercore.date import now
+
+    client, ticket = ends.client(), ends.send()
+    question = asked(client)
+    shifted = [m for m in sys.modules.values() if isinstance(m, ModuleType) and vars(m).get("now") is now]
+    assert len(shifted) > 3
+    for module in shifted:
+        monkeypatch.setattr(module, "now", lambda: now() + timedelta(hours=hours))
+    assert client.receive() is None
+    client.send(question, b"!")
+    assert ends.arrival(ticket).body == b"!"
+    ticket = ends.send(b"after")
+    monkeypatch.undo()
+    client.send(asked(client), b"!")
+    assert ends.arrival(ticket).body == b"!"
+
+
+# -- who comes and goes -------------------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves(ends: Ends) -> None:
+    client, ticket = ends.client(), ends.send()
+    client.close()
+    assert "gone" in ends.arrival(ticket, 2.0).problem
+    assert ends.link.nodes() == {}
+    assert ends.link.send([Letter(1, "train", b"?")], 1.0) == [""]
+
+
+def test_a_client_whose_process_is_killed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_server, "LEFT_SECONDS", 0.5)
+    client, ticket = ends.client(), ends.send()
+    asked(client)
+    client._over.set()
+    client._calls.close()  # as the system does it for a process that is gone
+    client._node = None
+    assert "gone" in ends.arrival(ticket, 5.0).problem
+
+
+@pytest.mark.slow
+def test_a_client_that_computes_is_still_there(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_client, "HEARTBEAT_SECONDS", 0.4)
+    monkeypatch.setattr(flower_server, "GONE_SECONDS", 1.5)
+    client, ticket = ends.client(), ends.send()
+    question = asked(client)
+    time.sleep(3.0)
+    assert ends.link.nodes()
+    client.send(question, b"done")
+    assert ends.arrival(ticket).body == b"done"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_started_again(ends: Ends) -> None:
+    client, _ = ends.client(), ends.send()
+    question = asked(client)
+    ends.link.close()
+    with pytest.raises(UnreachableError):
+        client.send(question, b"!")
+    ends.listen()
+    with pytest.raises(ForgottenError):
+        client.send(question, b"!")
+    assert client.receive() is None
+    ends.exchange(client, b"again", b"!")
+
+
+def test_a_letter_that_is_lost_on_its_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ends.client()
+    (first,), ticket = ends.link.nodes(), ends.send()
+
+    def cut(request: object) -> None:
+        raise UnreachableError("cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._calls, "PullObject", cut)
+        with pytest.raises(UnreachableError):
+            client.receive()
+    assert client.receive() is None
+    assert "gone" in ends.arrival(ticket, 2.0).problem
+    assert first not in ends.link.nodes()
+    assert len(ends.link.nodes()) == 1
+
+
+def test_a_revoked_certificate_is_turned_away_while_it_is_connected(ends: Ends) -> None:
+    north, south = ends.client("north"), ends.client("south")
+    revoke(ends.folder, "north")
+    with pytest.raises(RunError, match="north"):
+        north.receive()
+    assert south.receive() is None
 
 
 def test_a_client_that_hears_nothing_says_so_once(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,10 +268,39 @@ def test_a_port_that_is_taken(ends: Ends) -> None:
 
 @pytest.mark.slow
 def test_the_end_takes_no_longer_than_seconds(ends: Ends) -> None:
-    ends.client()
-    begin = time.monotonic()
-    ends.link.close()
-    assert time.monotonic() - begin < 5
-    begin = time.monotonic()
-    ends.open.pop().close()
-    assert time.monotonic() - begin < 5
+    client = ends.client()
+    for end in (ends.link, client):
+        begin = time.monotonic()
+        end.close()
+        assert time.monotonic() - begin < 5
+
+
+# -- what is in the way between a client and a server without keys; of one with keys see `test_attacks.py` ---------
+
+
+def test_a_server_without_keys(ends: Ends) -> None:
+    plain = f"127.0.0.1:{free_port()}"
+    with closing(Link("127.0.0.1", int(plain.partition(":")[2]), None)):
+        assert in_the_way(plain, None) == ""
+        with pytest.raises(RunError, match=f"{plain} uses no TLS"):
+            in_the_way(plain, client_keys(ends.folder / "clients" / "north"))
+
+
+def test_a_server_that_is_not_there_yet() -> None:
+    """It is said once that it cannot be reached, and once that it can."""
+    server, said = f"127.0.0.1:{free_port()}", list[str]()
+    reach = Reach(server, None, said.append)
+    for _ in range(2):
+        reach.failed("the call has failed")
+    assert len(said) == 1
+    assert "Connection refused" in reach.trouble
+    for _ in range(2):
+        reach.succeeded()
+    assert said[1:] == [f"the server at {server} can be reached"]
+    assert reach.trouble == ""
+
+
+@pytest.mark.parametrize("address", ["example.org", "a:b", ":80", "a:0", "a:65536"])
+def test_no_address(address: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        in_the_way(address, None)

@@ -12,10 +12,11 @@ import pandas as pd
 import pytest
 
 from deploy.federation import PRIVATE as NOISE
-from deploy.federation import Federation, experiment, filled, packed, with_facts, with_tensor
+from deploy.federation import Federation, asked, experiment, filled, packed, with_facts, with_tensor
 from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.policy import Policy, experiment_digest
+from tailorfl.errors import MessageError
 from tailorfl.settings.experiment import ExperimentConfig
 
 ROWS = 60
@@ -94,9 +95,8 @@ class Heard:
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Heard:
     """An honest federation, whose messages the hostile servers change."""
-    federation = Federation(tmp_path_factory.mktemp("heard"), 2)
-    federation.host(experiment("fedavg", data=DIGITS, train=NOISE, rounds=3, eval={"every": 1}))
-    federation.close()
+    with Federation(tmp_path_factory.mktemp("heard"), 2) as federation:
+        federation.host(experiment("fedavg", data=DIGITS, train=NOISE, rounds=3, eval={"every": 1}))
     (setup,), train, evaluate = (
         [question for _, question, _ in federation.of_kind(kind, 101)]
         for kind in ("setup", "train", "evaluate")
@@ -109,19 +109,17 @@ class Attack:
     """One hostile server.
 
     Attributes:
-        packets: what it sends, in this order; the last one must be refused.
         words: of the refusal.
-        policy: of the client.
-        file: whether the client has a table of its own; else its share of the experiment's data.
         before: what the same packets got from a client without a policy.
+        packets: what it sends, in this order, made of what was heard and the path of a table; the last must be refused.
+        policy: of the client.
         answers: how many of the packets are answered.
     """
 
-    packets: Callable[[Heard, Path], list[bytes]]
     words: str
     before: str
+    packets: Callable[[Heard, Path], list[bytes]]
     policy: dict[str, Any] = field(default_factory=dict)
-    file: bool = False
     answers: int = 0
 
 
@@ -129,9 +127,15 @@ KEPT = "its policy does not allow it; its own log says more"
 ONCE = "to another question already, and answers each once"
 OPENS = "opens no file that a server names"
 HALF = {"train": [42, 30], "val": [6, 10], "test": [12, 10]}
-
-
 NAMED = {"kind": "word", "levels": [f"patient-{number}" for number in range(ROWS)]}
+AGE = {**OPTIONS, "features": ["age"]}
+HUB = {"name": "huggingface", "options": {"path": "a/b", "label": "c"}}
+MEMORY = "as much memory, or the end of the process"
+
+
+def noise(**changes: Any) -> dict[str, Any]:
+    """Private training with other settings of privacy."""
+    return {**NOISE, "dp": {**NOISE["dp"], **changes}}
 
 
 def moved(question: bytes, value: float) -> bytes:
@@ -139,188 +143,123 @@ def moved(question: bytes, value: float) -> bytes:
     return with_tensor(question, filled(value))
 
 
-ATTACKS = {
-    "one row a summary": Attack(
-        lambda heard, table: [summarise(of_table(data={"split": {"train": 0.02, "test": 0.9}}))],
-        KEPT, "the row", file=True,
-    ),
-    "a few rows a summary": Attack(
-        lambda heard, table: [
-            summarise(
-                of_table(
-                    data={"split": {"train": 0.13, "test": 0.8}, "options": {**OPTIONS, "features": ["age"]}}
-                )
-            )
-        ],
-        KEPT, "the sum of eight ages", file=True,
-    ),
-    "sums of other rows": Attack(
-        lambda heard, table: [summarise(of_table()), summarise(of_table(), (51,))],
-        ONCE, "the sums of both, whose difference is single rows", file=True, answers=1,
-    ),
-    "sums of many seeds": Attack(
-        lambda heard, table: [summarise(of_table(seeds=list(range(900))))],
-        "max_seeds: 10", "sums of 900 different sets of rows", file=True,
-    ),
-    "a seed that is not of the experiment": Attack(
-        lambda heard, table: [summarise(of_table()), summarise(of_table(), seed=6)],
-        "with a seed of the experiment", "the sums of both", file=True, answers=1,
-    ),
-    "a column of names": Attack(
-        lambda heard, table: [summarise(of_table(data={"options": {"label": "outcome"}}))],
-        KEPT, "the names of all patients", file=True,
-    ),
-    "names as classes": Attack(
-        lambda heard, table: [summarise(of_table(data={"options": {**OPTIONS, "label": "name"}}))],
-        KEPT, "the names of all patients", file=True,
-    ),
-    "a column that is not listed": Attack(
+ON_A_TABLE = {
+    "one row a summary": Attack(KEPT, "the row",
+        lambda heard, table: [summarise(of_table(data={"split": {"train": 0.02, "test": 0.9}}))]),
+    "a few rows a summary": Attack(KEPT, "the sum of eight ages",
+        lambda heard, table: [summarise(of_table(data={"split": {"train": 0.13, "test": 0.8}, "options": AGE}))]),
+    "sums of other rows": Attack(ONCE, "the sums of both, whose difference is single rows",
+        lambda heard, table: [summarise(of_table()), summarise(of_table(), (51,))], answers=1),
+    "sums of many seeds": Attack("max_seeds: 10", "sums of 900 different sets of rows",
+        lambda heard, table: [summarise(of_table(seeds=list(range(900))))]),
+    "a seed that is not of the experiment": Attack("with a seed of the experiment", "the sums of both",
+        lambda heard, table: [summarise(of_table()), summarise(of_table(), seed=6)], answers=1),
+    "a column of names": Attack(KEPT, "the names of all patients",
+        lambda heard, table: [summarise(of_table(data={"options": {"label": "outcome"}}))]),
+    "names as classes": Attack(KEPT, "the names of all patients",
+        lambda heard, table: [summarise(of_table(data={"options": {**OPTIONS, "label": "name"}}))]),
+    "a column that is not listed": Attack(KEPT, "the names of all columns",
         lambda heard, table: [describe(of_table(data={"options": {"label": "outcome"}}))],
-        KEPT, "the names of all columns", {"columns": ["age", "pain", "outcome"]}, file=True,
-    ),
+        {"columns": ["age", "pain", "outcome"]}),
     "features that were not described": Attack(
-        lambda heard, table: [agreed(of_table(), HALF, features=["age", "name"])],
-        "other features than this client has described", "it read the column", file=True,
-    ),
+        "other features than this client has described", "it read the column",
+        lambda heard, table: [agreed(of_table(), HALF, features=["age", "name"])]),
     "a column that the constants name": Attack(
-        lambda heard, table: [agreed(of_table(), HALF, constants={"columns": {"name": NAMED}})],
-        "of other columns than were described", "it trained on the column", file=True,
-    ),
+        "of other columns than were described", "it trained on the column",
+        lambda heard, table: [agreed(of_table(), HALF, constants={"columns": {"name": NAMED}})]),
     "a label that the constants name": Attack(
-        lambda heard, table: [
-            agreed(
-                of_table(data={"normalise": "none", "options": {"label": "outcome", "features": ["age"]}}),
-                HALF,
-                features=["age"],
-                constants={"columns": {}, "roles": {"label": ["name"]}, "classes": NAMED["levels"]},
-            )
-        ],
-        "for another label than the experiment's", "it trained on the column", file=True,
-    ),
-    "a billion rows in the preparation": Attack(
-        lambda heard, table: [agreed(of_table(), HALF, rows=[ROWS, 10**12])],
-        "max_rows: 10000000", "as much memory, or the end of the process", file=True,
-    ),
-    "sums where noise is needed": Attack(
-        lambda heard, table: [summarise(of_table(train=NOISE))],
-        KEPT, "exact sums, before any noise", {"max_epsilon": 8.0}, file=True,
-    ),
-    "weights from a file of the client": Attack(
-        lambda heard, table: [heard.changed(model={"name": "mlp", "weights": str(table)})],
-        OPENS, "it opened the file",
-    ),
-    "data from a file of the client": Attack(
-        lambda heard, table: [
-            describe(experiment("fedavg", data=table_of_the_experiment(table)))
-        ],
-        OPENS, "it opened the file, and told of its columns",
-    ),
-    "a data set of a hub": Attack(
-        lambda heard, table: [
-            describe(experiment("fedavg", data={"name": "huggingface", "options": {"path": "a/b", "label": "c"}}))
-        ],
-        OPENS, "it tried to download it",
-    ),
-    "a public set of a hub": Attack(
-        lambda heard, table: [describe(experiment("fedavg", data={"name": "femnist"}))],
-        OPENS, "it tried to download it",
-    ),
-    "another broadcast in the same round": Attack(
-        lambda heard, table: [heard.setup, heard.train[0], *(moved(heard.train[0], k / 10) for k in range(1, 5))],
-        ONCE, "a new reply to each, with noise anew", answers=2,
-    ),
-    "a round of a million": Attack(
-        lambda heard, table: [heard.setup, with_facts(heard.train[0], round=1_000_000)],
-        "none of the 3 that were agreed on", "a reply", answers=1,
-    ),
-    "another model to be measured": Attack(
-        lambda heard, table: [heard.setup, heard.train[0], heard.evaluate[0], moved(heard.evaluate[0], 9.0)],
-        ONCE, "its metrics on the client's test rows", answers=3,
-    ),
-    "metrics where none may leave": Attack(
-        lambda heard, table: [heard.setup, heard.train[0], heard.evaluate[0]],
-        "no metric leaves this client", "metrics", {"metrics": False}, answers=2,
-    ),
-    "almost no noise": Attack(
-        lambda heard, table: [
-            heard.changed(train={**NOISE, "dp": {"clip": 1.0, "noise": 1e-6}}),
-            heard.train[0],
-        ],
-        KEPT, "a reply without privacy", {"min_noise": 0.5}, answers=1,
-    ),
-    "no noise": Attack(
-        lambda heard, table: [heard.changed(train={**NOISE, "dp": None})],
-        "no train.dp of level sample", "a reply without privacy", {"min_noise": 0.5},
-    ),
-    "noise by the server": Attack(
-        lambda heard, table: [
-            heard.changed(train={**NOISE, "dp": {**NOISE["dp"], "level": "client"}}, weights="uniform")
-        ],
-        "no train.dp of level sample", "a reply that the server sees without noise", {"max_epsilon": 8.0},
-    ),
-    "more than is left of epsilon": Attack(
-        lambda heard, table: [heard.setup, *heard.train],
-        KEPT, "all rounds", {"max_epsilon": 6.5}, answers=3,
-    ),
-    "a second experiment": Attack(
-        lambda heard, table: [heard.setup, *heard.train[:2], heard.changed(name="again"), heard.train[0]],
-        KEPT, "a reply, at a budget of its own", {"max_epsilon": 6.5}, answers=4,
-    ),
-    "a method that is not allowed": Attack(
-        lambda heard, table: [heard.changed(methods=[{"name": "scaffold", "label": "fedavg"}])],
-        "does not train the method 'scaffold'", "a reply", {"methods": ["fedavg"]},
-    ),
-    "a model that is not allowed": Attack(
-        lambda heard, table: [heard.changed(model="logistic")],
-        "does not train the model 'logistic'", "a reply", {"models": ["mlp"]},
-    ),
-    "a federation of two": Attack(
-        lambda heard, table: [heard.setup], "this client wants 3", "a reply", {"min_clients": 3},
-    ),
-    "a billion rows elsewhere": Attack(
-        lambda heard, table: [summarise(of_table(), (10**12,))],
-        "max_rows: 10000000", "as much memory, or the end of the process", file=True,
-    ),
-    "a billion parameters": Attack(
-        lambda heard, table: [heard.changed(model={"name": "mlp", "hidden": [30_000, 30_000]})],
-        "max_numbers: 250000000", "3.7 GB of memory",
-    ),
-    "a million million samples": Attack(
-        lambda heard, table: [describe(experiment("fedavg", data={**DIGITS, "clients": 10**6, "samples": 10**6}))],
-        "max_numbers: 250000000", "the memory that they take",
-    ),
-    "ten million epochs": Attack(
-        lambda heard, table: [heard.changed(train={**NOISE, "epochs": 10**6})],
-        "max_steps: 100000", "work for weeks",
-    ),
-    "a million rounds": Attack(
-        lambda heard, table: [heard.changed(rounds=10**6)],
-        "max_rounds: 10000", "as many rounds",
-    ),
-    "a flood of facts": Attack(
-        lambda heard, table: [packed(Packet("setup", {"names": ["n" * 8] * 10**6}))],
-        "bytes of facts; at most 8,388,608", "a hundred times as much memory",
-    ),
-    "a full disk": Attack(
-        lambda heard, table: [heard.setup, heard.train[0]],
-        "it cannot read or write its files", "the whole disk", {"max_disk": 2_000}, answers=1,
-    ),
+        "for another label than the experiment's", "it trained on the column",
+        lambda heard, table: [agreed(
+            of_table(data={"normalise": "none", "options": AGE}), HALF, features=["age"],
+            constants={"columns": {}, "roles": {"label": ["name"]}, "classes": NAMED["levels"]})]),
+    "a billion rows in the preparation": Attack("max_rows: 10000000", MEMORY,
+        lambda heard, table: [agreed(of_table(), HALF, rows=[ROWS, 10**12])]),
+    "a billion rows elsewhere": Attack("max_rows: 10000000", MEMORY,
+        lambda heard, table: [summarise(of_table(), (10**12,))]),
+    "sums where noise is needed": Attack(KEPT, "exact sums, before any noise",
+        lambda heard, table: [summarise(of_table(train=NOISE))], {"max_epsilon": 8.0}),
 }  # fmt: skip
+ON_A_SHARE = {
+    "weights from a file of the client": Attack(OPENS, "it opened the file",
+        lambda heard, table: [heard.changed(model={"name": "mlp", "weights": str(table)})]),
+    "data from a file of the client": Attack(OPENS, "it opened the file, and told of its columns",
+        lambda heard, table: [describe(experiment("fedavg", data=table_of_the_experiment(table)))]),
+    "a data set of a hub": Attack(OPENS, "it tried to download it",
+        lambda heard, table: [describe(experiment("fedavg", data=HUB))]),
+    "a public set of a hub": Attack(OPENS, "it tried to download it",
+        lambda heard, table: [describe(experiment("fedavg", data={"name": "femnist"}))]),
+    "another broadcast in the same round": Attack(ONCE, "a new reply to each, with noise anew",
+        lambda heard, table: [heard.setup, heard.train[0], *(moved(heard.train[0], k / 10) for k in range(1, 5))],
+        answers=2),
+    "a round of a million": Attack("none of the 3 that were agreed on", "a reply",
+        lambda heard, table: [heard.setup, with_facts(heard.train[0], round=1_000_000)], answers=1),
+    "another model to be measured": Attack(ONCE, "its metrics on the client's test rows",
+        lambda heard, table: [heard.setup, heard.train[0], heard.evaluate[0], moved(heard.evaluate[0], 9.0)],
+        answers=3),
+    "metrics where none may leave": Attack("no metric leaves this client", "metrics",
+        lambda heard, table: [heard.setup, heard.train[0], heard.evaluate[0]], {"metrics": False}, answers=2),
+    "almost no noise": Attack(KEPT, "a reply without privacy",
+        lambda heard, table: [heard.changed(train=noise(noise=1e-6)), heard.train[0]], {"min_noise": 0.5}, answers=1),
+    "no noise": Attack("no train.dp of level sample", "a reply without privacy",
+        lambda heard, table: [heard.changed(train={**NOISE, "dp": None})], {"min_noise": 0.5}),
+    "noise by the server": Attack("no train.dp of level sample", "a reply that the server sees without noise",
+        lambda heard, table: [heard.changed(train=noise(level="client"), weights="uniform")], {"max_epsilon": 8.0}),
+    "more than is left of epsilon": Attack(KEPT, "all rounds",
+        lambda heard, table: [heard.setup, *heard.train], {"max_epsilon": 6.5}, answers=3),
+    "a second experiment": Attack(KEPT, "a reply, at a budget of its own",
+        lambda heard, table: [heard.setup, *heard.train[:2], heard.changed(name="again"), heard.train[0]],
+        {"max_epsilon": 6.5}, answers=4),
+    "a method that is not allowed": Attack("does not train the method 'scaffold'", "a reply",
+        lambda heard, table: [heard.changed(methods=[{"name": "scaffold", "label": "fedavg"}])],
+        {"methods": ["fedavg"]}),
+    "a model that is not allowed": Attack("does not train the model 'logistic'", "a reply",
+        lambda heard, table: [heard.changed(model="logistic")], {"models": ["mlp"]}),
+    "a federation of two": Attack("this client wants 3", "a reply",
+        lambda heard, table: [heard.setup], {"min_clients": 3}),
+    "a billion parameters": Attack("max_numbers: 250000000", "3.7 GB of memory",
+        lambda heard, table: [heard.changed(model={"name": "mlp", "hidden": [30_000, 30_000]})]),
+    "a million million samples": Attack("max_numbers: 250000000", "the memory that they take",
+        lambda heard, table: [describe(experiment("fedavg", data={**DIGITS, "clients": 10**6, "samples": 10**6}))]),
+    "ten million epochs": Attack("max_steps: 100000", "work for weeks",
+        lambda heard, table: [heard.changed(train={**NOISE, "epochs": 10**6})]),
+    "a million rounds": Attack("max_rounds: 10000", "as many rounds",
+        lambda heard, table: [heard.changed(rounds=10**6)]),
+    "a flood of facts": Attack("bytes of facts; at most 8,388,608", "a hundred times as much memory",
+        lambda heard, table: [packed(Packet("setup", {"names": ["n" * 8] * 10**6}))]),
+    "a full disk": Attack("it cannot read or write its files", "the whole disk",
+        lambda heard, table: [heard.setup, heard.train[0]], {"max_disk": 2_000}, answers=1),
+}  # fmt: skip
+ATTACKS = ON_A_TABLE | ON_A_SHARE
 
 
-def client_of(
-    attack: Attack, folder: Path, configs: list[ExperimentConfig], said: list[str]
-) -> ClientSession:
-    """A client whose operator has accepted these experiments."""
-    table = folder / "north.csv"
-    write_table(table)
-    return member_of(
-        state=folder / "state",
-        data=table if attack.file else None,
-        name=None if attack.file else "1",
-        policy=Policy(**attack.policy),
-        accept=tuple(experiment_digest(config) for config in configs),
-        notify=said.append,
+@pytest.fixture
+def said() -> list[str]:
+    """What the client has said to its operator."""
+    return []
+
+
+@pytest.fixture
+def with_table(tmp_path: Path, said: list[str]) -> Callable[..., ClientSession]:
+    """A client with a table of its own, whose operator has accepted some experiments."""
+    write_table(tmp_path / "north.csv")
+
+    def client(*configs: ExperimentConfig, **policy: Any) -> ClientSession:
+        return member_of(
+            state=tmp_path / "state",
+            data=tmp_path / "north.csv",
+            policy=Policy(**policy),
+            accept=tuple(map(experiment_digest, configs)),
+            notify=said.append,
+        )
+
+    return client
+
+
+@pytest.fixture
+def with_share(tmp_path: Path, said: list[str]) -> Callable[..., ClientSession]:
+    """A client with its share of the experiment's data."""
+    return lambda **policy: member_of(
+        state=tmp_path / "state", name="1", policy=Policy(**policy), notify=said.append
     )
 
 
@@ -337,104 +276,99 @@ def threat(case: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=threat(case)) for case in ATTACKS])
-def test_a_hostile_server_is_refused(case: str, heard: Heard, tmp_path: Path) -> None:
+def test_a_hostile_server_is_refused(
+    case: str, heard: Heard, with_table: Any, with_share: Any, said: list[str], tmp_path: Path
+) -> None:
     attack = ATTACKS[case]
     packets = attack.packets(heard, tmp_path / "north.csv")
-    said: list[str] = []
-    # The operator has accepted all of it: what refuses is the policy.
-    member = client_of(attack, tmp_path, experiments_of(packets), said)
-    job = ""
-    answers = []
+    # Of a table the operator has accepted all of it: what refuses is the policy.
+    accepted = experiments_of(packets) if case in ON_A_TABLE else ()
+    member = (with_table if case in ON_A_TABLE else with_share)(*accepted, **attack.policy)
+    job, answers = "", list[Packet]()
     for packet in packets:
         if b'\\"kind\\": \\"setup\\"' not in packet and job:  # of the job that was agreed on last
             packet = with_facts(packet, digest=job)
-        answers.append(Packet.decoded(member.answer(packet)))
+        answers.append(asked(member, packet))
         job = answers[-1].facts["digest"] if answers[-1].kind == "setup" else job
     member.close()
-    good = [answer for answer in answers if answer.kind != "failure"]
     assert answers[-1].kind == "failure"
     assert attack.words in answers[-1].facts["reason"]
-    assert len(good) == attack.answers
+    assert sum(answer.kind != "failure" for answer in answers) == attack.answers
     assert "patient-" not in str([answer.facts for answer in answers])
     assert said[-1].startswith(("refused: ", "failed: "))
 
 
-def test_an_experiment_that_nobody_accepted(tmp_path: Path) -> None:
+def test_an_experiment_that_nobody_accepted(with_table: Any, said: list[str]) -> None:
     """The operator is shown what it is about and what to type, and with that it is answered."""
-    attack, config, said = Attack(lambda heard, table: [], "", "", file=True), of_table(), list[str]()
-    member = client_of(attack, tmp_path, [], said)
+    config, member = of_table(), with_table()
     for question in (describe(config), summarise(config), agreed(config, HALF)):
-        answer = Packet.decoded(member.answer(question))
+        answer = asked(member, question)
         assert answer.kind == "failure"
         assert f"--accept {experiment_digest(config)}" in answer.facts["reason"]
     assert sum("the server asks to join 'deployed'" in sentence for sentence in said) == 1
     assert any("fedavg (fedavg), 2 rounds" in sentence and "age" in sentence for sentence in said)
-    member = client_of(attack, tmp_path, [config], said)
-    assert Packet.decoded(member.answer(describe(config))).kind == "describe"
     # Another experiment is another digest; where it is measured and how long the server waits is not.
-    other = config.model_copy(update={"rounds": 3})
-    assert Packet.decoded(member.answer(describe(other))).kind == "failure"
-    same = config.model_copy(update={"threads": 2, "description": "for all"})
-    assert Packet.decoded(member.answer(describe(same))).kind == "describe"
+    member = with_table(config)
+    for changes, kind in (({}, "describe"), ({"rounds": 3}, "failure"), ({"threads": 2}, "describe")):
+        assert asked(member, describe(config.model_copy(update=changes))).kind == kind
 
 
 def test_an_experiment_of_the_clients_own_file(tmp_path: Path) -> None:
+    """It needs no consent, and nothing else has it."""
     write_table(tmp_path / "north.csv")
     config = of_table()
     member = member_of(state=tmp_path / "state", data=tmp_path / "north.csv", experiment=config)
-    assert Packet.decoded(member.answer(describe(config))).kind == "describe"
-    answer = Packet.decoded(member.answer(describe(config.model_copy(update={"rounds": 9}))))
+    assert asked(member, describe(config)).kind == "describe"
+    answer = asked(member, describe(config.model_copy(update={"rounds": 9})))
     assert "rounds was 2 and is 9" in answer.facts["reason"]
 
 
-def test_a_summary_is_given_once_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_summary_is_given_once_also_after_a_restart(with_table: Any, tmp_path: Path) -> None:
     """The same question gets the same answer; another one, or another file, gets none."""
-    attack, config = Attack(lambda heard, table: [], "", "", file=True), of_table()
-    first = client_of(attack, tmp_path, [config], []).answer(summarise(config))
+    config = of_table()
+    first = with_table(config).answer(summarise(config))
     assert Packet.decoded(first).kind == "summarise"
-    again = client_of(attack, tmp_path, [config], [])
+    again = with_table(config)
     assert again.answer(summarise(config)) == first
-    assert ONCE in Packet.decoded(again.answer(summarise(config, (49,)))).facts["reason"]
-    frame = pd.read_csv(tmp_path / "north.csv")
-    member = client_of(attack, tmp_path, [config], [])
+    assert ONCE in asked(again, summarise(config, (49,))).facts["reason"]
+    frame, member = pd.read_csv(tmp_path / "north.csv"), with_table(config)
     frame.assign(age=frame["age"] + 1).to_csv(tmp_path / "north.csv", index=False)
-    assert Packet.decoded(member.answer(summarise(config))).facts["reason"] == KEPT
+    assert asked(member, summarise(config)).facts["reason"] == KEPT
 
 
-def test_a_refused_summary_is_not_asked_for_in_another_way(tmp_path: Path) -> None:
+def test_a_refused_summary_is_not_asked_for_in_another_way(with_table: Any) -> None:
     """Where it is refused would tell of rows, question by question."""
     config = of_table(data={"options": {"label": "outcome"}})
-    member = client_of(Attack(lambda heard, table: [], "", "", file=True), tmp_path, [config], [])
-    assert Packet.decoded(member.answer(summarise(config))).facts["reason"] == KEPT
-    assert ONCE in Packet.decoded(member.answer(summarise(config, (49,)))).facts["reason"]
+    member = with_table(config)
+    assert asked(member, summarise(config)).facts["reason"] == KEPT
+    assert ONCE in asked(member, summarise(config, (49,))).facts["reason"]
 
 
 def test_files_that_the_policy_lists_are_opened(tmp_path: Path) -> None:
-    config = experiment(
-        "fedavg", data=DIGITS, model={"name": "mlp", "weights": str(tmp_path / "w" / "a.npz")}
-    )
-    Policy(files=[str(tmp_path / "w" / "a.npz")]).admitted(config, own_file=False)
-    (tmp_path / "w").mkdir()
-    Policy(files=[str(tmp_path / "w")]).admitted(config, own_file=False)
-    (tmp_path / "w" / "a.npz").symlink_to("/etc/hostname")
-    with pytest.raises(Exception, match=OPENS):
-        Policy(files=[str(tmp_path / "w")]).admitted(config, own_file=False)
+    weights = tmp_path / "w" / "a.npz"
+    config = experiment("fedavg", data=DIGITS, model={"name": "mlp", "weights": str(weights)})
+    Policy(files=[str(weights)]).admitted(config, own_file=False)
+    weights.parent.mkdir()
+    Policy(files=["/etc", str(weights.parent)]).admitted(config, own_file=False)
+    weights.symlink_to("/etc/hostname")
+    with pytest.raises(MessageError, match=OPENS):
+        Policy(files=[str(weights.parent)]).admitted(config, own_file=False)
 
 
-def test_losses_stay_where_metrics_may_not_leave(heard: Heard, tmp_path: Path) -> None:
-    member = client_of(ATTACKS["metrics where none may leave"], tmp_path, [], [])
+def test_losses_stay_where_metrics_may_not_leave(heard: Heard, with_share: Any) -> None:
+    member = with_share(metrics=False)
     member.answer(heard.setup)
-    answer = Packet.decoded(member.answer(heard.train[0]))
+    answer = asked(member, heard.train[0])
     assert answer.kind == "train"
     assert set(answer.facts["metrics"].values()) == {None}
 
 
-def test_an_evaluation_takes_tensors_of_the_model_alone(heard: Heard, tmp_path: Path) -> None:
-    member = client_of(Attack(lambda heard, table: [], "", ""), tmp_path, [], [])
+def test_an_evaluation_takes_tensors_of_the_model_alone(heard: Heard, with_share: Any) -> None:
+    member = with_share()
     for question in (heard.setup, heard.train[0]):
-        assert Packet.decoded(member.answer(question)).kind != "failure"
+        assert asked(member, question).kind != "failure"
     wrong = with_tensor(heard.evaluate[0], lambda tensor: tensor.repeat_interleave(2, -1))
-    assert "but this model's is" in Packet.decoded(member.answer(wrong)).facts["reason"]
+    assert "but this model's is" in asked(member, wrong).facts["reason"]
     nan = with_tensor(heard.evaluate[0], filled(float("nan")))
-    assert "NaN or infinity" in Packet.decoded(member.answer(nan)).facts["reason"]
-    assert Packet.decoded(member.answer(heard.evaluate[0])).kind == "evaluate"
+    assert "NaN or infinity" in asked(member, nan).facts["reason"]
+    assert asked(member, heard.evaluate[0]).kind == "evaluate"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,45 +10,29 @@ import pandas as pd
 import pytest
 
 from deploy.federation import (
+    After,
+    Deployed,
     Federation,
     experiment,
-    fates,
     place_of,
-    played_again,
     private_state,
     records_are_equal,
     same,
-    server_state,
-    trace_of,
 )
 from deploy.owned import BERT, WARDS, of_files, of_samples, owners, write_images, write_tables, write_texts
 from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.membership import ALLOWED, let_in
 from tailorfl.deploy.release_log import verified
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.report.result import ExperimentResult
-from tailorfl.rounds.one_round import RoundResult
-from tailorfl.runs.job import Job, Observer
 from tailorfl.settings.experiment import ExperimentConfig
 
 LATE = "1"
 """The share of the client that joins: number 1 of the data, and 3 of the federation."""
 
 
-class After(Observer):
-    """Does something after some rounds."""
-
-    def __init__(self, do: Mapping[int, Callable[[], Any]]) -> None:
-        self.do = dict(do)
-
-    def round_done(self, job: Job, done: RoundResult) -> None:
-        """Do it, once."""
-        self.do.pop(done.round + 1, lambda: None)()
-
-
 def joined(
     config: ExperimentConfig, federation: Federation, newcomer: ClientSession, after: int = 2
-) -> ExperimentResult:
+) -> Deployed:
     """Deploy an experiment that another client joins after a round."""
 
     def join() -> None:
@@ -64,30 +48,26 @@ def three(method: str | Mapping[str, Any], **changes: Any) -> ExperimentConfig:
 
 
 @pytest.fixture
-def founders(tmp_path: Path) -> Iterator[Federation]:
+def founders(federation: Federation) -> Federation:
     """The clients that begin."""
-    federation = Federation(tmp_path)
     federation.people.pop(101).close()
     del federation.members[101]
     federation.join(federation.client("3"), 103)
-    yield federation
-    federation.close()
+    return federation
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
-def test_a_client_joins_and_the_replay_is_equal_to_the_bit(
-    method: str, founders: Federation, tmp_path: Path
-) -> None:
+def test_a_client_joins_and_the_replay_is_equal(method: str, founders: Federation, tmp_path: Path) -> None:
     """Those who are there are asked nothing new, and keep what they agreed on."""
     config = three(method)
     result = joined(config, founders, founders.client(LATE))
-    trace = list(trace_of(result))
+    trace = list(result.trace)
     assert [one.joined for one in trace] == [(("0", "2", "3"),), (), ((LATE,),), (), (), ()]
     assert [one.asked for one in trace] == [(0, 1, 2)] * 2 + [(0, 1, 2, 3)] * 4
-    assert fates(result) == {"accepted"}
+    assert result.fates == {"accepted"}
     assert (place_of(config, tmp_path, LATE) / "model" / "model.safetensors").is_file()
-    again = played_again(config, tmp_path)
-    same(server_state(again), server_state(result))
+    again = result.played_again()
+    same(again.server_state, result.server_state)
     records_are_equal(result, again)
     agreements = {n: list((tmp_path / f"state-{n}" / "agreements").iterdir()) for n in ("0", "2", "3", LATE)}
     (first, *_), *founding, (late, *_) = agreements.values()
@@ -97,24 +77,19 @@ def test_a_client_joins_and_the_replay_is_equal_to_the_bit(
     assert kinds.count("describe") == kinds.count("setup") == 1
 
 
-def joins_with_a_file(
-    config: ExperimentConfig, folder: Path, files: Path, rounds: int = 4
-) -> ExperimentResult:
+def joins_with_a_file(config: ExperimentConfig, folder: Path, files: Path) -> None:
     """Let north join the other wards after a round; assert that the replay is equal, and that north told no sum."""
-    config = config.model_copy(update={"rounds": rounds})
+    config = config.model_copy(update={"rounds": 4})
     nodes = owners(folder, files, config)
     newcomer = nodes.pop(7)
-    federation = Federation(folder, nodes)
-    try:
+    with Federation(folder, nodes) as federation:
         result = joined(config, federation, newcomer, after=1)
-    finally:
-        federation.close()
     others = tuple(sorted(WARDS[1 : len(nodes) + 1]))
-    assert [one.joined for one in trace_of(result)][:2] == [(others,), (("north",),)]
-    same(server_state(played_again(config, folder)), server_state(result))
+    assert [one.joined for one in result.trace][:2] == [(others,), (("north",),)]
+    assert result.fates == {"accepted"}
+    same(result.played_again().server_state, result.server_state)
     told = [line for line in verified(folder / "state-north") if line["kind"] == "summarise"]
     assert [line["facts"]["summary"] for line in told] == [{}]
-    return result
 
 
 @pytest.mark.parametrize(
@@ -122,7 +97,7 @@ def joins_with_a_file(
     [(None, {}), (["outcome", "pressure", "pain", "age"], {"indicator": True})],
     ids=["", "another order"],
 )
-def test_a_client_with_a_table_of_its_own_joins(
+def test_a_client_with_a_table_joins(
     columns: list[str] | None, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Its rows are prepared by what the others agreed on, in whichever order its file has the columns."""
@@ -134,25 +109,22 @@ def test_a_client_with_a_table_of_its_own_joins(
     joins_with_a_file(of_files(files, clients=3, data=data), tmp_path, files)
 
 
-def test_a_client_with_images_of_its_own_joins(tmp_path: Path) -> None:
-    """They are coloured, and scaled by what the others told of theirs."""
-    files = tmp_path / "files"
-    write_images(files)
-    config = of_samples("folder", files, "logistic", {}, deploy={"clients": 2})
-    result = joins_with_a_file(config, tmp_path, files)
-    assert fates(result) == {"accepted"}
+@pytest.mark.parametrize("kind", ["folder", pytest.param("text_table", marks=pytest.mark.slow)])
+def test_a_client_with_images_or_texts_joins(kind: str, tmp_path: Path) -> None:
+    """Images are coloured, and scaled by what the others told of theirs."""
+    files, two = tmp_path / "files", {"clients": 2}
+    if kind == "folder":
+        write_images(files)
+        config = of_samples("folder", files, "logistic", {}, deploy=two)
+    else:
+        write_texts(files)
+        options = {"label": "state", "text": "note", "length": 24}
+        config = of_samples("text_table", files, BERT, options, deploy=two)
+    joins_with_a_file(config, tmp_path, files)
     assert private_state(tmp_path, config, "north")
 
 
-@pytest.mark.slow
-def test_a_client_with_texts_of_its_own_joins(tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    write_texts(files)
-    options = {"label": "state", "text": "note", "length": 24}
-    joins_with_a_file(of_samples("text_table", files, BERT, options, deploy={"clients": 2}), tmp_path, files)
-
-
-def test_a_client_with_a_class_that_the_others_have_not_is_turned_away(
+def test_a_client_with_a_class_of_its_own_is_turned_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = tmp_path / "files"
@@ -163,12 +135,9 @@ def test_a_client_with_a_class_that_the_others_have_not_is_turned_away(
     config = of_files(files, "fedavg", clients=3, data={"normalise": "federated"}, rounds=3)
     nodes = owners(tmp_path, files, config)
     newcomer = nodes.pop(7)
-    federation = Federation(tmp_path, nodes)
-    try:
+    with Federation(tmp_path, nodes) as federation:
         result = joined(config, federation, newcomer, after=1)
-    finally:
-        federation.close()
-    assert all(one.asked == (0, 1, 2) for one in trace_of(result))
+    assert all(one.asked == (0, 1, 2) for one in result.trace)
     assert "'north' cannot join: its data cannot be used" in caplog.text
     assert newcomer.turned_away
 
@@ -176,11 +145,14 @@ def test_a_client_with_a_class_that_the_others_have_not_is_turned_away(
 def test_who_is_not_on_the_list_is_turned_away(founders: Federation) -> None:
     newcomer = founders.client(LATE)
     result = founders.host(three("fedavg"), observer=After({1: lambda: founders.join(newcomer)}))
-    assert all(one.asked == (0, 1, 2) for one in trace_of(result))
+    assert all(one.asked == (0, 1, 2) for one in result.trace)
     assert "began without '1'" in newcomer.turned_away
 
 
 DP: dict[str, Any] = {"clip": 1.0, "noise": 1.0}
+
+
+UNIFORM = {"name": "fedavg", "weights": "uniform"}
 
 
 @pytest.mark.slow
@@ -188,41 +160,31 @@ DP: dict[str, Any] = {"clip": 1.0, "noise": 1.0}
     ("method", "why"),
     [
         ("fedamp", "model of every client"),
-        (
-            {"name": "fedavg", "weights": "uniform", "train": {"dp": {"level": "client", **DP}}},
-            "client-level",
-        ),
+        ({**UNIFORM, "train": {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}}}, "client-level"),
         ({"name": "fedavg", "train": {"dp": {"clip": 1.0, "epsilon": 8.0}}}, "epsilon"),
     ],
 )
-def test_a_method_that_needs_all_clients_refuses_another_one(
-    method: Any, why: str, founders: Federation, tmp_path: Path
-) -> None:
+def test_a_method_that_needs_all_clients(method: Any, why: str, founders: Federation, tmp_path: Path) -> None:
     """The server says so before it begins; so does the operator's command; a list written by hand changes nothing."""
     data = {"name": "digits", "clients": 4, "samples": 400}
     with pytest.raises(ConfigError, match=f"4 clients, but 3 are here.*{why}"):
         founders.host(three(method, data=data))
-    folder = tmp_path / "all"
-    federation = Federation(folder, 4)
+    out = tmp_path / "all" / "out"
     refused = member_of(state=tmp_path / "fifth", name="eve")
 
     def by_hand() -> None:
         with pytest.raises(ConfigError, match=why):
-            let_in(folder / "out", "eve")
-        (folder / "out" / ALLOWED).write_text("eve\n", encoding="utf-8")
+            let_in(out, "eve")
+        (out / ALLOWED).write_text("eve\n", encoding="utf-8")
         federation.join(refused)
 
-    try:
+    with Federation(tmp_path / "all", 4) as federation:
         federation.host(experiment(method, rounds=3, data=data), observer=After({1: by_hand}))
-    finally:
-        federation.close()
     assert why in refused.turned_away
 
 
 @pytest.mark.slow
-def test_a_server_that_was_started_again_goes_on_with_the_client_that_joined(
-    founders: Federation, tmp_path: Path
-) -> None:
+def test_a_server_that_begins_again_after_a_client_joined(founders: Federation, tmp_path: Path) -> None:
     config, newcomer = three("ditto"), founders.client(LATE)
 
     def join() -> None:
@@ -235,6 +197,6 @@ def test_a_server_that_was_started_again_goes_on_with_the_client_that_joined(
     with pytest.raises(RunError, match="power"):
         founders.host(config, observer=After({2: join, 4: end}))
     result = founders.host(config)
-    assert [one.joined for one in trace_of(result)] == [(("0", "2", "3"),), (), ((LATE,),), (), (), ()]
-    same(server_state(played_again(config, tmp_path)), server_state(result))
+    assert [one.joined for one in result.trace] == [(("0", "2", "3"),), (), ((LATE,),), (), (), ()]
+    same(result.played_again().server_state, result.server_state)
     assert private_state(tmp_path, config, LATE)

@@ -1,4 +1,4 @@
-"""Questions that a client refuses, and answers to a greeting that the server refuses: none changes what is kept."""
+"""Questions that a client refuses: none changes what is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from deploy.federation import (
     Ask,
@@ -26,10 +25,9 @@ from deploy.federation import (
     with_tensor,
 )
 from tailorfl.deploy.client_session import ClientSession, member_of
-from tailorfl.deploy.codec import PROTOCOL, VERSION, Packet, failure
-from tailorfl.deploy.connected_clients import ConnectedClients
+from tailorfl.deploy.client_state import ClientState
+from tailorfl.deploy.codec import PROTOCOL, Packet, failure
 from tailorfl.deploy.policy import Policy
-from tailorfl.deploy.transport import InProcessTransport
 from tailorfl.errors import RunError
 
 Asked = tuple[ClientSession, bytes, Path]
@@ -79,11 +77,10 @@ CASES: list[tuple[Callable[[bytes], bytes], str]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(CASES)))
-def test_refused_and_nothing_changes(case: int, asked: Asked) -> None:
+@pytest.mark.parametrize(("change", "words"), CASES)
+def test_refused_and_nothing_changes(change: Callable[[bytes], bytes], words: str, asked: Asked) -> None:
     client, question, place = asked
     before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
-    change, words = CASES[case]
     answer = Packet.decoded(client.answer(change(question)))
     assert answer.kind == "failure"
     assert words in answer.facts["reason"]
@@ -102,71 +99,22 @@ def test_the_next_round_is_taken(asked: Asked) -> None:
     assert Packet.decoded(client.answer(next_round(question))).kind == "train"
 
 
-# -- greetings ----------------------------------------------------------------------------------------------
-
-HELLO = {"name": "north", "version": VERSION, "protocol": PROTOCOL, "torch": torch.__version__}
-MAJOR, MINOR, PATCH = VERSION.split(".")[:3]
-LATER = f"{MAJOR}.{int(MINOR) + 1}.{PATCH}"
-
-
-def greeted(nodes: dict[int, dict[str, Any]], certificate: str = "") -> tuple[frozenset[str], list[str]]:
-    """Who is there, and what the server says, where nodes answer a greeting with other facts."""
-
-    class Keyed(InProcessTransport):
-        """Knows nodes by their keys."""
-
-        def nodes(self) -> dict[int, str]:
-            return dict.fromkeys(self.members, certificate)
-
-    def answer(facts: dict[str, Any]) -> Callable[[bytes], bytes]:
-        return lambda question: Packet("hello", {**HELLO, **facts}).encoded()
-
-    said: list[str] = []
-    post = Keyed({node: answer(facts) for node, facts in nodes.items()})
-    try:
-        return ConnectedClients(post, notify=said.append).refresh(), said
-    finally:
-        post.close()
-
-
-@pytest.mark.parametrize(
-    ("facts", "certificate", "words"),
-    [
-        ({"version": "0.0.1"}, "", "0.0.1"),
-        ({"version": LATER}, "", LATER),
-        ({"version": None}, "", "'version'"),
-        ({"name": 5}, "", "'name'"),
-        ({}, "south", "'north', but its key is that of 'south'"),
-    ],
-)
-def test_turned_away(facts: dict[str, Any], certificate: str, words: str) -> None:
-    present, said = greeted({7: facts}, certificate)
-    assert not present
-    assert len(said) == 1
-    assert said[0].startswith("a node is turned away: ")
-    assert words in said[0]
-
-
-def test_versions_that_differ_in_the_last_number_are_compatible(tmp_path: Path) -> None:
-    """Both sides take them, and the server says that numbers are equal to rounding alone."""
-    version = f"{MAJOR}.{MINOR}.{int(PATCH) + 5}"
-    present, said = greeted({7: {"version": version}})
-    assert present == {"north"}
-    assert any(version in sentence and VERSION in sentence for sentence in said)
-    question = Packet("hello", {"version": version, "protocol": PROTOCOL}).encoded()
-    assert Packet.decoded(Federation(tmp_path, 1).people[100].answer(question)).kind == "hello"
-
-
-def test_two_nodes_with_one_name() -> None:
-    present, said = greeted({7: {}, 8: {}})
-    assert present == {"north"}
-    assert "a node is turned away: a client 'north' is there already" in said
+def test_a_client_that_keeps_another_job(tmp_path: Path) -> None:
+    """Of two clients both are needed, so nothing begins without one of them."""
+    config = small(
+        "ditto", data={"name": "digits", "clients": 2, "samples": 100}, deploy={"wait_seconds": 1.0}
+    )
+    job = {"experiment": "deployed", "label": "ditto", "seed": 5, "digest": "of another rate"}
+    ClientState(place_of(config, tmp_path, 1), job).release()
+    too_few = (
+        r"too few clients take part in ditto, seed 5: '1': .* private states of another job .* client, digest"
+    )
+    with pytest.raises(RunError, match=too_few):
+        deployed(config, tmp_path, 2)
 
 
 @pytest.mark.parametrize(("method", "has_loss"), [("fedavg", True), ("federated_trees", False)])
-def test_a_client_is_told_a_loss_only_where_its_training_has_one(
-    method: str, has_loss: bool, tmp_path: Path
-) -> None:
+def test_a_client_is_told_a_loss_where_it_has_one(method: str, has_loss: bool, tmp_path: Path) -> None:
     """Trees report how many nodes they have split, which is no loss."""
     sentences: list[str] = []
     nodes = {7: member_of(state=tmp_path / "state", name="0", notify=sentences.append)}

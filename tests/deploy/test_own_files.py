@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
-from deploy.federation import deployed, experiment, place_of, same, server_state, simulated, trace_of
+from deploy.federation import deployed, experiment, place_of, same
 from deploy.owned import (
     BERT,
     FEW,
@@ -29,6 +30,7 @@ from deploy.owned import (
 from tailorfl.deploy.client_session import member_of
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.export.predict import predict
+from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
 OPEN_NOISE = FEW.model_copy(update={"secret_noise": False})
@@ -59,6 +61,17 @@ def files(tmp_path: Path) -> Path:
     return tmp_path / "files"
 
 
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    write_images(tmp_path / "images")
+    return tmp_path / "images"
+
+
+def of_label(normalise: str, **options: Any) -> dict[str, Any]:
+    """Data of tables."""
+    return {"normalise": normalise, "options": {"label": "outcome", **options}}
+
+
 # -- tables -------------------------------------------------------------------------------------------------
 
 
@@ -66,47 +79,39 @@ def files(tmp_path: Path) -> Path:
     ("gaps", "data"),
     [
         (True, {"normalise": "federated"}),
-        (True, {"normalise": "client", "options": {"label": "outcome", "impute": "median"}}),
-        pytest.param(
-            True, {"normalise": "federated", "options": {"label": "outcome", "indicator": True}}, **SLOW
-        ),
-        pytest.param(
-            True, {"normalise": "federated", "options": {"label": "outcome", "min_count": 8}}, **SLOW
-        ),
-        pytest.param(False, {}, **SLOW),
+        (True, of_label("client", impute="median")),
         (False, {"normalise": "client", "split": {"train": 0.5, "test": 0.5}}),
+        pytest.param(True, of_label("federated", indicator=True), **SLOW),
+        pytest.param(True, of_label("federated", min_count=8), **SLOW),
+        pytest.param(False, {}, **SLOW),
     ],
 )
-def test_own_tables_give_the_numbers_of_the_simulation(
-    gaps: bool, data: dict[str, Any], tmp_path: Path
-) -> None:
+def test_tables_give_the_numbers_of_the_simulation(gaps: bool, data: dict[str, Any], tmp_path: Path) -> None:
     write_tables(tmp_path / "files", gaps)
     is_owners_simulation(of_files(tmp_path / "files", data=data), tmp_path, tmp_path / "files")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["federated_trees", "local_trees"])
-def test_trees_on_own_tables_are_those_of_the_simulation(name: str, tmp_path: Path) -> None:
+def test_trees_on_tables_are_those_of_the_simulation(name: str, files: Path, tmp_path: Path) -> None:
     """Words of 40 levels, which take two numbers of a node."""
-    write_tables(tmp_path / "files")
-    for number, ward in enumerate(WARDS):
-        table = pd.read_csv(tmp_path / "files" / f"{ward}.csv")
+    for number, file in enumerate(sorted(files.iterdir())):
+        table = pd.read_csv(file)
         table["bed"] = [f"bed {(row + number) % 40}" for row in range(len(table))]
-        table.to_csv(tmp_path / "files" / f"{ward}.csv", index=False)
+        table.to_csv(file, index=False)
     method = {"name": name, "min_samples_leaf": 2, "max_leaf_nodes": 4}
-    data = {"normalise": "federated", "options": {"label": "outcome", "indicator": True, "words": ["bed"]}}
-    sim = is_owners_simulation(of_files(tmp_path / "files", method, data=data), tmp_path, tmp_path / "files")
-    assert sim.init["levels"].shape[-1] == 2
+    config = of_files(files, method, data=of_label("federated", indicator=True, words=["bed"]))
+    assert is_owners_simulation(config, tmp_path, files).init["levels"].shape[-1] == 2
 
 
 @pytest.mark.parametrize("by", ["federated", pytest.param("client", **SLOW)])
-def test_files_that_differ_in_form_and_columns_give_the_numbers_of_the_simulation(
+def test_files_that_differ_in_form_and_columns(
     by: str, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """East lacks two columns, and north the weight; each client's export reads raw rows, also where columns lack."""
     as_hospitals_have_them(files)
-    options = {"label": "outcome", "exclude": ["patient"], "words": ["pain"], "indicator": True}
-    config = of_files(files, data={"normalise": by, "options": options})
+    data = of_label(by, exclude=["patient"], words=["pain"], indicator=True)
+    config = of_files(files, data=data)
     sim = is_owners_simulation(config, tmp_path, files)
     assert "'pain' (east), 'pressure' (east), 'weight' (east, north)" in caplog.text
     source = sim.federation.source
@@ -124,11 +129,8 @@ def test_files_that_differ_in_form_and_columns_give_the_numbers_of_the_simulatio
 
 
 @pytest.mark.parametrize(("option", "hint"), [("words", "'age'"), ("features", "pain")])
-def test_columns_that_no_client_has_are_refused_with_the_nearest(
-    option: str, hint: str, files: Path, tmp_path: Path
-) -> None:
-    options = {"label": "outcome", option: ["pain", "agee"]}
-    config = of_files(files, data={"normalise": "federated", "options": options})
+def test_columns_that_no_client_has_are_refused(option: str, hint: str, files: Path, tmp_path: Path) -> None:
+    config = of_files(files, data=of_label("federated", **{option: ["pain", "agee"]}))
     with pytest.raises(DataError, match=rf"'agee'.*{hint}"):
         deployed(config, tmp_path, owners(tmp_path, files, config))
 
@@ -151,78 +153,58 @@ def test_some_with_files_and_some_without_are_refused(files: Path, tmp_path: Pat
         deployed(config, tmp_path, owners(tmp_path, files, config))
 
 
-@pytest.mark.slow
-def test_private_training_draws_from_a_secret_of_the_client(tmp_path: Path) -> None:
-    """Whoever knows the experiment and its seed cannot draw batches and noise again; the client itself can."""
-    files = tmp_path / "files"
-    write_tables(files, gaps=False)
-    config = of_files(files, {"name": "fedavg", "train": {"dp": {"clip": 1.0, "noise": 1.0}}})
-    is_owners_simulation(config, tmp_path / "open", files, OPEN_NOISE)
-    known = dict(tree.leaves(simulated(config).server))
-    first = server_state(deployed(config, tmp_path / "a", owners(tmp_path / "a", files, config)))
-    assert all(not torch.equal(first[name], tensor) for name, tensor in known.items())
-    for ward in WARDS:
-        secret = tmp_path / "a" / f"state-{ward}" / "secret"
-        assert len(secret.read_bytes()) == 32
-        assert secret.stat().st_mode & 0o077 == 0
-        (tmp_path / "b" / f"state-{ward}").mkdir(parents=True)
-        shutil.copy(secret, tmp_path / "b" / f"state-{ward}")
-    same(server_state(deployed(config, tmp_path / "b", owners(tmp_path / "b", files, config))), first)
-
-
 # -- images and texts ---------------------------------------------------------------------------------------
 
 
+def of_images(images: Path, options: Any = None, **changes: Any) -> ExperimentConfig:
+    """An experiment on images."""
+    return of_samples("folder", images, "logistic", options or {}, **changes)
+
+
 @pytest.mark.parametrize("options", [{}, pytest.param({"scaling": "public"}, **SLOW), {"size": [6, 6]}])
-def test_images_give_the_numbers_of_the_simulation(options: dict[str, Any], tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    write_images(files)
-    config = of_samples("folder", files, "logistic", options)
-    is_owners_simulation(config, tmp_path, files)
-    table = predict(place_of(config, tmp_path, "south") / "model", files / "south" / "cat")
-    assert len(table) == len(list((files / "south" / "cat").iterdir()))
+def test_images_give_the_numbers_of_the_simulation(options: Any, images: Path, tmp_path: Path) -> None:
+    config = of_images(images, options)
+    is_owners_simulation(config, tmp_path, images)
+    table = predict(place_of(config, tmp_path, "south") / "model", images / "south" / "cat")
+    assert len(table) == len(list((images / "south" / "cat").iterdir()))
     assert {"p(bird)", "p(cat)", "p(dog)"} <= set(table.columns)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", pytest.param("binary", **SLOW)])
+@pytest.mark.parametrize("task", ["classification", "binary"])
 def test_texts_give_the_numbers_of_the_simulation(task: str, tmp_path: Path) -> None:
-    write_texts(tmp_path / "files", task == "binary")
-    options = {"label": "state", "text": "note", "length": 24, "task": task}
-    is_owners_simulation(
-        of_samples("text_table", tmp_path / "files", BERT, options), tmp_path, tmp_path / "files"
-    )
+    files, options = tmp_path / "files", {"label": "state", "text": "note", "length": 24, "task": task}
+    write_texts(files, task == "binary")
+    is_owners_simulation(of_samples("text_table", files, BERT, options), tmp_path, files)
 
 
-def test_images_of_other_sizes_are_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = tmp_path / "files"
-    write_images(files)
-    for file in (files / "east").rglob("*.png"):
-        Image.open(file).resize((9, 9)).save(file)
-    config = of_samples("folder", files, "logistic", {})
-    result = deployed(config, tmp_path, owners(tmp_path, files, config))
-    assert re.search(r"'east' is left out: .*'east' differ in x: .*data\.options\.size", caplog.text)
-    assert {i for one in trace_of(result) for i in one.sampled} == {1, 2}
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [({"normalise": "client"}, "data.normalise=client"), ({"partition": "dirichlet"}, "data.partition")],
-)
-def test_settings_that_images_cannot_have_are_refused(
-    data: dict[str, Any], words: str, tmp_path: Path
+def test_images_of_other_sizes_are_left_out_by_name(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_images(tmp_path / "files")
-    config = of_samples("folder", tmp_path / "files", "logistic", {}, data=data)
-    with pytest.raises((ConfigError, RunError), match=words):
-        deployed(config, tmp_path, owners(tmp_path, tmp_path / "files", config))
+    for file in (images / "east").rglob("*.png"):
+        Image.open(file).resize((9, 9)).save(file)
+    config = of_images(images)
+    result = deployed(config, tmp_path, owners(tmp_path, images, config))
+    assert re.search(r"'east' is left out: .*'east' differ in x: .*data\.options\.size", caplog.text)
+    assert {i for one in result.trace for i in one.sampled} == {1, 2}
+
+
+@pytest.mark.parametrize("words", ["normalise=client", "partition=dirichlet"])
+def test_settings_that_images_cannot_have(words: str, images: Path, tmp_path: Path) -> None:
+    setting, _, value = words.partition("=")
+    config = of_images(images, data={setting: value})
+    with pytest.raises(
+        (ConfigError, RunError), match=rf"data\.{words if setting == 'normalise' else setting}"
+    ):
+        deployed(config, tmp_path, owners(tmp_path, images, config))
 
 
 @pytest.mark.parametrize(("scaling", "channels"), [("public", 0), ("train", 3)])
-def test_no_statistic_of_public_scaling_is_told(scaling: str, channels: int, tmp_path: Path) -> None:
-    write_images(tmp_path / "files")
-    config = of_samples("folder", tmp_path / "files", "logistic", {"scaling": scaling})
-    own = owners(tmp_path, tmp_path / "files", config)[7].data.of_kind(config.data)
+def test_no_statistic_of_public_scaling_is_told(
+    scaling: str, channels: int, images: Path, tmp_path: Path
+) -> None:
+    config = of_images(images, {"scaling": scaling})
+    own = owners(tmp_path, images, config)[7].data.of_kind(config.data)
     _, summary = own.summary(config, 5, 1, [24, 30, 39])
     assert len(summary["pixels"]) == channels
     assert (summary["source"]["mean"] is None) == (scaling == "train")
@@ -232,15 +214,36 @@ def test_no_statistic_of_public_scaling_is_told(scaling: str, channels: int, tmp
 
 
 @pytest.mark.parametrize("level", ["sample", "client"])
-def test_privacy_refuses_constants_of_samples(level: str, files: Path, tmp_path: Path) -> None:
-    private = {"epochs": 1, "batch_size": 8, "lr": 0.1, "dp": {"level": level, "clip": 1.0, "noise": 1.0}}
-    config = of_files(files, data={"normalise": "federated"}, train=private, weights="uniform")
+def test_privacy_refuses_constants_of_samples(level: str, files: Path, images: Path, tmp_path: Path) -> None:
+    dp = {"level": level, "clip": 1.0, "noise": 1.0}
+    private = {"train": {"epochs": 1, "batch_size": 8, "lr": 0.1, "dp": dp}, "weights": "uniform"}
+    config = of_files(files, data={"normalise": "federated"}, **private)
     with pytest.raises(ConfigError, match=rf"one {level}.*data\.options\.constants"):
         deployed(config, tmp_path, owners(tmp_path, files, config))
-    images = tmp_path / "images"
-    write_images(images)
-    config = of_samples("folder", images, "logistic", {}, train=private, weights="uniform")
+    config = of_images(images, **private)
     with pytest.raises(ConfigError, match="scaling=public"):
         deployed(config, tmp_path / "a", owners(tmp_path / "a", images, config))
-    config = of_samples("folder", images, "logistic", {"scaling": "public"}, train=private, weights="uniform")
+    config = of_images(images, {"scaling": "public"}, **private)
     is_owners_simulation(config, tmp_path / "b", images, OPEN_NOISE)
+
+
+@pytest.mark.slow
+def test_private_training_draws_from_a_secret_of_the_client(tmp_path: Path) -> None:
+    """Whoever knows the experiment and its seed cannot draw batches and noise again; the client itself can."""
+    files = tmp_path / "files"
+    write_tables(files, gaps=False)
+    config = of_files(files, {"name": "fedavg", "train": {"dp": {"clip": 1.0, "noise": 1.0}}})
+
+    def trained(name: str) -> dict[str, Tensor]:
+        return deployed(config, tmp_path / name, owners(tmp_path / name, files, config)).server_state
+
+    sim = is_owners_simulation(config, tmp_path / "open", files, OPEN_NOISE)
+    first = trained("a")
+    assert all(not torch.equal(first[name], tensor) for name, tensor in tree.leaves(sim.server))
+    for ward in WARDS:
+        secret = tmp_path / "a" / f"state-{ward}" / "secret"
+        assert len(secret.read_bytes()) == 32
+        assert secret.stat().st_mode & 0o077 == 0
+        (tmp_path / "b" / f"state-{ward}").mkdir(parents=True)
+        shutil.copy(secret, tmp_path / "b" / f"state-{ward}")
+    same(trained("b"), first)

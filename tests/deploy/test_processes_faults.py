@@ -7,9 +7,10 @@ import os
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,77 +107,67 @@ def test_the_server_is_killed_and_started_again(tmp_path: Path) -> None:
         assert all(client.said.count("connects to") == 1 for client in clients)
 
 
-class Cable:
+class Cable(socketserver.ThreadingTCPServer):
     """A link between a client and its server that can be cut and healed: it hands bytes on, both ways."""
 
+    daemon_threads, is_whole = True, True
+
     def __init__(self, server: int) -> None:
-        self._server, self._whole, self._ends = server, True, list[socket.socket]()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listening.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.server, self.port, self.ends = server, self.server_address[1], list[socket.socket]()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Take new connections while it is whole."""
+        return self.is_whole
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Carry what goes to and fro until one end is closed."""
+        far = socket.create_connection(("127.0.0.1", self.server))
+        self.ends += [request, far]
+        threading.Thread(target=carry, args=(far, request), daemon=True).start()
+        carry(request, far)
 
     def cut(self) -> None:
         """Break all connections, and take no new ones."""
-        self._whole = False
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        self.is_whole = False
+        end_all(self.ends)
 
     def heal(self) -> None:
         """Take connections again."""
-        self._whole = True
+        self.is_whole = True
 
-    def close(self) -> None:
-        """End it."""
-        self.cut()
-        self._listening.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-                if not self._whole:
-                    near.close()
-                    continue
-                far = socket.create_connection(("127.0.0.1", self._server))
-            except OSError:
-                if self._listening.fileno() < 0:
-                    return
-                near.close()
-                continue
-            self._ends += [near, far]
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
-
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+def end_all(ends: Iterable[socket.socket]) -> None:
+    """End connections."""
+    for end in ends:
         with contextlib.suppress(OSError):
-            while self._whole and (data := one.recv(2**16)):
-                other.sendall(data)
-        for end in (one, other):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def carry(source: socket.socket, target: socket.socket) -> None:
+    """Hand bytes on until one of two ends is closed, and close both then."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(2**16):
+            target.sendall(data)
+    end_all((source, target))
 
 
 @pytest.mark.threat("a fault", "the network is cut and healed", now="the client takes part again")
 def test_a_link_is_cut_and_healed(tmp_path: Path) -> None:
     """Both are needed: the round pauses until the client is back."""
-    with Field(tmp_path, two(4, 60, train=LONG)) as field:
-        cable = Cable(field.port)
-        try:
-            server, first = field.server("deploy.min_replies=2"), field.client(0)
-            second = field.client(1, port=cable.port)
-            field.round_done(1, ENOUGH)
-            before = second.said.count("can be reached")
-            cable.cut()
-            server.hears("is paused: 2 answers are needed", ENOUGH)
-            second.hears("cannot be reached", 60)
-            cable.heal()
-            second.hears("can be reached", 60, times=before + 1)
-            all_end(field, server, first, second)
-            assert [field.fates(client) for client in (0, 1)] == [["accepted"] * 4] * 2
-        finally:
-            cable.close()
+    with Field(tmp_path, two(4, 60, train=LONG)) as field, Cable(field.port) as cable:
+        server, first = field.server("deploy.min_replies=2"), field.client(0)
+        second = field.client(1, port=cable.port)
+        field.round_done(1, ENOUGH)
+        before = second.said.count("can be reached")
+        cable.cut()
+        server.hears("is paused: 2 answers are needed", ENOUGH)
+        second.hears("cannot be reached", 60)
+        cable.heal()
+        second.hears("can be reached", 60, times=before + 1)
+        all_end(field, server, first, second)
+        assert [field.fates(client) for client in (0, 1)] == [["accepted"] * 4] * 2
 
 
 # -- folders that are lost, and restored from copies as docs/operations.md says ---------------------------------
@@ -307,3 +298,29 @@ def test_two_machines_on_a_network_of_their_own(tmp_path: Path) -> None:
         server = field.server(secure=("--keys", "keys/server"))
         all_end(field, server, *clients)
         assert all({a.fate for a in one.answers} == {"accepted"} for one in field.trace())
+
+
+# -- the end ------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_killed_and_leave_or_come_back_at_the_end(tmp_path: Path) -> None:
+    """Who leaves, or is taken off, is not waited for; who comes back after the last round gets its model."""
+    data = {"name": "digits", "clients": 5, "samples": 400}
+    deploy = {"wait_seconds": float(ENOUGH)}
+    config = experiment("ditto", data=data, rounds=6, train=LONG, eval={"every": 0}, deploy=deploy)
+    with Field(tmp_path, config) as field:
+        server, clients = field.server(), field.clients(5)
+        field.round_done(1, ENOUGH)
+        for client in clients[1:4]:
+            client.signal(signal.SIGKILL)
+        server.hears("is paused: 3 answers are needed", ENOUGH)
+        assert field.client(1, "--leave", label="client-1-leaves").wait(ENOUGH) == 0
+        server.hears("1 left for good", ENOUGH)
+        assert field.start("off", "deploy", "leave", "out", "2").wait(ENOUGH) == 0
+        server.hears("waiting for '3' to fetch the last model", ENOUGH)
+        models = [tmp_path / f"state-{i}" / config.name / field.jobs()[0].folder / "model" for i in range(5)]
+        assert not models[3].exists()
+        all_end(field, server, clients[0], clients[4], field.client(3, label="client-3-again"))
+        assert len(field.trace()) == 6
+        assert field.trace()[-1].asked == (0, 3, 4)
+        assert [model.is_dir() for model in models] == [True, False, False, True, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from deploy.federation import (
     PRIVATE,
     Ask,
     Federation,
+    asked,
     experiment,
-    is_replayed,
     is_training,
+    once_before,
     place_of,
     private_state,
     same,
@@ -42,9 +43,8 @@ DESCRIBE = Packet("describe", {"experiment": small().to_dict(), "seed": 5}).enco
 
 def ran(config: ExperimentConfig, folder: Path) -> Federation:
     """Run an experiment, and return all that passed."""
-    federation = Federation(folder)
-    federation.host(config)
-    federation.close()
+    with Federation(folder) as federation:
+        federation.host(config)
     return federation
 
 
@@ -63,8 +63,8 @@ def test_each_answer_is_in_the_log_before_it_leaves(federation: Federation, tmp_
     federation.meddle = meddle
     federation.host(config)
     assert counts == [(k, k + 1) for k in range(len(counts))]
-    answers = [(Packet.decoded(answer), len(answer)) for node, _, answer in federation.passed if node == 101]
-    answers = [(packet, size) for packet, size in answers if packet.kind not in ("hello", "goodbye")]
+    packets = [(Packet.decoded(answer), len(answer)) for node, _, answer in federation.passed if node == 101]
+    answers = [(packet, size) for packet, size in packets if packet.kind not in ("hello", "goodbye")]
     entries = verified(tmp_path / "state-1")
     assert [(e["kind"], e["bytes"]) for e in entries] == [(packet.kind, size) for packet, size in answers]
     steps = []
@@ -92,7 +92,7 @@ def test_without_noise_epsilon_has_no_bound(tmp_path: Path) -> None:
     member = member_of(state=tmp_path / "state-0", name="0", policy=Policy(max_epsilon=100.0))
     private = ran(small("fedavg", train=PRIVATE, name="other", rounds=1), tmp_path / "other")
     for kind in ("setup", "train"):
-        answer = Packet.decoded(member.answer(private.of_kind(kind, 100)[0][1]))
+        answer = asked(member, private.of_kind(kind, 100)[0][1])
     assert answer.kind == "failure"
     assert "policy" in answer.facts["reason"]
 
@@ -132,11 +132,9 @@ def test_a_damaged_log_is_named(case: str, state: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         verified(tmp_path)
     assert words.format(last=len(lines)) in str(caught.value)
-    result = CliRunner().invoke(app, ["deploy", "audit", str(tmp_path)])
-    assert result.exit_code != 0
+    assert CliRunner().invoke(app, ["deploy", "audit", str(tmp_path)]).exit_code != 0
     # And such a client tells nothing more: what it has told before is not known.
-    member = member_of(state=tmp_path, name="1")
-    assert Packet.decoded(member.answer(DESCRIBE)).kind == "failure"
+    assert asked(member_of(state=tmp_path, name="1"), DESCRIBE).kind == "failure"
 
 
 def test_a_sound_log_is_printed(state: Path) -> None:
@@ -145,16 +143,13 @@ def test_a_sound_log_is_printed(state: Path) -> None:
     entries = verified(state)
     assert f"{len(entries)} lines, each as it was written" in result.output
     assert max(map(len, result.output.splitlines())) <= 80
-    shapes = [f"{name}{shape}" for e in entries for name, shape, _ in e["tensors"][:1]]
-    names = [name.removeprefix("reply/").replace(" ", "") for name in shapes]
-    assert names
-    assert all(name in result.output for name in names), "no shape is broken over two lines"
+    assert entries
+    shapes = [f"{name}{shape}".removeprefix("reply/") for e in entries for name, shape, _ in e["tensors"][:1]]
+    assert all(shape.replace(" ", "") in result.output for shape in shapes), "none is broken over two lines"
     assert CliRunner().invoke(app, ["deploy", "audit", str(state.parent)]).exit_code == 2
 
 
-def test_the_epsilon_of_a_line_is_unbounded_only_where_noise_was_added_or_lines_are_missing(
-    state: Path,
-) -> None:
+def test_the_epsilon_of_a_line_is_unbounded_where_lines_are_missing(state: Path) -> None:
     plain = verified(state)
     (last, *_) = [entry for entry in reversed(plain) if entry["kind"] == "train"]
     private = {**last, "uses": [[0.5, 2.0, "", 1]], "epsilon": 1.25}
@@ -173,8 +168,7 @@ def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:
     lines = (state / NAME).read_bytes()
     (tmp_path / NAME).write_bytes(lines + b'{"n": 99, "bef')
     (tmp_path / HEAD).write_bytes((state / HEAD).read_bytes())
-    member = member_of(state=tmp_path, name="1")
-    assert Packet.decoded(member.answer(DESCRIBE)).kind == "describe"
+    assert asked(member_of(state=tmp_path, name="1"), DESCRIBE).kind == "describe"
     assert len(verified(tmp_path)) == len(lines.splitlines()) + 1
     head = (tmp_path / NAME).read_bytes().splitlines()[-1]
     (tmp_path / HEAD).write_bytes((state / HEAD).read_bytes())  # the crash came before the head was written
@@ -184,62 +178,54 @@ def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:
 # -- files that are damaged ---------------------------------------------------------------------------------
 
 
-def damaged_in_round_3(federation: Federation, name: str, **deploy: object) -> Packet:
-    """Restart client 1 in round 3 of 4 with a damaged file of its state; return its last answer of that round."""
-    done: list[int] = []
-
-    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
-        if node == 101 and is_training(question, 3) and not done:
-            done.append(node)
-            if name.startswith("answer"):
-                ask(body)  # whose answer gets lost
-            (path,) = (federation.folder / "state-1").rglob(name)
-            path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
-            federation.restart(node)
-        return ask(body)
-
-    federation.meddle = meddle
-    result = federation.host(small("apfl", rounds=4, deploy=deploy))
-    if not name.startswith(("job", "checkpoint")):
-        is_replayed(result, federation.folder)
-    answers = [a for _, q, a in federation.of_kind("train", 101) if is_training(Packet.decoded(q), 3)]
-    return Packet.decoded(answers[-1])
+SLOW = pytest.mark.slow
+DAMAGED_FILES = [
+    pytest.param(
+        "answer-000003.packet", "refuse", "", marks=SLOW
+    ),  # it is trained once more, to the same bits
+    pytest.param(f"{'?' * 32}.json", "refuse", "", marks=SLOW),  # what was agreed on is asked for again
+    ("job.json", "refuse", "its files"),
+    pytest.param("checkpoint-000002.safetensors", "refuse", "state-missing", marks=SLOW),
+    pytest.param("checkpoint-000002.safetensors", "restart", "", marks=SLOW),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["answer-000003.packet", "????????????????????????????????.json"])
-def test_what_can_be_made_anew_is(name: str, federation: Federation, tmp_path: Path) -> None:
-    """A damaged answer is trained once more, to the same bits; a damaged agreement is asked for again."""
-    assert damaged_in_round_3(federation, name).kind == "train"
-    entries = [e for e in verified(tmp_path / "state-1") if e["kind"] == "train" and not e["again"]]
-    assert [e["number"] for e in entries] == [1, 2, 3, 4]
-
-
-def test_a_damaged_job_is_named(federation: Federation) -> None:
-    answer = damaged_in_round_3(federation, "job.json")
-    assert "its files" in answer.facts["reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("lost_state", "kind"), [("refuse", "failure"), ("restart", "train")])
-def test_a_damaged_state_begins_anew_where_the_server_says_so(
-    lost_state: str, kind: str, federation: Federation
+@pytest.mark.parametrize(("name", "lost_state", "failure"), DAMAGED_FILES)
+def test_a_file_of_a_client_is_damaged(
+    name: str, lost_state: str, failure: str, federation: Federation, tmp_path: Path
 ) -> None:
-    answer = damaged_in_round_3(federation, "checkpoint-000002.safetensors", lost_state=lost_state)
-    assert answer.kind == kind
-    assert answer.facts.get("code") == ("state-missing" if kind == "failure" else None)
+    """It is restarted in round 3; what can be made anew is, and what cannot is named, or as the server says."""
+
+    def damage(question: Packet, body: bytes, ask: Ask) -> None:
+        if name.startswith("answer"):
+            ask(body)  # whose answer gets lost
+        (path,) = (tmp_path / "state-1").rglob(name)
+        path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
+        federation.restart(101)
+
+    federation.meddle = once_before(3, damage)
+    result = federation.host(small("apfl", rounds=4, deploy={"lost_state": lost_state}))
+    answers = [a for _, q, a in federation.of_kind("train", 101) if is_training(Packet.decoded(q), 3)]
+    answer = Packet.decoded(answers[-1])
+    assert answer.kind == ("failure" if failure else "train")
+    assert failure in str(answer.facts)
+    if not failure and lost_state == "refuse":
+        result.is_replayed()
+        entries = [e for e in verified(tmp_path / "state-1") if e["kind"] == "train" and not e["again"]]
+        assert [e["number"] for e in entries] == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
-def test_another_name_is_another_experiment(tmp_path: Path) -> None:
-    """The same settings under another name begin with states of their own, beside those of the first."""
+def test_another_name_is_another_experiment(federation: Federation, tmp_path: Path) -> None:
+    """The same settings under another name begin with states of their own, in another folder of the server."""
     first = small("ditto", rounds=2)
-    ran(first, tmp_path)
+    federation.host(first)
     states = {client: private_state(tmp_path, first, client) for client in range(3)}
     second = first.model_copy(update={"name": "again"})
-    federation = Federation(tmp_path)  # the same clients, of a server with a folder of its own
-    is_replayed(federation.host(second, "new"), tmp_path)
-    federation.close()
+    with pytest.raises(ConfigError, match="'deployed', not 'again'"):
+        federation.host(second)
+    assert federation.replayed(second, out="new").fates == {"accepted"}
+    assert (place_of(second, tmp_path, 1) / "job.json").is_file()
     for client, state in states.items():
         same(private_state(tmp_path, first, client), state)
 
@@ -251,31 +237,26 @@ def test_the_quota_names_old_experiments(federation: Federation, tmp_path: Path)
     settings = {**Packet.decoded(setup).facts["experiment"], "name": "second"}
     said: list[str] = []
     member = federation.client("1", policy=Policy(max_disk=1000), notify=said.append)
-    assert Packet.decoded(member.answer(with_facts(setup, experiment=settings))).kind == "failure"
+    assert asked(member, with_facts(setup, experiment=settings)).kind == "failure"
     assert "oldest first: " in said[-1]
     assert config.name in said[-1]
     assert not (tmp_path / "state-1" / "second").exists()
 
 
 def test_who_has_no_model_at_the_end_says_so(tmp_path: Path) -> None:
-    config = small("ditto", rounds=1)
-    never = member_of(state=tmp_path / "never", name="1")
-    assert "took part in nothing" in never.without_model()
-    federation = ran(config, tmp_path)
+    assert "took part in nothing" in member_of(state=tmp_path / "never", name="1").without_model()
+    federation = ran(small("ditto", rounds=1), tmp_path)
     assert federation.client("1").without_model() == ""
-    questions = [question for node, question, _ in federation.passed if node == 101]
+    *questions, finish, _ = [question for node, question, _ in federation.passed if node == 101]
     member = member_of(state=tmp_path / "killed", name="1")
     for question in questions:
-        if Packet.decoded(question).kind != "finish":
-            member.answer(question)
+        member.answer(question)
     assert "no model of its last job" in member.without_model()
     member.close()
     again = member_of(state=tmp_path / "killed", name="1")
     assert "no model of its last job" in again.without_model()
-    (finish,) = federation.of_kind("finish", 101)
-    assert Packet.decoded(again.answer(finish[1])).facts["exported"] is True
+    assert asked(again, finish).facts["exported"] is True
     assert again.without_model() == ""
-    assert place_of(config, tmp_path, 1).is_dir()
 
 
 # -- the file of a policy -----------------------------------------------------------------------------------
@@ -312,36 +293,28 @@ def older_copy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Packet]:
     """A copy of a client's folder of after round 1, and the question of round 3, when that of round 2 was accepted."""
     folder = tmp_path_factory.mktemp("copied")
 
-    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
-        if node == 101 and is_training(question, 2):
-            shutil.copytree(folder / "state-1", folder / "copy", ignore=shutil.ignore_patterns(".lock"))
-        return ask(body)
+    def copy(question: Packet, body: bytes, ask: Ask) -> None:
+        shutil.copytree(folder / "state-1", folder / "copy", ignore=shutil.ignore_patterns(".lock"))
 
-    federation = Federation(folder, meddle=meddle)
-    federation.host(small("ditto", train=PRIVATE))
-    federation.close()
+    with Federation(folder, meddle=once_before(2, copy)) as federation:
+        federation.host(small("ditto", train=PRIVATE))
     return folder / "copy", Packet.decoded(federation.of_kind("train", 101)[-1][1])
 
 
-def asked(state: Path, question: Packet, policy: Policy = DEFAULT_POLICY, **facts: object) -> Packet:
+def asked_there(state: Path, question: Packet, policy: Policy = DEFAULT_POLICY, **facts: object) -> Packet:
     """What a client of a state folder answers to a question with other facts."""
-    member = member_of(state=state, name="1", policy=policy)
-    try:
-        return Packet.decoded(member.answer(replace(question, facts={**question.facts, **facts}).encoded()))
-    finally:
-        member.close()
+    with closing(member_of(state=state, name="1", policy=policy)) as member:
+        return asked(member, with_facts(question.encoded(), **facts))
 
 
 @pytest.mark.slow
 @pytest.mark.threat(
     "a fault",
     "an older copy of a client's folder",
-    now="said and noted in the log; no epsilon holds from then on",
-    before="the log said less than was used, in silence",
+    now="noted in the log; no epsilon holds",
+    before="in silence",
 )
-def test_an_older_copy_of_a_client_s_folder_is_noticed(
-    older_copy: tuple[Path, Packet], tmp_path: Path
-) -> None:
+def test_an_older_copy_of_a_folder_is_noticed(older_copy: tuple[Path, Packet], tmp_path: Path) -> None:
     """Nobody knows what left after it was made: it is said, noted once, and no epsilon holds from then on."""
     copy, question = older_copy
     state = Path(shutil.copytree(copy, tmp_path / "state"))
@@ -349,33 +322,30 @@ def test_an_older_copy_of_a_client_s_folder_is_noticed(
     said: list[str] = []
     member = member_of(state=state, name="1", notify=said.append)
     for _ in range(2):
-        answer = Packet.decoded(member.answer(question.encoded()))
-        assert answer.facts["code"] == "state-missing"
+        assert asked(member, question.encoded()).facts["code"] == "state-missing"
     (missing,) = [entry for entry in verified(state) if entry["kind"] == "missing"]
     assert (missing["facts"], missing["epsilon"]) == ({"accepted": 2, "known": 1}, math.inf)
     assert sum("an older copy or a new one" in sentence for sentence in said) == 1
     member.close()
-    assert asked(state, question, restart=True).kind == "train"
+    assert asked_there(state, question, restart=True).kind == "train"
     assert verified(state)[-1]["epsilon"] == math.inf
 
 
 @pytest.mark.threat(
     "a fault",
-    "a policy bounds epsilon, and the log is lost",
-    now="no further private training",
+    "epsilon is bounded, and the log lost",
+    now="no private training",
     before="epsilon was spent anew",
 )
 @pytest.mark.parametrize("copied", [True, False], ids=["an older copy", "a new folder"])
-def test_a_client_does_not_spend_epsilon_twice(
-    copied: bool, older_copy: tuple[Path, Packet], tmp_path: Path
-) -> None:
+def test_epsilon_is_not_spent_twice(copied: bool, older_copy: tuple[Path, Packet], tmp_path: Path) -> None:
     """Where its policy bounds ε, also where the server lets it begin anew."""
     copy, question = older_copy
     state = Path(shutil.copytree(copy, tmp_path / "state"))
     if not copied:  # what was agreed on is told again by the server
         for path in (state / NAME, state / HEAD):
             path.unlink()
-    answer = asked(state, question, Policy(max_epsilon=100.0), restart=True)
+    answer = asked_there(state, question, Policy(max_epsilon=100.0), restart=True)
     assert answer.kind == "failure"
     assert "policy" in answer.facts["reason"]
     assert not [e for e in verified(state) if e["kind"] == "train" and e["uses"] and e["number"] == 3]
@@ -385,12 +355,12 @@ def test_a_copy_of_the_newest_state_goes_on(older_copy: tuple[Path, Packet], tmp
     """The question of the round after it is answered, as nothing is missing."""
     copy, question = older_copy
     state = Path(shutil.copytree(copy, tmp_path / "state"))
-    assert asked(state, question, Policy(max_epsilon=100.0), round=2, acked=1).kind == "train"
+    assert asked_there(state, question, Policy(max_epsilon=100.0), round=2, acked=1).kind == "train"
     assert not [entry for entry in verified(state) if entry["kind"] == "missing"]
 
 
 @pytest.mark.parametrize("new_secret", [False, True])
-def test_noise_of_a_copy_is_that_of_its_secret(
+def test_noise_is_that_of_the_secret(
     new_secret: bool, older_copy: tuple[Path, Packet], tmp_path: Path
 ) -> None:
     """As docs/security.md says of a server that denies the last answer: only a new secret gives other noise."""

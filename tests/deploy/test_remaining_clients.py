@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.commands import invoke
-from deploy.federation import TRAIN, Federation, deployed, experiment, is_simulated, simulated
+from deploy.federation import TRAIN, Deployed, Federation, deployed, experiment, simulated
 from deploy.owned import WARDS, of_files, owners, write_tables
 from deploy.running import Field
 from deploy.test_late_clients import joined, three
@@ -24,11 +24,8 @@ from tailorfl.settings.loading import load
 
 LEFT = "2"
 PRIVATE = {**TRAIN, "dp": {"level": "client", "clip": 1.0, "noise": 0.5}}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "half of the clients": ("scaffold", {"fraction": 0.5, "rounds": 4}),
-    "personal models": ("ditto", {}),
-    "private clients": ("fedavg", {"fraction": 0.5, "rounds": 4, "weights": "uniform", "train": PRIVATE}),
-}
+HALF = {"fraction": 0.5, "rounds": 4}
+SLOW: dict[str, Any] = {"marks": pytest.mark.slow}
 
 
 def unlearn(folder: Path, client: str, code: int = 0) -> str:
@@ -36,13 +33,10 @@ def unlearn(folder: Path, client: str, code: int = 0) -> str:
     return invoke("unlearn", folder / "out", "--client", client, "--out", folder / "fewer", code=code).output
 
 
-def retrained(folder: Path, people: Sequence[ClientSession]) -> tuple[ExperimentResult, list[str]]:
+def retrained(folder: Path, people: Sequence[ClientSession]) -> tuple[Deployed, list[str]]:
     """Run the experiment of the remaining clients, and return the result and what the server said."""
-    federation = Federation(folder, {200 + node: client for node, client in enumerate(people)})
-    try:
+    with Federation(folder, {200 + node: client for node, client in enumerate(people)}) as federation:
         return federation.host(load(folder / "fewer.yaml"), out="fewer"), federation.said
-    finally:
-        federation.close()
 
 
 def certificate(folder: Path) -> dict[str, Any]:
@@ -52,11 +46,15 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "case", [c if c == "half of the clients" else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+    ("method", "changes"),
+    [
+        ("scaffold", HALF),
+        pytest.param("ditto", {}, **SLOW),
+        pytest.param("fedavg", {**HALF, "weights": "uniform", "train": PRIVATE}, **SLOW),
+    ],
 )
-def test_the_remaining_clients_end_where_the_simulation_does(case: str, tmp_path: Path) -> None:
+def test_they_end_where_the_simulation_does(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """Which never had the client, see `tests/runs/test_unlearning.py`; the client itself is turned away."""
-    method, changes = CASES[case]
     first = deployed(experiment(method, **changes), tmp_path).config
     assert "tailorfl server" in unlearn(tmp_path, LEFT)
     config = load(tmp_path / "fewer.yaml")
@@ -64,7 +62,7 @@ def test_the_remaining_clients_end_where_the_simulation_does(case: str, tmp_path
     assert len((tmp_path / "fewer.yaml").read_text().splitlines()) < 80  # they have to read it
     people = [member_of(state=tmp_path / f"state-{name}", name=name) for name in ("2", "3", "0", "1")]
     result, said = retrained(tmp_path, people)
-    sim = is_simulated(result, tmp_path, ("0", "1", "nobody", "3"))
+    sim = result.is_simulated(("0", "1", "nobody", "3"))
     assert sim.federation.members == (0, 1, 3)
     assert any("turned away: '2'" in sentence for sentence in said)
     unlearn(tmp_path, LEFT)
@@ -77,7 +75,7 @@ def test_the_remaining_clients_end_where_the_simulation_does(case: str, tmp_path
     assert all(job[key]["with"] != job[key]["without"] for key in ("trace", "data", "state"))
 
 
-@pytest.mark.parametrize("normalise", ["federated", pytest.param("client", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("normalise", ["federated", pytest.param("client", **SLOW)])
 def test_own_tables_are_split_as_before_and_scaled_anew(normalise: str, tmp_path: Path) -> None:
     write_tables(tmp_path / "files")
     config = of_files(tmp_path / "files", data={"normalise": normalise, "split": {"train": 0.8, "test": 0.2}})
@@ -85,12 +83,11 @@ def test_own_tables_are_split_as_before_and_scaled_anew(normalise: str, tmp_path
     before = simulated(first.config)
     unlearn(tmp_path, "east")
     again = load(tmp_path / "fewer.yaml")
-    assert again.deploy.excluded_rows == {
-        "east": len((tmp_path / "files" / "east.csv").read_text().split()) - 1
-    }
+    rows = len((tmp_path / "files" / "east.csv").read_text().split()) - 1
+    assert again.deploy.excluded_rows == {"east": rows}
     nodes = owners(tmp_path, tmp_path / "files", again)
     result, _ = retrained(tmp_path, [client for client in nodes.values() if client.data.name != "east"])
-    after = is_simulated(result, tmp_path, sorted(WARDS))
+    after = result.is_simulated(sorted(WARDS))
     for client in after.federation.members:
         assert after.federation.train[client].tolist() == before.federation.train[client].tolist()
     unlearn(tmp_path, "east")
@@ -109,11 +106,8 @@ def test_who_has_left_is_not_waited_for_and_another_experiment_is_not_certified(
 
 
 def test_a_federation_that_somebody_joined_later_is_not_begun_again(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
-    try:
+    with Federation(tmp_path) as federation:
         joined(three("fedavg"), federation, federation.client("3"))
-    finally:
-        federation.close()
     assert "joined" in unlearn(tmp_path, LEFT, code=2)
 
 
@@ -121,10 +115,8 @@ def test_rows_of_an_excluded_file_must_be_known(tmp_path: Path) -> None:
     write_tables(tmp_path / "files")
     config = of_files(tmp_path / "files", data={"excluded_clients": ["east"]})
     people = owners(tmp_path, tmp_path / "files", config)
-    federation = Federation(tmp_path, {n: c for n, c in people.items() if c.data.name != "east"})
     with pytest.raises(ConfigError, match="excluded_rows"):
-        federation.host(config)
-    federation.close()
+        deployed(config, tmp_path, {n: c for n, c in people.items() if c.data.name != "east"})
 
 
 @pytest.mark.slow
@@ -145,8 +137,7 @@ def test_four_processes(tmp_path: Path) -> None:
         clients = [field.client(name, label=f"again-{name}") for name in ("0", "2")]
         assert server.wait(2 * ENOUGH) == 0
         assert [client.wait(60) for client in clients] == [0, 0]
-    result = ExperimentResult.load(tmp_path / "fewer")
-    is_simulated(result, tmp_path, ("0", "nobody", "2"))
+    Deployed(ExperimentResult.load(tmp_path / "fewer"), tmp_path).is_simulated(("0", "nobody", "2"))
     unlearn(tmp_path, "1")
     (job,) = certificate(tmp_path)["jobs"]
     assert job["is_same_trace"]

@@ -8,19 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.federation import (
-    Ask,
-    Federation,
-    Meddle,
-    became,
-    fates,
-    is_replayed,
-    is_training,
-    place_of,
-    refusal,
-    small,
-    trace_of,
-)
+from deploy.federation import Ask, Federation, Meddle, deployed, is_training, lying, place_of, refusal, small
 from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.membership import take_off
 from tailorfl.errors import ConfigError, RunError
@@ -34,9 +22,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailorfl.deploy.serving.RETURN_SECONDS", 0.1)
 
 
-def model_of(federation: Federation, client: int) -> Path:
+def model_of(folder: Path, client: int) -> Path:
     """Return where a client's model lies."""
-    return place_of(small(), federation.folder, client) / "model"
+    return place_of(small(), folder, client) / "model"
 
 
 def leaving(federation: Federation, *nodes: int, after: int) -> Meddle:
@@ -51,74 +39,50 @@ def leaving(federation: Federation, *nodes: int, after: int) -> Meddle:
     return meddle
 
 
+def kinds(federation: Federation, since: int) -> list[tuple[int, str]]:
+    """(node, kind) of the questions that have passed after the first so many."""
+    return [(node, Packet.decoded(question).kind) for node, question, _ in federation.passed[since:]]
+
+
 # -- the last message ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.threat(
-    "a fault",
-    "a client is away at the end",
-    now="it gets its model when it comes back",
-    before="it never got its model",
+    "a fault", "a client is away at the end", now="it gets its model later", before="it never got its model"
 )
 def test_a_client_that_is_away_at_the_end_gets_its_model_when_it_comes_back(federation: Federation) -> None:
-    config = small()
     federation.meddle = leaving(federation, 101, after=3)
     federation.on["waiting for '1' to fetch the last model"] = federation.away.clear
-    result = federation.host(config)
-    assert all(model_of(federation, client).is_dir() for client in range(3))
-    assert became(result, 3, 1).fate == "accepted"
+    result = federation.host(small())
+    assert all(model_of(federation.folder, client).is_dir() for client in range(3))
+    assert result.became(3, 1).fate == "accepted"
     assert federation.people[101].ended
     assert not federation.people[101].turned_away
 
 
-def test_a_finished_federation_hands_out_what_is_missing_and_nothing_else(federation: Federation) -> None:
+def test_a_finished_federation_hands_out_what_is_missing(federation: Federation, tmp_path: Path) -> None:
+    """The model that is fetched late is that of a client that was there."""
     config = small(deploy={"wait_seconds": 0.2})
+    deployed(config, tmp_path / "there", 3)
     federation.meddle = leaving(federation, 101, after=3)
     federation.host(config)
     assert federation.said[-1].startswith("'1' did not come for the last model")
-    assert not model_of(federation, 1).exists()
+    assert not model_of(tmp_path, 1).exists()
     first = len(federation.passed)
     federation.away.clear()
     federation.host(config)
-    assert model_of(federation, 1).is_dir()
-    again = [(node, Packet.decoded(question).kind) for node, question, _ in federation.passed[first:]]
+    again = kinds(federation, first)
     assert [node for node, kind in again if kind == "finish"] == [101]
     assert "train" not in {kind for _, kind in again}
+    (usual,) = model_of(tmp_path / "there", 1).glob("*.safetensors")
+    assert (model_of(tmp_path, 1) / usual.name).read_bytes() == usual.read_bytes()
     last = len(federation.passed)
     federation.host(config)  # everybody has all: it ends at once
-    assert "finish" not in {Packet.decoded(question).kind for _, question, _ in federation.passed[last:]}
+    assert "finish" not in {kind for _, kind in kinds(federation, last)}
 
 
-@pytest.mark.slow
-def test_the_model_that_is_fetched_late_is_that_of_a_client_that_was_there(
-    federation: Federation, tmp_path: Path
-) -> None:
-    config = small(deploy={"wait_seconds": 0.2})
-    present = Federation(tmp_path / "there")
-    try:
-        present.host(config)
-    finally:
-        present.close()
-    federation.meddle = leaving(federation, 101, after=3)
-    federation.host(config)
-    federation.away.clear()
-    federation.host(config)
-    late, usual = model_of(federation, 1), model_of(present, 1)
-    weights = sorted(path.name for path in usual.iterdir() if path.suffix == ".safetensors")
-    assert weights
-    for name in weights:
-        assert (late / name).read_bytes() == (usual / name).read_bytes()
-
-
-def test_who_cannot_take_its_model_ends_with_the_reason(
-    federation: Federation, caplog: pytest.LogCaptureFixture
-) -> None:
-    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
-        if node == 101 and question.kind == "finish":
-            return refusal("the disk is full")
-        return ask(body)
-
-    federation.meddle = meddle
+def test_who_cannot_take_its_model(federation: Federation, caplog: pytest.LogCaptureFixture) -> None:
+    federation.meddle = lying(lambda question, answer: refusal("the disk is full"), "finish")
     federation.host(small())
     assert federation.people[101].turned_away == "it has no model of ditto, seed 5: the disk is full"
     assert "'1' has no model of ditto, seed 5 yet: the disk is full" in caplog.text
@@ -130,19 +94,16 @@ def test_who_cannot_take_its_model_ends_with_the_reason(
 @pytest.mark.threat(
     "a fault", "a client never answers the last message", now="the server ends all the same, in bounded time"
 )
-def test_the_end_does_not_wait_for_whoever_says_nothing(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_waits_for_nobody(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailorfl.deploy.serving.GOODBYE_SECONDS", 0.2)
     asleep: list[float] = []
 
-    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
-        if question.kind == "goodbye" and node == 101:
-            asleep.append(time.monotonic())
-            time.sleep(3.0)
-        return ask(body)
+    def sleep(question: Packet, answer: bytes) -> bytes:
+        asleep.append(time.monotonic())
+        time.sleep(3.0)
+        return answer
 
-    federation.meddle = meddle
+    federation.meddle = lying(sleep, "goodbye")
     federation.host(small(rounds=1))
     assert time.monotonic() - asleep[0] < 2.0
 
@@ -164,59 +125,39 @@ def test_no_round_passes_where_nobody_is_there(federation: Federation) -> None:
         in federation.said
     )
     federation.away.clear()
-    result = federation.host(config)
-    assert [one.round for one in trace_of(result)] == [1, 2, 3, 4]
-    assert fates(result) == {"accepted"}
-    is_replayed(result, federation.folder)
+    result = federation.replayed(config)
+    assert [one.round for one in result.trace] == [1, 2, 3, 4]
+    assert result.fates == {"accepted"}
 
 
 @pytest.mark.threat(
-    "a fault",
-    "fewer than a majority answer",
-    now="the round pauses, and goes on when they are back",
-    before="the round passed with whoever had answered",
+    "a fault", "fewer than a majority answer", now="the round pauses until they are back", before="it passed"
 )
 def test_a_round_goes_on_when_enough_are_back(federation: Federation) -> None:
-    config = small(rounds=4)
     federation.meddle = leaving(federation, 101, 102, after=2)
     federation.on["round 3 is paused"] = lambda: federation.away.discard(101)
     federation.on["waiting for '2' to fetch"] = federation.away.clear
-    result = federation.host(config)
+    result = federation.replayed(small(rounds=4))
     assert "round 3 goes on" in federation.said
-    assert [became(result, round, 1).fate for round in range(1, 5)] == ["accepted"] * 4
-    assert [became(result, round, 2).fate for round in range(1, 5)] == ["accepted"] * 2 + ["unavailable"] * 2
-    is_replayed(result, federation.folder)
+    assert result.fates_of(1) == ["accepted"] * 4
+    assert result.fates_of(2) == ["accepted"] * 2 + ["unavailable"] * 2
 
 
 def test_a_client_that_answered_before_the_pause_is_not_asked_twice(federation: Federation) -> None:
-    config = small(rounds=2)
     federation.meddle = leaving(federation, 101, 102, after=1)
     federation.on["round 2 is paused"] = federation.away.clear
-    result = federation.host(config)
+    federation.replayed(small(rounds=2))
     assert len(federation.of_kind("train", 100)) == 2
-    is_replayed(result, federation.folder)
 
 
-def test_min_replies_says_how_many_are_enough(federation: Federation) -> None:
-    config = small(rounds=3, deploy={"min_replies": 1, "wait_seconds": 0.2})
-    federation.meddle = leaving(federation, 101, 102, after=1)
-    result = federation.host(config)
-    assert [became(result, round, 0).fate for round in (1, 2, 3)] == ["accepted"] * 3
-    assert became(result, 3, 1).fate == "unavailable"
-    is_replayed(result, federation.folder)
-
-
-@pytest.mark.slow
-def test_min_replies_may_change_when_the_server_is_started_again(federation: Federation) -> None:
+def test_min_replies_may_change_when_the_server_begins_again(federation: Federation) -> None:
     """As every setting of `deploy`: it decides whether a round passes, which the trace tells, and no number."""
-    config = small(rounds=3, deploy={"wait_seconds": 0.2})
     federation.meddle = leaving(federation, 101, 102, after=1)
     with pytest.raises(RunError):
-        federation.host(config)
-    fewer = config.model_copy(update={"deploy": config.deploy.model_copy(update={"min_replies": 1})})
-    result = federation.host(fewer)
-    assert [became(result, round, 0).fate for round in (1, 2, 3)] == ["accepted"] * 3
-    is_replayed(result, federation.folder)
+        federation.host(small(rounds=3, deploy={"wait_seconds": 0.2}))
+    result = federation.replayed(small(rounds=3, deploy={"min_replies": 1, "wait_seconds": 0.2}))
+    assert result.fates_of(0) == ["accepted"] * 3
+    assert result.fates_of(1) == ["accepted", "unavailable", "unavailable"]
 
 
 @pytest.mark.slow
@@ -226,10 +167,9 @@ def test_a_server_that_begins_again_does_not_need_everybody(federation: Federati
     with pytest.raises(RunError):
         federation.host(config)
     federation.away = {102}
-    result = federation.host(config)
-    assert len(trace_of(result)) == 4
-    assert became(result, 4, 2).fate == "unavailable"
-    is_replayed(result, federation.folder)
+    result = federation.replayed(config)
+    assert len(result.trace) == 4
+    assert result.became(4, 2).fate == "unavailable"
 
 
 # -- leaving ------------------------------------------------------------------------------------------------
@@ -246,30 +186,27 @@ def test_a_client_leaves_for_good(federation: Federation, options: dict[str, Any
         return ask(body)
 
     federation.meddle = meddle
-    result = federation.host(config)
-    trace = list(trace_of(result))
+    result = federation.replayed(config)
+    trace = list(result.trace)
     left = next(one.round for one in trace for a in one.answers if a.fate == "refused")
     assert all(1 not in one.asked for one in trace if one.round > left)
     assert all(one.sampled for one in trace)
     assert "1 left for good" in federation.said
     assert federation.people[101].ended
     assert [node for node, *_ in federation.of_kind("finish")] == [100, 102]
-    is_replayed(result, federation.folder)
     first = len(federation.passed)
     federation.host(config)
-    assert 101 not in {node for node, q, _ in federation.passed[first:] if Packet.decoded(q).kind == "finish"}
+    assert (101, "finish") not in kinds(federation, first)
 
 
 def test_the_operator_takes_a_client_off_while_the_server_waits_for_it(federation: Federation) -> None:
-    config = small(rounds=4)
     out = federation.folder / "out"
     with pytest.raises(ConfigError, match="'1'"):
         take_off(out, "1")  # there is no federation yet
     federation.meddle = leaving(federation, 101, 102, after=2)
     federation.on["round 3 is paused"] = lambda: [take_off(out, name) for name in ("1", "2")]
-    result = federation.host(config)
+    result = federation.replayed(small(rounds=4))
     with pytest.raises(ConfigError, match="'7'"):
         take_off(out, "7")
     assert "1, 2 left for good" in federation.said
-    assert [one.asked for one in trace_of(result)] == [(0, 1, 2)] * 3 + [(0,)]
-    is_replayed(result, federation.folder)
+    assert [one.asked for one in result.trace] == [(0, 1, 2)] * 3 + [(0,)]

@@ -1,4 +1,4 @@
-"""Nothing private passes the post or lies at the server: samples, labels and private states, looked for as bytes."""
+"""What passes the post: nothing private, looked for as bytes; and as many bytes as the records count."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 WINDOW = 16
 DATA = {"name": "digits", "clients": 3, "samples": 300, "public": "digits", "public_samples": 30}
-METHODS: dict[str, Any] = {
-    "ditto": "ditto",
-    "fedrep": "fedrep",
-    "perada": {"name": "perada", "distil": {"steps": 2}},
-    "apfl": "apfl",
-}
+METHODS: list[Any] = ["ditto", "fedrep", {"name": "perada", "distil": {"steps": 2}}, "apfl"]
 
 
 class Telling(Ditto):
@@ -70,11 +65,8 @@ class Listening(Federation):
 def heard(method: Any, folder: Path) -> tuple[Listening, set[bytes], set[bytes], set[bytes]]:
     """Run a method; return the post, and the windows of what went up, went down, and lies at the server."""
     config = experiment(method, data=DATA, eval={"every": 1})
-    post = Listening(config, folder)
-    try:
+    with Listening(config, folder) as post:
         post.host(config)
-    finally:
-        post.close()
     up = set[bytes]().union(*(windows(answer) for _, _, answer in post.passed))
     down = set[bytes]().union(*(windows(question) for _, question, _ in post.passed))
     files = [path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()]
@@ -101,17 +93,16 @@ def private_samples(config: ExperimentConfig) -> tuple[set[bytes], set[bytes]]:
     "a server", "reads all that a client sends", now="no sample, label or private state is in it"
 )
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_private_leaves(method: str, tmp_path: Path) -> None:
-    post, up, down, at_server = heard(METHODS[method], tmp_path)
+def test_nothing_private_leaves(method: Any, tmp_path: Path) -> None:
+    post, up, down, at_server = heard(method, tmp_path)
     samples, labels = private_samples(post.config)
     assert len(samples) > 1000
     assert not samples & (up | at_server)
     everything = b"".join(answer for _, _, answer in post.passed)
     everything += b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
     assert not [one for one in labels if one in everything]
-    states = (
-        raw(post.states) - down
-    )  # where nothing is learnt, as at pixels that are always 0, it is what was sent
+    # Where nothing is learnt, as at pixels that are always 0, it is what was sent.
+    states = raw(post.states) - down
     assert len(states) > 100
     assert not states & (up | at_server)
 
@@ -129,7 +120,34 @@ def test_samples_among_other_bytes_are_heard(tmp_path: Path) -> None:
     federation = make_federation(config, 5)
     samples, _ = private_samples(config)
     row = federation.source.x[federation.train[2][3]].float()
-    sent = Packet(
-        "train", {"round": 1}, {"reply/a": torch.ones(3, dtype=torch.uint8), "reply/b": row}
-    ).encoded()
-    assert samples & windows(sent)
+    tensors = {"reply/a": torch.ones(3, dtype=torch.uint8), "reply/b": row}
+    assert samples & windows(Packet("train", {"round": 1}, tensors).encoded())
+
+
+BESIDE = 2_000
+"""Bytes of facts in a message, at most."""
+
+
+def tensor_bytes(packet: Packet) -> int:
+    """What the tensors of a packet weigh."""
+    return sum(t.numel() * t.element_size() for t in packet.tensors.values())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "scaffold"])
+def test_bytes_of_messages_are_those_of_the_records(method: str, tmp_path: Path) -> None:
+    config = experiment(
+        method,
+        data={"name": "digits", "clients": 2, "samples": 100},
+        model={"name": "mlp", "hidden": [512, 400]},  # 242,490 parameters
+        eval={"every": 0},
+    )
+    with Federation(tmp_path, 2) as federation:
+        result = federation.host(config)
+    rounds = [(Packet.decoded(q), q, Packet.decoded(a), a) for _, q, a in federation.of_kind("train")]
+    assert len(rounds) == 4
+    last: Any = result.store.rounds().iloc[-1]
+    assert last["bytes_down"] == sum(tensor_bytes(asked) for asked, *_ in rounds)
+    assert last["bytes_up"] == sum(tensor_bytes(answer) for _, _, answer, _ in rounds)
+    for asked, question, answer, reply in rounds:
+        assert 0 < len(question) - tensor_bytes(asked) < BESIDE
+        assert 0 < len(reply) - tensor_bytes(answer) < BESIDE
