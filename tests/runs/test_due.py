@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 import torch
 
 from methods.settings import NAMES, one_of
+from runs.small import first_job, records, simulation_of
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.eval_schedule import evaluation_passes, left_out, rounds_between, training_passes
-from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
 
@@ -25,13 +23,7 @@ SMALL = ["data=digits", "data.clients=6", "data.samples=300", "seeds=1", "rounds
 
 def made(*more: str, method: str = "ditto") -> tuple[ExperimentConfig, Simulation]:
     config = load(None, [*SMALL, f"methods={method}", *more])
-    return config, make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
-
-
-def evaluated(folder: Path) -> list[int]:
-    """The rounds of a job whose records have a score."""
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [r["round"] for r in lines if any(key.startswith(("personal/", "global/")) for key in r)]
+    return config, simulation_of(first_job(config))
 
 
 def seen(sim: Simulation, protocol: Protocol) -> int:
@@ -65,10 +57,8 @@ def test_passes_of_an_evaluation_are_those_that_it_makes(sets: tuple[str, ...]) 
 
 def test_passes_of_a_round_are_three_for_every_gradient_of_fedavg() -> None:
     """Of whole passes over the data; of steps on average, as the last batch of a pass is smaller."""
-    for lengths, exact in (
-        ("train.epochs=2", True),
-        ("train={epochs: null, steps: 7, batch_size: 8}", False),
-    ):
+    steps = "train={epochs: null, steps: 7, batch_size: 8}"
+    for lengths, exact in (("train.epochs=2", True), (steps, False)):
         _, sim = made(lengths, method="fedavg")
         for _ in range(20):
             sim.step()
@@ -112,12 +102,8 @@ def test_no_method_computes_so_little_that_evaluations_are_more(method: str) -> 
 
 def test_choosing_models_counts_the_validation_parts_that_no_record_shows() -> None:
     """`eval.sets` has `local` alone, and every candidate is judged on its validation part."""
-    lengths = (
-        "train.epochs=1",
-        "fraction=0.5",
-        "eval.sets=[local]",
-        "data.split={train: 0.2, val: 0.7, test: 0.1}",
-    )
+    split = "data.split={train: 0.2, val: 0.7, test: 0.1}"
+    lengths = ("train.epochs=1", "fraction=0.5", "eval.sets=[local]", split)
     last, chosen = made(*lengths), made(*lengths, "eval.select=val")
     assert rounds_between(*chosen) > rounds_between(*last)
 
@@ -129,7 +115,9 @@ def test_a_run_is_evaluated_then_and_says_so_once(tmp_path: Path, caplog: pytest
     assert 5 < every < 33
     run_experiment(config, tmp_path / "out")
     for label in ("fedavg", "ditto"):
-        assert evaluated(tmp_path / "out" / label / "seed-0") == [*range(every, 33, every), 33]
+        lines = records(tmp_path / "out" / label / "seed-0" / "rounds.jsonl")
+        scored = [r["round"] for r in lines if any(key.startswith(("personal/", "global/")) for key in r)]
+        assert scored == [*range(every, 33, every), 33]
     told = [r.getMessage() for r in caplog.records if "eval.every=5" in r.getMessage()]
     assert len(told) == 1
     assert told[0].startswith(f"evaluated every {every} rounds, so that")

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import tailorfl
+from report.tiny import invoke
 from runs.killing import assert_identical, numbers
-from tailorfl.cli.main import app
-from tailorfl.data.own import from_tensors
+from runs.small import Counts, StopAt, contents, first_job, untimed
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.runs import extension
-from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
 
 TINY: dict[str, Any] = {
@@ -29,15 +28,8 @@ TINY: dict[str, Any] = {
     "eval": {"every": 2, "final": ["local", "heldout", "global"]},
     "checkpoint_every": 2,
 }
-MANY: list[Any] = [
-    {"name": "fedavg", "label": "fedadam", "server": {"kind": "adam", "lr": 0.05}},
-    "fedavg_ft",
-    "fedrep",
-    "apfl",
-    "pfedme",
-    "scaffold",
-    "fedbn",
-]
+ADAM = {"name": "fedavg", "label": "fedadam", "server": {"kind": "adam", "lr": 0.05}}
+MANY: list[Any] = [ADAM, "fedavg_ft", "fedrep", "apfl", "pfedme", "scaffold", "fedbn"]
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +46,14 @@ def out(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "out"))
 
 
-class Counts(Observer):
-    """Which jobs were done, and how many rounds of each."""
-
-    def __init__(self) -> None:
-        self.rounds: dict[str, int] = {}
-
-    def round_done(self, job: Job, done: Any) -> None:
-        self.rounds[job.name] = self.rounds.get(job.name, 0) + 1
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
-
-
-def invoke(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
+def longer_is_whole(out: Path, settings: dict[str, Any], rounds: int) -> dict[str, int]:
+    """Compare a run that is extended with one of as many rounds; return the rounds that were trained then."""
+    tailorfl.run(settings, out=out / "out")
+    watch = Counts()
+    tailorfl.run(out=out / "out", extend=True, rounds=rounds, observer=watch)
+    tailorfl.run({**settings, "rounds": rounds}, out=out / "whole")
+    assert_identical(numbers(out / "out"), numbers(out / "whole"))
+    return watch.rounds
 
 
 def test_more_seeds_and_methods_equal_an_experiment_that_had_them_all(out: Path, tmp_path: Path) -> None:
@@ -90,9 +72,9 @@ def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_p
     file = tmp_path / "more.yaml"
     more = {**TINY, "methods": ["ditto", {"name": "ditto", "label": "Ditto 0.1", "lam": 0.1}]}
     file.write_text(tailorfl.load_config(more).to_yaml())
-    shown = invoke("run", str(file), "--extend", str(out), "--quiet")
+    shown = invoke("run", file, "--extend", out, "--quiet")
     assert all(label in shown for label in ("LocalTrain", "Ditto ", "Ditto 0.1"))
-    shown = invoke("compare", "seeds=[7]", "--extend", str(out), "--quiet")
+    shown = invoke("compare", "seeds=[7]", "--extend", out, "--quiet")
     assert "mean over 2 seeds" in shown
     assert "FedAvg" not in shown, "nothing is compared that nobody named"
     assert tailorfl.load_config(tmp_path / "out" / "config.yaml").seeds == (0, 7)
@@ -100,18 +82,36 @@ def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rounds", "methods"), [(3, MANY), (2, ["fedavg_ft", "fedbn"])], ids=["not evaluated", "evaluated"]
+    "changes",
+    [
+        {"methods": MANY},  # the last round of three is not evaluated in the longer run
+        {"methods": ["fedavg_ft", "fedbn"], "rounds": 2},  # that of two is, with fewer sets
+        {"train": {"round_schedule": {"kind": "inverse"}}},
+        {"train": {"round_schedule": {"kind": "step", "milestones": [2]}}},
+    ],
 )
-def test_more_rounds_have_the_bits_of_a_longer_run(rounds: int, methods: list[Any], tmp_path: Path) -> None:
-    """The last round of the shorter run is not (3) or with fewer sets (2) evaluated in the longer one."""
-    short = {**TINY, "methods": methods, "rounds": rounds}
+def test_more_rounds_have_the_bits_of_a_longer_run(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**TINY, **changes}
+    assert set(longer_is_whole(tmp_path, settings, 5).values()) == {5 - settings["rounds"]}
+    invoke("check", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_choice_by_validation_is_made_anew_where_the_last_round_was_no_candidate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = {**TINY, "eval": {**TINY["eval"], "select": "val"}, "methods": ["ditto", "fedavg"]}
+    assert longer_is_whole(tmp_path, short, 6) == {"ditto, seed 0": 6, "fedavg, seed 0": 3}
+    assert "ditto, seed 0 is done anew: its last round was a candidate of eval.select=val" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_larger_budget_goes_on_too(tmp_path: Path) -> None:
+    short = {**TINY, "methods": ["fedavg", "fedrep"], "budget": "gradients", "rounds": 8}
     tailorfl.run(short, out=tmp_path / "out")
-    watch = Counts()
-    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, observer=watch)
-    assert set(watch.rounds.values()) == {5 - rounds}
-    tailorfl.run({**short, "rounds": 5}, out=tmp_path / "whole")
-    assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
-    invoke("check", str(tmp_path / "out"))
+    longer = untimed(tailorfl.run(out=tmp_path / "out", extend=True, rounds=16))
+    assert longer.equals(untimed(tailorfl.run({**short, "rounds": 16}, out=tmp_path / "whole")))
+    assert longer.loc["fedrep", "rounds"] < 16
 
 
 def test_an_extension_that_is_stopped_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,83 +130,34 @@ def test_an_extension_that_is_stopped_is_resumed(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         tailorfl.run(out=out, extend=True, rounds=7)
     monkeypatch.setattr(extension, "_reopen", real)
-    missing = tailorfl.ExperimentResult.load(out).missing
-    assert len(missing) == 1
-    assert "not finished" in missing[0]
-
-    class Stop(Observer):
-        def round_done(self, job: Job, done: Any) -> None:
-            raise KeyboardInterrupt
+    (missing,) = tailorfl.ExperimentResult.load(out).missing
+    assert "not finished" in missing
 
     with pytest.raises(KeyboardInterrupt):
-        tailorfl.run(out=out, extend=True, rounds=7, observer=Stop())
+        tailorfl.run(out=out, extend=True, rounds=7, observer=StopAt("local, seed 0", 5))
     tailorfl.run(out=out, resume=True)
     tailorfl.run({**TINY, "rounds": 7}, out=tmp_path / "whole")
     assert_identical(numbers(out), numbers(tmp_path / "whole"))
 
 
-@pytest.mark.slow
-def test_a_choice_by_validation_is_made_anew_where_the_last_round_was_no_candidate(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    short = {**TINY, "eval": {**TINY["eval"], "select": "val"}, "methods": ["ditto", "fedavg"]}
-    tailorfl.run(short, out=tmp_path / "out")
-    watch = Counts()
-    tailorfl.run(out=tmp_path / "out", extend=True, rounds=6, observer=watch)
-    assert watch.rounds == {"ditto, seed 0": 6, "fedavg, seed 0": 3}
-    assert "ditto, seed 0 is done anew: its last round was a candidate of eval.select=val" in caplog.text
-    tailorfl.run({**short, "rounds": 6}, out=tmp_path / "whole")
-    assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
-
-
-@pytest.mark.slow
-def test_a_larger_budget_goes_on_too(tmp_path: Path) -> None:
-    short = {**TINY, "methods": ["fedavg", "fedrep"], "budget": "gradients", "rounds": 8}
-    tailorfl.run(short, out=tmp_path / "out")
-    tailorfl.run(out=tmp_path / "out", extend=True, rounds=16)
-    whole = tailorfl.run({**short, "rounds": 16}, out=tmp_path / "whole").table
-    found = tailorfl.ExperimentResult.load(tmp_path / "out").table
-    timed = ["seconds", "seconds_ci"]
-    assert found.drop(columns=timed).equals(whole.drop(columns=timed))
-    assert found.loc["fedrep", "rounds"] < 16
-
-
-@pytest.mark.parametrize(
-    ("train", "reason"),
-    [
-        ({"round_schedule": {"kind": "cosine"}}, "of kind cosine falls with the share of the rounds"),
-        ({"round_schedule": {"kind": "step", "milestones": [0.5]}}, "of kind step falls with the share"),
-    ],
-)
+@pytest.mark.parametrize("schedule", [{"kind": "cosine"}, {"kind": "step", "milestones": [0.5]}])
 def test_where_the_number_of_rounds_decides_more_are_refused(
-    train: dict[str, Any], reason: str, tmp_path: Path
+    schedule: dict[str, Any], tmp_path: Path
 ) -> None:
+    train = {"round_schedule": schedule}
     tailorfl.run({**TINY, "train": train}, out=tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(ConfigError, match=f"of kind {schedule['kind']} falls with the share"):
         tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)
     assert contents(tmp_path / "out") == before
     tailorfl.run(out=tmp_path / "out", extend=True, seeds=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", [{"kind": "inverse"}, {"kind": "step", "milestones": [2]}])
-def test_schedules_of_round_numbers_go_on(schedule: dict[str, Any], tmp_path: Path) -> None:
-    short = {**TINY, "train": {"round_schedule": schedule}}
-    tailorfl.run(short, out=tmp_path / "out")
-    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)
-    tailorfl.run({**short, "rounds": 5}, out=tmp_path / "whole")
-    assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ({"train": {"lr": 0.5}}, r"train\.lr was 0\.\d+ and is 0\.5"),
-        (
-            {"methods": [{"name": "ditto", "lam": 0.25}]},
-            r"ditto: lam was 1\.0 and is 0\.25.*label of its own",
-        ),
+        ({"methods": [{"name": "ditto", "lam": 0.25}]}, r"lam was 1\.0 and is 0\.25.*label of its own"),
         ({"rounds": 2}, "has 3 rounds, and --extend takes none of them away"),
         ({"data": {"clients": 5}}, r"data\.clients was 4 and is 5"),
     ],
@@ -220,23 +171,8 @@ def test_what_is_no_extension_is_refused_and_nothing_changes(
     assert contents(out) == before
 
 
-def test_other_data_are_refused_before_any_job_is_opened_again(tmp_path: Path) -> None:
-    import torch
-
-    x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
-    given = {**TINY, "data": {"clients": 2}, "eval": {}, "model": {"name": "mlp", "hidden": [4]}}
-    first, other = (from_tensors(v, (v[:, 0] > 0).long()) for v in (x, x + 1e-3))
-    tailorfl.run(given, source=first, out=tmp_path / "out")
-    before = contents(tmp_path / "out")
-    with pytest.raises(RunError, match="the samples were others"):
-        tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, source=other)
-    assert contents(tmp_path / "out") == before
-    tailorfl.run(out=tmp_path / "out", extend=True, rounds=5, source=first)
-
-
 def test_privacy_was_planned_for_its_rounds() -> None:
-    config = tailorfl.load_config({**TINY, "train": {"dp": {"clip": 1.0, "noise": 1.0}}})
-    assert "ε" in extension.tied(Job(config, config.methods[1], 0))
+    assert "ε" in extension.tied(first_job(TINY, train={"dp": {"clip": 1.0, "noise": 1.0}}))
 
 
 @pytest.mark.slow
@@ -244,23 +180,21 @@ def test_resume_begins_where_nothing_is_and_goes_on_with_the_same_command(tmp_pa
     """As a queue sends it: again after every loss of the machine."""
     out, file = tmp_path / "out", tmp_path / "experiment.yaml"
     file.write_text(tailorfl.load_config({**TINY, "seeds": [0]}).to_yaml())
-    command = ("run", str(file), "train.lr=0.07", "--resume", str(out), "--quiet")
-    invoke(*command)
+    command = ("run", file, "--resume", out, "--quiet")
+    invoke(*command, "train.lr=0.07")
     first = contents(out)
-    invoke(*command)
+    invoke(*command, "train.lr=0.07")
     assert contents(out) == first
     RunStore.discard(out / "ditto" / "seed-0")
-    invoke("run", str(file), "train.lr=0.07", "engine.workers=0", "--resume", str(out), "--quiet")
+    invoke(*command, "train.lr=0.07", "engine.workers=0")
     tailorfl.run({**TINY, "train": {"lr": 0.07}}, out=tmp_path / "whole")
     assert_identical(numbers(out), numbers(tmp_path / "whole"))
 
-    said = invoke("run", str(file), "train.lr=0.08", "--resume", str(out), code=1)
-    assert "train.lr was 0.07 and is 0.08" in said
-    said = invoke("run", str(file), "train.lr=0.07", "seeds=3", "--resume", str(out), code=1)
+    assert "train.lr was 0.07 and is 0.08" in invoke(*command, "train.lr=0.08", code=1)
+    said = invoke(*command, "train.lr=0.07", "seeds=3", code=1)
     assert "was started with seeds [0], but is to go on with [0, 1, 2]" in said
     assert f"--extend {out}" in said
-    said = invoke("run", "--resume", str(tmp_path / "nothing"), code=2)
-    assert "give the experiment" in said
+    assert "give the experiment" in invoke("run", "--resume", tmp_path / "nothing", code=2)
     assert not (tmp_path / "nothing").exists()
 
 
@@ -285,19 +219,19 @@ def test_force_goes_on_with_other_settings_and_says_so(tmp_path: Path) -> None:
 
 
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
-    said = invoke("run", "--extend", "a", "--resume", "b", code=2)
-    assert "--resume and --extend are given together" in said
+    assert "--resume and --extend" in invoke("run", "--extend", "a", "--resume", "b", code=2)
     assert "--out and --extend" in invoke("compare", "--extend", "a", "--out", "b", code=2)
-    assert "no config.yaml" in invoke("compare", "--extend", str(tmp_path), "seeds=3", code=2)
+    assert "no config.yaml" in invoke("compare", "--extend", tmp_path, "seeds=3", code=2)
 
 
 @pytest.mark.slow
 def test_variants_are_extended_each(tmp_path: Path) -> None:
     recipe = tmp_path / "two.yaml"
     two = {"a": {"train": {"lr": 0.1}}, "b": {"train": {"lr": 0.2}}}
-    recipe.write_text(json.dumps({**TINY, "name": "two", "methods": ["local"], "rounds": 2, "variants": two}))
-    invoke("run", str(recipe), "--resume", str(tmp_path / "out"), "--quiet")
-    invoke("run", "seeds=2", "rounds=3", "--extend", str(tmp_path / "out"), "--quiet")
+    settings = {**TINY, "name": "two", "methods": ["local"], "rounds": 2, "variants": two}
+    recipe.write_text(json.dumps(settings))
+    invoke("run", recipe, "--resume", tmp_path / "out", "--quiet")
+    invoke("run", "seeds=2", "rounds=3", "--extend", tmp_path / "out", "--quiet")
     for name in two:
         found = tailorfl.ExperimentResult.load(tmp_path / "out" / name)
         assert [(s["seed"], s["rounds"]) for s, _ in found.jobs] == [(0, 3), (1, 3)]

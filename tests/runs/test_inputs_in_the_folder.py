@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 import tailorfl
+from runs.small import facts, records
 from tailorfl.data.own import from_table, from_tensors
 from tailorfl.errors import ConfigError
 
@@ -36,15 +36,13 @@ def test_raw_rows_are_judged_as_the_run_judged_them_from_the_folder_alone(tmp_pa
         train={"lr": 0.5}, eval={"final": ["local"]}, out=out,
     )  # fmt: skip
     job = out / "local" / "seed-0"
-    kept = json.loads((job / "config.json").read_text())
+    kept = facts(job / "config.json")
     inputs, sites = kept["inputs"], kept["clients"]
     assert sites == list(SITES)
     assert inputs["classes"] == ["no", "yes"]
     states = load_file(job / "checkpoint-000002.safetensors")
-    lines = [json.loads(line) for line in (job / "clients.jsonl").read_text().splitlines()]
-    stored = {
-        line["client"]: line["accuracy"] for line in lines if line["set"] == "local" and line["round"] == 2
-    }
+    lines = records(job / "clients.jsonl")
+    stored = {r["client"]: r["accuracy"] for r in lines if r["set"] == "local" and r["round"] == 2}
     for client, site in enumerate(sites):
         rows = frame[(frame["site"] == site) & (frame["part"] == "test")]
         own = inputs["preparation"]["clients"][site]["columns"]
@@ -60,7 +58,7 @@ def test_pixels_come_with_the_constants_of_their_channels(tmp_path: Path) -> Non
     source = from_tensors(x, torch.arange(40) % 2, test=torch.arange(40) >= 30)
     out = tmp_path / "run"
     tailorfl.run(source=source, data={"clients": 2}, model="logistic", methods=["local"], rounds=1, out=out)
-    inputs = json.loads((out / "local" / "seed-0" / "config.json").read_text())["inputs"]
+    inputs = facts(out / "local" / "seed-0" / "config.json")["inputs"]
     assert inputs["type"] == "image"
     pixels = x[:30].to(torch.float64) / 255
     np.testing.assert_allclose(inputs["image"]["mean"], pixels.mean(dim=(0, 2, 3)))
@@ -77,16 +75,3 @@ def test_data_that_were_handed_over_are_not_recorded_as_another_set(tmp_path: Pa
     with pytest.raises(ConfigError, match="source=") as caught:
         tailorfl.run(str(out / "config.yaml"), out=tmp_path / "again")
     assert "hands over" in str(caught.value)
-
-
-def test_privacy_refuses_images_scaled_by_each_other(tmp_path: Path) -> None:
-    """Their channels' mean and deviation depend on every private image, and so does every input."""
-    x = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(40) % 2
-    private = {"data": {"clients": 2}, "model": "logistic", "methods": ["local"], "rounds": 1, "seeds": 1,
-               "train": {"dp": {"clip": 1.0, "noise": 1.0}}}  # fmt: skip
-    with pytest.raises(ConfigError, match="scaling='public'"):
-        tailorfl.run(source=from_tensors(x, y), out=tmp_path / "refused", **private)
-    public = from_tensors(x, y, scaling="public")
-    torch.testing.assert_close(public.take(torch.arange(40)), x.to(torch.float32) / 127.5 - 1)
-    tailorfl.run(source=public, out=tmp_path / "run", **private)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import tailorfl
+from runs.small import StopAt
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.export.folder import export
 from tailorfl.report.experiment import run_experiment
 from tailorfl.runs.build import check
-from tailorfl.runs.job import Observer
 from tailorfl.runs.prediction_log import PREDICTIONS, load_predictions
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.trained_models import restore
@@ -90,20 +90,11 @@ def test_temperatures_are_written_and_leave_with_the_model(
         assert chances == pytest.approx(wanted, abs=1e-5)
 
 
-class Interrupted(Observer):
-    """Stops a job after its last round, before it is finished."""
-
-    def round_done(self, job: Any, done: Any) -> None:
-        """Ctrl-C."""
-        if done.round == 2:
-            raise KeyboardInterrupt
-
-
 def test_a_job_that_stopped_after_its_last_evaluation_keeps_the_same(
     result: tailorfl.ExperimentResult, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(load(SETTINGS), tmp_path / "run", observer=Interrupted())
+        run_experiment(load(SETTINGS), tmp_path / "run", observer=StopAt("local, seed 0", 2))
     assert load_predictions(tmp_path / "run" / "local" / "seed-0") is None
     run_experiment(load(SETTINGS), tmp_path / "run", way="resume")
     for name in ("predictions.safetensors", "calibration.csv"):
@@ -149,8 +140,7 @@ def test_damage_is_told_and_more_rounds_begin_anew(result: tailorfl.ExperimentRe
     assert before != (folder / PREDICTIONS).read_bytes()
     assert np.array_equal(again.outputs, kept(result.path, "local").outputs)
     (folder / PREDICTIONS).write_bytes(before[:100])
-    assert RunStore.open(folder, readonly=True).problems() == [
-        "predictions.safetensors is not what was written"
-    ]
+    problems = RunStore.open(folder, readonly=True).problems()
+    assert problems == ["predictions.safetensors is not what was written"]
     with pytest.raises(RunError, match="is damaged"):
         load_predictions(folder)

@@ -39,21 +39,16 @@ def test_a_process_that_torch_does_not_fit_into(tmp_path: Path) -> None:
     assert_told(said, done.returncode, done.stderr)
 
 
+NO_FILES = "this process may open no more files (8 at once)"
+NO_SPACE = "cannot keep private states in 'out/ditto/seed-0': File too large"
+ON_DISK = ["engine={name: sequential, states: disk}", "model={name: mlp, hidden: [64]}"]
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "settings", "said"),
     [
-        (
-            resource.RLIMIT_NOFILE,
-            8,
-            ["engine={name: sequential, workers: 2}"],
-            "this process may open no more files (8 at once)",
-        ),
-        (
-            resource.RLIMIT_FSIZE,
-            30_000,
-            ["engine={name: sequential, states: disk}", "model={name: mlp, hidden: [64]}"],
-            "cannot keep private states in 'out/ditto/seed-0': File too large",
-        ),
+        (resource.RLIMIT_NOFILE, 8, ["engine={name: sequential, workers: 2}"], NO_FILES),
+        (resource.RLIMIT_FSIZE, 30_000, ON_DISK, NO_SPACE),
     ],
     ids=["files", "space"],
 )

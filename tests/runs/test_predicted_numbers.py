@@ -37,9 +37,10 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "patients.csv"
 
 
-def data(table: Path, label: Any, task: str) -> dict[str, Any]:
+def run(table: Path, label: Any, task: str, **settings: Any) -> tailorfl.ExperimentResult:
     options = {"label": label, "client": "site", "features": ["age", "dose"], "task": task, "split": "part"}
-    return {"name": "table", "path": str(table), "options": options, "split": {"train": 1.0}}
+    data = {"name": "table", "path": str(table), "options": options, "split": {"train": 1.0}}
+    return tailorfl.run(data=data, rounds=1, seeds=1, out=table.parent / "run", **settings)
 
 
 def least_squares(train: pd.DataFrame, test: pd.DataFrame) -> float:
@@ -50,16 +51,14 @@ def least_squares(train: pd.DataFrame, test: pd.DataFrame) -> float:
 
 
 @pytest.mark.slow
-def test_a_regression_is_least_squares_and_small_is_good(table: Path, tmp_path: Path) -> None:
-    result = tailorfl.run(
-        name="pain",
-        data=data(table, "pain", "regression"),
+def test_a_regression_is_least_squares_and_small_is_good(table: Path) -> None:
+    result = run(
+        table,
+        "pain",
+        "regression",
         model={"name": "linear", "bias": True},
         methods=["local", "centralized"],
         train={"epochs": None, "steps": 400, "batch_size": 0, "lr": 0.3},
-        rounds=1,
-        seeds=1,
-        out=tmp_path / "run",
     )
     frame = pd.read_csv(table)
     parts = {s: [f for _, f in mine.groupby("part")] for s, mine in frame.groupby("site")}  # test, train
@@ -89,17 +88,9 @@ def concordance(event: Any, time: Any, risk: Any) -> float:
     return agree / pairs if pairs else math.nan
 
 
-def test_survival_is_coxs_regression_and_large_is_good(table: Path, tmp_path: Path) -> None:
-    result = tailorfl.run(
-        name="time",
-        data=data(table, ["event", "time"], "survival"),
-        model="cox",
-        methods=["local"],
-        train={"epochs": None, "steps": 300, "batch_size": 0, "lr": 0.5},
-        rounds=1,
-        seeds=1,
-        out=tmp_path / "run",
-    )
+def test_survival_is_coxs_regression_and_large_is_good(table: Path) -> None:
+    train_settings = {"epochs": None, "steps": 300, "batch_size": 0, "lr": 0.5}
+    result = run(table, ["event", "time"], "survival", model="cox", methods=["local"], train=train_settings)
     frame = pd.read_csv(table)
     found = []
     for _, mine in frame.groupby("site"):
@@ -128,11 +119,9 @@ def test_partitions_of_classes_deal_bins_of_a_target() -> None:
     federation = build(
         source=source, partition="labels_per_client", partition_options={"classes": 1, "bins": 3}, clients=3
     )
-    edges = np.quantile(y.double().numpy(), [1 / 3, 2 / 3])
-    held = [
-        set(np.searchsorted(edges, y.double().numpy()[rows], side="right").tolist())
-        for rows in federation.train
-    ]
+    target = y.double().numpy()
+    bins = np.searchsorted(np.quantile(target, [1 / 3, 2 / 3]), target, side="right")
+    held = [set(bins[rows].tolist()) for rows in federation.train]
     assert sorted(map(tuple, held)) == [(0,), (1,), (2,)]
     skewed = build(source=source, partition="dirichlet", partition_options={"alpha": 0.05}, clients=5)
     means = [float(y[rows].mean()) for rows in skewed.train]
@@ -143,14 +132,7 @@ def test_partitions_of_classes_deal_bins_of_a_target() -> None:
         build("digits", partition="dirichlet", partition_options={"bins": 4})
 
 
-def test_methods_of_classes_say_that_numbers_have_none(table: Path, tmp_path: Path) -> None:
-    for method in ("fedproto", "fedpac", "gpfl"):
-        with pytest.raises((ConfigError, DataError), match="a task of regression does not have"):
-            tailorfl.run(
-                name=method,
-                data=data(table, "pain", "regression"),
-                method=method,
-                rounds=1,
-                seeds=1,
-                out=tmp_path / method,
-            )
+@pytest.mark.parametrize("method", ["fedproto", "fedpac", "gpfl"])
+def test_methods_of_classes_say_that_numbers_have_none(method: str, table: Path) -> None:
+    with pytest.raises((ConfigError, DataError), match="a task of regression does not have"):
+        run(table, "pain", "regression", method=method)

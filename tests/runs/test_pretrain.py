@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import tailorfl
+from runs.small import facts, first_job, simulation_of
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.models.registry import build
-from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.job import Job
-from tailorfl.runs.pretrain import Epoch, Pretrained, Watcher, central, rate_of, running
+from tailorfl.runs.pretrain import Epoch, Pretrained, Watcher, central, running
 from tailorfl.settings.loading import load
 
 DATA = {"samples": 200}
@@ -51,8 +49,8 @@ def test_it_is_a_plain_loop_with_a_cosine_over_epochs(tmp_path: Path, momentum: 
     train = {**TRAIN, "momentum": momentum, "weight_decay": 0.01}
     found = pretrain(tmp_path / "w.safetensors", train=train)
     config = central(load(None, {"data": DATA, "model": MLP, "rounds": 3, "train": train}))
-    federation = make_federation(config, 0)
-    sim = make_simulation(Job(config, config.methods[0], 0), federation)
+    sim = simulation_of(first_job(config))
+    source = sim.federation.source
     module = build("mlp", (1, 8, 8), 10, hidden=[8])
     module.load_state_dict(dict(sim.init.items()))
     for epoch in range(3):
@@ -64,7 +62,7 @@ def test_it_is_a_plain_loop_with_a_cosine_over_epochs(tmp_path: Path, momentum: 
         losses = []
         for rows, count in zip(plan.rows[0], plan.count[0], strict=True):
             at = torch.from_numpy(rows[:count])
-            loss = nn.functional.cross_entropy(module(federation.source.take(at)), federation.source.y[at])
+            loss = nn.functional.cross_entropy(module(source.take(at)), source.y[at])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -75,10 +73,9 @@ def test_it_is_a_plain_loop_with_a_cosine_over_epochs(tmp_path: Path, momentum: 
 
 
 def test_all_training_samples_are_in_one_place(tmp_path: Path) -> None:
-    found = pretrain(
-        tmp_path / "w.safetensors", rounds=1, data={"clients": 7, "partition": "dirichlet", **DATA}
-    )
-    report = json.loads(found.report.read_text())
+    data = {"clients": 7, "partition": "dirichlet", **DATA}
+    found = pretrain(tmp_path / "w.safetensors", rounds=1, data=data)
+    report = facts(found.report)
     assert report["samples"] == {"train": 140, "val": 20, "test": 40}
     assert (report["settings"]["data"]["clients"], report["settings"]["data"]["partition"]) == (1, "iid")
 
@@ -90,7 +87,7 @@ def test_the_files_hold_everything(tmp_path: Path) -> None:
     assert {n: t.shape for n, t in tensors.items()} == {n: t.shape for n, t in net.state_dict().items()}
     assert int(tensors["bn1.num_batches_tracked"]) == 2 * 5
     assert not torch.equal(tensors["bn1.running_var"], torch.ones(8))
-    report = json.loads((tmp_path / "net.json").read_text())
+    report = facts(tmp_path / "net.json")
     assert report["weights"] == "net.safetensors"
     assert report["metric"] == found.metric == "accuracy"
     assert report["scalars"] == found.scalars == sum(t.numel() for t in tensors.values())
@@ -132,16 +129,10 @@ def test_experiments_start_from_it(tmp_path: Path, model: dict[str, Any]) -> Non
     settings: dict[str, Any] = {"rounds": 1} if alone else {"rounds": 6, "data": {}}
     found = pretrain(tmp_path / "w.safetensors", model=model, train={**TRAIN, "momentum": 0.9}, **settings)
     saved = load_file(found.weights)
-    settings = {
-        "data": {"clients": 3, "samples": 150, "partition": "iid"},
-        "method": "fedavg",
-        "seeds": 1,
-        "rounds": 2,
-        "train": {"lr": 0.05, "batch_size": 8},
-    }
+    settings = {"method": "fedavg", "seeds": 1, "rounds": 2, "train": {"lr": 0.05, "batch_size": 8}}
+    settings |= {"data": {"clients": 3, "samples": 150, "partition": "iid"}}
     start = {**model, "weights": str(found.weights), "skip_head": True}
-    config = load(None, {**settings, "model": start})
-    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    sim = simulation_of(first_job(settings, model=start))
     head = {"head.weight", "head.bias", "fc.weight", "fc.bias"}
     for name, tensor in sim.init.items():
         assert torch.equal(tensor, saved[name]) == (name not in head), name
@@ -156,21 +147,9 @@ def test_frozen_tensors_are_in_the_file_too(tmp_path: Path) -> None:
     found = pretrain(tmp_path / "w.safetensors", model={**RESNET, "trainable": "head"}, rounds=1)
     tensors = load_file(found.weights)
     assert set(tensors) == set(build("resnet10", (1, 8, 8), 10, width=8, stem="cifar").state_dict())
-    again = pretrain(
-        tmp_path / "v.safetensors",
-        model={**RESNET, "weights": str(found.weights)},
-        rounds=1,
-        train={"lr": 1e-9},
-    )
+    model, train = {**RESNET, "weights": str(found.weights)}, {"lr": 1e-9}
+    again = pretrain(tmp_path / "v.safetensors", model=model, rounds=1, train=train)
     torch.testing.assert_close(load_file(again.weights)["conv1.weight"], tensors["conv1.weight"])
-
-
-def test_the_rate_falls_by_a_cosine() -> None:
-    rates = [rate_of(epoch, 10, 0.4) for epoch in range(10)]
-    assert rates[0] == 0.4
-    assert rates[5] == pytest.approx(0.2)
-    assert rates == sorted(rates, reverse=True)
-    assert 0 < rates[-1] < 0.01
 
 
 @pytest.mark.parametrize(
@@ -183,37 +162,32 @@ def test_the_rate_falls_by_a_cosine() -> None:
         ({"model": {"name": "logistic", "larger": ["mlp"]}}, "one model"),
         ({"variants": {"a": {"rounds": 1}}}, "one model"),
         ({"model": {"name": "resnet10", "widht": 8}}, "Did you mean 'width'"),
+        ({"data": {"augment": "flip"}}, "uint8 images"),
     ],
 )
 def test_what_it_cannot_follow_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, DataError), match=message):
         pretrain(tmp_path / "w.safetensors", **settings)
     assert not list(tmp_path.iterdir())
 
 
 def test_files_are_not_replaced_by_mistake(tmp_path: Path) -> None:
     out = tmp_path / "w.safetensors"
-    with pytest.raises(ConfigError, match=r"\.safetensors file"):
-        pretrain(tmp_path / "w.pt")
-    with pytest.raises(RunError, match="was never begun"):
-        tailorfl.pretrain(out=out, resume=True)
+
+    def refused(said: str, error: type[Exception] = RunError, **options: Any) -> None:
+        with pytest.raises(error, match=said):
+            tailorfl.pretrain(**{"out": out, **options})
+
+    new = {"data": DATA, "model": MLP, "train": TRAIN, "rounds": 1}
+    refused(r"\.safetensors file", ConfigError, **{**new, "out": tmp_path / "w.pt"})
+    refused("was never begun", resume=True)
     first = pretrain(out, rounds=1)
-    with pytest.raises(RunError, match="exists already"):
-        pretrain(out, rounds=1)
-    with pytest.raises(RunError, match="is finished"):
-        tailorfl.pretrain(out=out, resume=True)
-    with pytest.raises(ConfigError, match="neither config nor settings"):
-        tailorfl.pretrain(out=out, resume=True, rounds=2)
+    refused("exists already", **new)
+    refused("is finished", resume=True)
+    refused("neither config nor settings", ConfigError, resume=True, rounds=2)
     with pytest.raises(Killed):
         pretrain(out, overwrite=True, watch=Dies(1))
-    with pytest.raises(RunError, match="not finished"):
-        pretrain(out)
+    refused("not finished", **new)
     again = pretrain(out, rounds=1, overwrite=True)
     assert again.epochs[0].loss == first.epochs[0].loss
     assert not running(out).exists()
-
-
-def test_data_that_cannot_be_used_leave_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="uint8 images"):
-        pretrain(tmp_path / "w.safetensors", data={"augment": "flip"})
-    assert not list(tmp_path.iterdir())

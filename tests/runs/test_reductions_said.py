@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from runs.small import first_job, simulation_of
 from tailorfl.core.method import make_method
 from tailorfl.core.reduction import RunSetup
 from tailorfl.report.document import write_report
 from tailorfl.report.experiment import run_experiment
-from tailorfl.runs.build import make_federation, make_simulation, train_config
+from tailorfl.runs.build import check, train_config
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
 from tailorfl.runs.reductions import named, remarks
@@ -23,9 +24,9 @@ SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 200},
     "model": "logistic",
     "methods": [
-        {"name": "local"},
+        "local",
+        "ditto",
         {"name": "plgu_lf", "label": "frozen", "personal_layers": 5},
-        {"name": "ditto"},
         {"name": "perada", "label": "PerAda w/o KD", "lam": 0.5, "distil": {"steps": 0}},
         {"name": "hypcluster", "label": "one cluster", "clusters": 1},
     ],
@@ -54,8 +55,8 @@ def test_a_run_says_it_once_a_line_and_its_table_and_report_keep_it(
     assert result.reductions == {label: [sentence] for label, sentence in SAID.items()}
     table = (tmp_path / "out/comparison.md").read_text()
     pages = [table, *(page.read_text() for page in write_report(result))]
-    for page in pages:
-        assert all(f"† {label}: {sentence}." in page for label, sentence in SAID.items())
+    for label, sentence in SAID.items():
+        assert all(f"† {label}: {sentence}." in page for page in pages)
     assert "| frozen † |" in table
     assert "| Ditto |" in table
     assert "†" not in (tmp_path / "out/comparison.csv").read_text()
@@ -67,43 +68,37 @@ def test_a_dry_run_says_it_without_training() -> None:
 
 
 def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
-    config = load({**SETTINGS, "model": "mlp", "methods": [{"name": "fedper", "personal_part": "all"}]})
-    sim = make_simulation(Job(config, config.methods[0], 0), make_federation(config, 0))
+    methods = [{"name": "fedper", "personal_part": "all"}]
+    sim = simulation_of(first_job(SETTINGS, model="mlp", methods=methods))
     assert named(sim, 2) == ["FedPer with all of this model in its personal part ('all') is LocalTrain"]
 
 
-KNOWN = {
-    "adapters_text": {"FFA-LoRA": "fedavg", "PerAda w/o KD": "ditto"},
-    "all_methods": {"PLGU-LF": "no layer stays personal", "FFA-LoRA": "fedavg"},
-    "ckt_cnn": {"CKT c=1": "without clusters"},
-    "ckt_phases": {
+KNOWN: dict[tuple[str, ...], dict[str, str]] = {
+    ("adapters_text",): {"FFA-LoRA": "fedavg", "PerAda w/o KD": "ditto"},
+    ("all_methods",): {"PLGU-LF": "no layer stays personal", "FFA-LoRA": "fedavg"},
+    ("ckt_cnn",): {"CKT c=1": "without clusters"},
+    ("ckt_phases",): {
         f"CKT c=1 λ={line}": "without clusters"
         for line in ("0.02", "0.1", "0.5", "2", "8", "32", "0.1 one init", "0.5 after 20")
     },
-    "defaults_cifar": {"fedclup": "mr_mtl", "cfl": "fedavg", "ffa_lora": "fedavg"},
-    "defaults_digits": {"fedclup": "mr_mtl", "ffa_lora": "fedavg"},
-    "fedclup_cnn2": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
-    "fedclup_cnn3": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.1", "0.5", "1")},
-    "fedclup_logit": {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.5", "1.5", "2.5")},
-    "fedoa_domains": {"PerAda": "ditto"},
-    "fedoa_clients": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto"},
-    "fedoa_features": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto", "PerAda λ=1": "ditto"},
-    "fedoa_frozen_head": {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto", "PerAda λ=1": "ditto"},
-    "fedoa_flan": {"PerAda": "ditto"},
-    "fedoa_pacs": {"PerAda": "ditto"},
-    "heart_personal": {"FedCLUP": "mr_mtl"},
-    "mnist_logistic": {"FedCLUP 0.5": "mr_mtl", "FedCLUP 1.5": "mr_mtl", "FedCLUP 2.5": "mr_mtl"},
-    "perada_cifar": {"PerAda w/o KD": "ditto"},
-    "perada_distil": {"PerAda w/o KD": "ditto"},
-    "perada_domains": {"PerAda w/o KD": "ditto"},
-    "perada_dp": {"PerAda w/o KD": "ditto"},
-    "perada_kd_gate": {
-        "PerAda w/o KD": ""
-    },  # its personal models are not trained: only the global one is looked at
-    "perada_pacs": {"PerAda w/o KD": "ditto"},
-    "perfed_ckt_cifar": {"PerFed-CKT c=1": "without clusters"},
-    "plgu_ablation": {"PLGU-LF D=0": "no layer stays personal"},
-    "tcga_personal": {"FedCLUP": "mr_mtl"},
+    ("defaults_cifar",): {"fedclup": "mr_mtl", "cfl": "fedavg", "ffa_lora": "fedavg"},
+    ("defaults_digits",): {"fedclup": "mr_mtl", "ffa_lora": "fedavg"},
+    ("fedclup_cnn2",): {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.2", "0.5", "2.5")},
+    ("fedclup_cnn3",): {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.1", "0.5", "1")},
+    ("fedclup_logit", "mnist_logistic"): {f"FedCLUP {lam}": "mr_mtl" for lam in ("0.5", "1.5", "2.5")},
+    ("fedoa_domains", "fedoa_flan", "fedoa_pacs"): {"PerAda": "ditto"},
+    ("fedoa_clients",): {"PerAda λ=0": "local", "PerAda λ=0.1": "ditto"},
+    ("fedoa_features", "fedoa_frozen_head"): {
+        "PerAda λ=0": "local",
+        **dict.fromkeys(("PerAda λ=0.1", "PerAda λ=1"), "ditto"),
+    },
+    ("heart_personal", "tcga_personal"): {"FedCLUP": "mr_mtl"},
+    ("perada_cifar", "perada_distil", "perada_domains", "perada_dp", "perada_pacs"): {
+        "PerAda w/o KD": "ditto"
+    },
+    ("perada_kd_gate",): {"PerAda w/o KD": ""},  # only its global model is trained and looked at
+    ("perfed_ckt_cifar",): {"PerFed-CKT c=1": "without clusters"},
+    ("plgu_ablation",): {"PLGU-LF D=0": "no layer stays personal"},
 }
 """Lines of recipes that are other methods, and meant to be: each paper has this baseline in this form."""
 
@@ -111,35 +106,35 @@ KNOWN = {
 @pytest.mark.parametrize("name", sorted(recipes()))
 def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
     """With a split that has both parts, whatever the model; rounds, cohorts and training are the recipe's."""
+    check(load(name))
     found: dict[str, str] = {}
+    split = cast(Any, SimpleNamespace(shared=("u",), personal=("v",), trainable=("u", "v")))
     for config in expand(load(name)).values():
+        clients = config.data.clients or 6
         for line in config.methods:
             job = Job(config, line, config.seeds[0])
-            facts = RunSetup(
-                split=cast(Any, SimpleNamespace(shared=("u",), personal=("v",), trainable=("u", "v"))),
+            setup = RunSetup(
+                split=split,
                 layers=5,
                 train=train_config(job),
-                clients=config.data.clients or 6,
-                cohort=max(2, round(config.fraction * (config.data.clients or 6))),
+                clients=clients,
+                cohort=max(2, round(config.fraction * clients)),
                 everyone=config.fraction == 1,
                 rounds=job.rounds,
                 architectures=len(config.model_of(line).architectures),
             )
-            for one in make_method(line.name, line.options).reductions(facts):
-                found[line.label] = one.other or one.remark
-    known = KNOWN.get(name, {})
+            for reduction in make_method(line.name, line.options).reductions(setup):
+                found[line.label] = reduction.other or reduction.remark
+    known = next((known for names, known in KNOWN.items() if name in names), {})
     assert set(found) == set(known)
     assert {label: found[label] for label, words in known.items() if words not in found[label]} == {}
 
 
 @pytest.mark.parametrize("method", ["fedit", "fedlora"])
-def test_methods_of_adapters_say_that_they_train_a_whole_model(method: str, tmp_path: Path) -> None:
+def test_methods_of_adapters_say_that_they_train_a_whole_model(method: str) -> None:
     def said(*settings: str) -> list[str]:
         config = load(None, [f"method={method}", "data.samples=120", "data.clients=2", *settings])
-        job = Job(config, config.methods[0], 0)
-        return [
-            s for s in remarks(make_simulation(job, make_federation(config, 0)), 3) if "all its weights" in s
-        ]
+        return [s for s in remarks(simulation_of(first_job(config)), 3) if "all its weights" in s]
 
     (sentence,) = said()
     assert "as FedAvg does" in sentence

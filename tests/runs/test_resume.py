@@ -13,18 +13,13 @@ import pytest
 
 import tailorfl
 from runs.killing import assert_identical, ended, forked, killed, numbers
+from runs.small import contents
 from tailorfl.engines.auto import Auto
-from tailorfl.errors import ConfigError, RunError
+from tailorfl.errors import RunError
 from tailorfl.runs.store import RunStore
 
-METHODS: list[Any] = [
-    {"name": "fedavg", "label": "fedadam", "server": {"kind": "adam", "lr": 0.05}},
-    "ditto",
-    {"name": "fedrep", "head_epochs": 1},
-    "apfl",
-    "pfedme",
-    "fedbn",
-]
+ADAM = {"name": "fedavg", "label": "fedadam", "server": {"kind": "adam", "lr": 0.05}}
+METHODS: list[Any] = [ADAM, "ditto", {"name": "fedrep", "head_epochs": 1}, "apfl", "pfedme", "fedbn"]
 SMALL: dict[str, Any] = {
     "seeds": [3],
     "data": {"samples": 300, "clients": 8},
@@ -62,14 +57,6 @@ def settings_file(folder: Path, settings: dict[str, Any]) -> str:
     file = folder / "experiment.yaml"
     file.write_text(tailorfl.load_config(settings).to_yaml())
     return str(file)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != ".lock"
-    }
 
 
 def status(job: Path) -> str:
@@ -114,39 +101,17 @@ def test_killed_at_random_it_ends_the_same(tmp_path: Path, long_run: dict[str, A
     assert_identical(numbers(out), long_run)
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, dict[str, str]]:
-    """(folder, exit code, last words) of a run stopped by Ctrl-C, and what others were told meanwhile."""
-    folder = tmp_path_factory.mktemp("stopped")
-    out = folder / "my results"
-    process, said = forked("run", settings_file(folder, LONG), "--out", str(out))
+def test_ctrl_c_says_how_to_go_on_and_it_does(tmp_path: Path, long_run: dict[str, Any]) -> None:
+    """Meanwhile no other run may write the folder."""
+    out = tmp_path / "my results"
+    process, said = forked("run", settings_file(tmp_path, LONG), "--out", str(out))
     assert "Ditto seed 3: 60 rounds" in said.readline()
-    told = {}
-    ways: dict[str, dict[str, Any]] = {
-        "again": {"config": LONG},
-        "overwrite": {"config": LONG, "overwrite": True},
-        "resume": {"resume": True},
-    }
-    for way, options in ways.items():
-        with pytest.raises(RunError) as refused:
+    ways: list[dict[str, Any]] = [{"config": LONG}, {"config": LONG, "overwrite": True}, {"resume": True}]
+    for options in ways:
+        with pytest.raises(RunError, match=rf"process {process} is writing to '{out}'.*choose another name"):
             tailorfl.run(out=out, **options)
-        told[way] = str(refused.value)
     os.kill(process, signal.SIGINT)
     code, words = ended(process, said)
-    return out, code, words, {**told, "process": str(process)}
-
-
-def test_two_runs_never_write_one_folder(stopped: tuple[Path, int, str, dict[str, str]]) -> None:
-    out, _, _, told = stopped
-    for way in ("again", "overwrite", "resume"):
-        assert f"process {told['process']} is writing to '{out}'" in told[way]
-        assert "choose another name" in told[way]
-
-
-def test_ctrl_c_says_how_to_go_on_and_it_does(
-    stopped: tuple[Path, int, str, dict[str, str]], long_run: dict[str, Any]
-) -> None:
-    out, code, words, _ = stopped
     assert code == 130
     assert f"tailorfl run --resume '{out}'" in words
     assert "Traceback" not in words
@@ -203,16 +168,3 @@ def test_overwriting_leaves_no_finished_job_of_the_old_experiment(
     assert not (out / "ditto").joinpath("seed-3", "summary.json").exists()
     result = tailorfl.run(out=out, resume=True)
     assert [summary["rounds"] for summary, _ in result.jobs] == [3, 3]
-
-
-def test_data_of_ones_own_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailorfl.data.synthetic_classes import synthetic_digits
-
-    out, source = tmp_path / "out", synthetic_digits(clients=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "save_checkpoint", stop)
-        with pytest.raises(KeyboardInterrupt):
-            tailorfl.run({"rounds": 2, "seeds": 1}, out=out, source=source)
-    with pytest.raises(ConfigError, match="data of your own; continue it the same way"):
-        tailorfl.run(out=out, resume=True)
-    assert len(tailorfl.run(out=out, resume=True, source=source).rounds) == 2

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 import tailorfl
+from runs.small import StopAt, contents, facts
 from tailorfl.data.own import from_table, from_tensors
 from tailorfl.data.source import Source
 from tailorfl.data.text import from_texts
@@ -23,7 +24,6 @@ from tailorfl.report.matrix import by_federation
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs import manifest
 from tailorfl.runs.fingerprint import samples_of
-from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.trained_models import restore
 
 ROWS = 48
@@ -33,14 +33,8 @@ BERT = {"name": "bert", "head": "classification", "vocabulary": 259, "hidden": 8
 def frame(change: int = 0) -> pd.DataFrame:
     """A table with a number, a word and a label; `change` moves one cell of the number (1) or of the word (2)."""
     rng = np.random.default_rng(0)
-    table = pd.DataFrame(
-        {
-            "age": rng.normal(60, 10, ROWS).round(1),
-            "pain": rng.choice(["dull", "sharp"], ROWS),
-            "ward": np.arange(ROWS) % 3,
-            "ill": rng.integers(0, 2, ROWS),
-        }
-    )
+    columns = {"age": rng.normal(60, 10, ROWS).round(1), "pain": rng.choice(["dull", "sharp"], ROWS)}
+    table = pd.DataFrame({**columns, "ward": np.arange(ROWS) % 3, "ill": rng.integers(0, 2, ROWS)})
     if change == 1:
         table.loc[5, "age"] += 0.1
     if change == 2:
@@ -76,7 +70,6 @@ KINDS: dict[str, tuple[Callable[[], Source], str]] = {
     "images": (images, "none"),
     "texts": (texts, "none"),
 }
-each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def settings(kind: str, **more: Any) -> dict[str, Any]:
@@ -104,19 +97,13 @@ def values(result: ExperimentResult) -> dict[int, float]:
     return {found.seed: found.values["mean"] for found in result.seed_results()}
 
 
-class StopBeforeTheSecond(Observer):
-    def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        if position == 2:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.slow
-@each_kind
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_seeds_are_resumed_extended_and_merged(kind: str, tmp_path: Path) -> None:
     source = ran(kind, tmp_path / "whole", [0, 1])
     wanted = values(ExperimentResult.load(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
-        ran(kind, tmp_path / "stopped", [0, 1], observer=StopBeforeTheSecond())
+        ran(kind, tmp_path / "stopped", [0, 1], observer=StopAt("local, seed 1"))
     assert values(tailorfl.run(out=tmp_path / "stopped", resume=True, source=source)) == wanted
     ran(kind, tmp_path / "first", [0])
     shutil.copytree(tmp_path / "first", tmp_path / "longer")
@@ -134,11 +121,15 @@ def test_two_seeds_are_resumed_extended_and_merged(kind: str, tmp_path: Path) ->
 def test_one_other_cell_is_other_data_for_every_seed(kind: str, change: int, tmp_path: Path) -> None:
     ran(kind, tmp_path / "first", [0])
     other = table(change)
+    before = contents(tmp_path / "first")
     for seeds in ([0, 1], [0]):
         with pytest.raises(RunError, match="local, seed 0: the samples were others"):
             tailorfl.run(out=tmp_path / "first", extend=True, seeds=seeds, rounds=2, source=other)
+    assert contents(tmp_path / "first") == before
     tailorfl.run(settings(kind, seeds=[1]), out=tmp_path / "second", source=other)
-    assert tailorfl.merge([tmp_path / "first", tmp_path / "second"], tmp_path / "merged")[""].unlike
+    merged = tailorfl.merge([tmp_path / "first", tmp_path / "second"], tmp_path / "merged")[""]
+    assert list(merged.table.index) == ["local (first)", "local (second)"]
+    assert len(merged.unlike) == 1
     with pytest.raises(RunError, match="the data are not those"):
         restore(tmp_path / "first", source=other)
 
@@ -150,20 +141,21 @@ def test_folders_that_digest_prepared_samples_are_opened_or_refused_with_their_v
     """As folders were written before digests were of what is given."""
     source = ran(kind, tmp_path / "run", [0])
     (file,) = tmp_path.rglob("config.json")
-    stored = json.loads(file.read_text())
+    stored = facts(file)
     run = restore(tmp_path / "run", source=source)
     prepared = hashlib.blake2b(digest_size=16)
     run.sim.given.source.feed(prepared)
     stored["data"] = {"samples": prepared.hexdigest(), "dealt": stored["data"]["dealt"]}
     file.write_text(json.dumps(stored))
-    manifest.write(file.parent, list(json.loads((file.parent / manifest.NAME).read_text())["files"]))
+    manifest.write(file.parent, list(facts(file.parent / manifest.NAME)["files"]))
     assert restore(tmp_path / "run", source=source).sim.round == 1
     tailorfl.run(out=tmp_path / "run", extend=True, rounds=2, source=source)  # the same seed
+    more: dict[str, Any] = {"extend": True, "seeds": [0, 1], "source": source}
     if kind == "plain":
-        tailorfl.run(out=tmp_path / "run", extend=True, seeds=[0, 1], source=source)
+        tailorfl.run(out=tmp_path / "run", **more)
     else:
         with pytest.raises(RunError, match=r"local, seed 0: .*tailorfl 0\.1\.0"):
-            tailorfl.run(out=tmp_path / "run", extend=True, seeds=[0, 1], source=source)
+            tailorfl.run(out=tmp_path / "run", **more)
 
 
 def test_a_report_has_the_digest_of_the_samples(tmp_path: Path) -> None:
@@ -172,3 +164,13 @@ def test_a_report_has_the_digest_of_the_samples(tmp_path: Path) -> None:
     digest = samples_of(result.jobs[0][1].config)
     assert digest is not None
     assert any(digest in page.read_text() for page in write_report(result))
+
+
+def test_results_of_several_folders_are_looked_at_again(tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        source = ran("plain", tmp_path / name, [seed])
+    merged = tailorfl.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")[""]
+    tailorfl.run(out=tmp_path / "b", extend=True, seeds=[5], source=source)
+    assert merged.table["seeds"].tolist() == [2]
+    again = merged.again()
+    assert (again.table["seeds"].tolist(), again.path) == ([3], merged.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
@@ -13,15 +12,10 @@ import pytest
 import torch
 
 from runs.killing import ENVIRONMENT
-from tailorfl.core.method import make_method
-from tailorfl.data.build import build as build_federation
-from tailorfl.engines.make import make_engine
+from runs.small import facts, first_job, records, simulation_of
 from tailorfl.evaluation.protocols import Protocol
-from tailorfl.models.functional import Model
-from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.eval_schedule import long_final
-from tailorfl.training.cohort import TrainConfig
 
 WEIGHED = """
 from runs.test_scale import peak
@@ -30,6 +24,15 @@ try:
     run()
 finally:
     print(peak())
+"""
+STARTED = """
+from runs.test_scale import peak, simulation
+before = peak()
+sim = simulation(100_000, 100)
+sim.step()
+after = peak()
+assert len(sim.states) == 100
+print((after - before) / (sim.federation.source.x.numel() * 4))
 """
 PATH = {"PYTHONPATH": str(Path(__file__).parents[1])}
 
@@ -43,6 +46,21 @@ def peak() -> int:
     return int(line.split()[1]) * 1024
 
 
+def weighed(program: str, folder: Path, *arguments: str) -> float:
+    """The last number that a process of its own prints."""
+    command = [sys.executable, "-c", program, *arguments]
+    environment = {**ENVIRONMENT, **PATH}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.splitlines()[-1])
+
+
+def simulation(registered: int, sampled: int) -> Simulation:
+    data = {"name": "synthetic_digits", "options": {"clients": registered, "samples": 20}}
+    settings = {"data": data, "model": "logistic", "methods": ["ditto"], "engine": "vectorized"}
+    return simulation_of(first_job(settings, fraction=sampled / registered, seeds=[0]))
+
+
 @pytest.mark.slow
 def test_ten_thousand_clients_run_in_two_gigabytes(tmp_path: Path) -> None:
     """From the command line, with a private model on every client and all of them evaluated."""
@@ -50,56 +68,17 @@ def test_ten_thousand_clients_run_in_two_gigabytes(tmp_path: Path) -> None:
         *("run", "data=synthetic_digits", "data.options={clients: 10000, samples: 20}", "model=logistic"),
         *("method=ditto", "fraction=0.1", "rounds=3", "seeds=1", "eval.final=[local]", "--out", "out"),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", WEIGHED, *arguments],
-        capture_output=True,
-        text=True,
-        env={**ENVIRONMENT, **PATH},
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.splitlines()[-1]) < 2 * 10**9
+    assert weighed(WEIGHED, tmp_path, *arguments) < 2 * 10**9
     job = tmp_path / "out" / "ditto" / "seed-0"
-    rounds = [json.loads(line) for line in (job / "rounds.jsonl").read_text().splitlines()]
-    assert [len(record["clients"]) for record in rounds] == [1000] * 3
-    summary = json.loads((job / "summary.json").read_text())
+    assert [len(record["clients"]) for record in records(job / "rounds.jsonl")] == [1000] * 3
+    summary = facts(job / "summary.json")
     assert summary["metrics"]["personal"]["local"]["accuracy"]["clients"] == 10_000
 
 
-def simulation(registered: int, sampled: int) -> Simulation:
-    data = build_federation("synthetic_digits", options={"clients": registered, "samples": 20})
-    return Simulation(
-        make_method("ditto"),
-        data,
-        Model(lambda: build("logistic", data.source.input_shape, data.source.outputs)),
-        TrainConfig(lr=0.05),
-        engine=make_engine("vectorized"),
-        fraction=sampled / registered,
-    )
-
-
 @pytest.mark.slow
-def test_a_hundred_thousand_clients_start_in_a_small_multiple_of_their_samples() -> None:
+def test_a_hundred_thousand_clients_start_in_a_small_multiple_of_their_samples(tmp_path: Path) -> None:
     """Rows, names, checks and states of clients that were never sampled weigh next to nothing."""
-    program = """
-from runs.test_scale import peak, simulation
-before = peak()
-sim = simulation(100_000, 100)
-sim.step()
-after = peak()
-assert len(sim.states) == 100
-print((after - before) / (sim.federation.source.x.numel() * 4))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**ENVIRONMENT, **PATH},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 2
+    assert weighed(STARTED, tmp_path) < 2
 
 
 def test_states_hold_the_clients_that_trained_and_no_others() -> None:

@@ -1,4 +1,4 @@
-"""RunStore in one process: records, resuming, refusals, results."""
+"""RunStore in one process: records, when they are on the disk, resuming, refusals, results."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from runs.small import contents
 from tailorfl.errors import RunError
+from tailorfl.runs import checkpoints, store
 from tailorfl.runs.store import RunStore
 
 
@@ -25,12 +28,19 @@ def write_rounds(store: RunStore, *rounds: int) -> None:
         store.save_checkpoint(round, {"w": torch.tensor([float(round)])}, {"seed": 1})
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in folder.iterdir()
-        if path.name not in (".lock", "status.json") and path.suffix != ".parquet"
-    }
+def reader(folder: Path) -> RunStore:
+    return RunStore.open(folder, readonly=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run of two rounds that is not finished."""
+    with RunStore.create(tmp_path / "run", {"a": 1}) as store:
+        write_rounds(store, 1, 2)
+    return tmp_path / "run"
+
+
+# -- records and results -------------------------------------------------------------------------------------
 
 
 def test_a_run_from_start_to_end(tmp_path: Path) -> None:
@@ -41,7 +51,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
         assert store.summary is None
         store.finish({"accuracy": np.float32(0.5), "auc": math.nan})
         assert str(store.status) == "finished"
-    found = RunStore.open(tmp_path / "new" / "run", readonly=True)
+    found = reader(tmp_path / "new" / "run")
     assert str(found.status) == "finished"
     assert found.config == {"method": "ditto", "epsilon": math.inf}
     assert found.summary == {"accuracy": 0.5, "auc": None}
@@ -58,9 +68,8 @@ def test_records_are_strict_json_with_exact_numbers(tmp_path: Path) -> None:
         frame = store.rounds()
     line = (tmp_path / "rounds.jsonl").read_text()
     assert line == '{"round": 1, "a": 0.30000000000000004, "b": null, "c": "Infinity", "d": 2}\n'
-    assert frame["a"][0] == 0.1 + 0.2
+    assert (frame["a"][0], frame["c"][0]) == (0.1 + 0.2, math.inf)
     assert math.isnan(frame["b"][0])
-    assert frame["c"][0] == math.inf
     assert [frame[name].dtype.kind for name in ("round", "a", "b", "c", "d")] == ["i", "f", "f", "f", "i"]
 
 
@@ -90,12 +99,15 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
         store.truncate_after(4)
         write_rounds(store, 5, 6)
         store.finish({"rounds": 6})
-    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+    whole, stopped = (contents(tmp_path / name) for name in ("whole", "stopped"))
+    assert whole.keys() == stopped.keys()
+    timed = ("status.json", "rounds.parquet", "clients.parquet")
+    assert all(stopped[name] == content for name, content in whole.items() if name not in timed)
 
 
-def test_truncating_drops_checkpoints_and_results_too(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path, {}) as store:
-        write_rounds(store, 1, 2, 3)
+def test_truncating_drops_checkpoints_and_results_too(folder: Path) -> None:
+    with RunStore.open(folder) as store:
+        write_rounds(store, 3)
         store.finish({})
         store.truncate_after(2)
         assert store.rounds()["round"].tolist() == [1, 2]
@@ -110,45 +122,44 @@ def test_truncating_drops_checkpoints_and_results_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "clients.jsonl"])
-def test_a_file_cut_anywhere_loses_only_the_cut_line(tmp_path: Path, name: str) -> None:
-    with RunStore.create(tmp_path, {}) as store:
-        write_rounds(store, 1, 2)
-    whole = (tmp_path / name).read_bytes()
+def test_a_file_cut_anywhere_loses_only_the_cut_line(folder: Path, name: str) -> None:
+    whole = (folder / name).read_bytes()
     for size in range(len(whole)):
-        (tmp_path / name).write_bytes(whole[:size])
-        complete = whole[:size].count(b"\n")
-        reader = RunStore.open(tmp_path, readonly=True)
-        assert len(reader.rounds() if name == "rounds.jsonl" else reader.clients()) == complete
-        assert (tmp_path / name).stat().st_size == size  # a reader repairs nothing
-    with RunStore.open(tmp_path) as store:
+        (folder / name).write_bytes(whole[:size])
+        found = reader(folder)
+        lines = found.rounds() if name == "rounds.jsonl" else found.clients()
+        assert len(lines) == whole[:size].count(b"\n")
+        assert (folder / name).stat().st_size == size  # a reader repairs nothing
+    with RunStore.open(folder) as store:
         write_rounds(store, 3)
-    for line in (tmp_path / name).read_bytes().splitlines():
+    for line in (folder / name).read_bytes().splitlines():
         json.loads(line)
 
 
-def test_damage_inside_a_file_is_told(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path, {}) as store:
-        write_rounds(store, 1, 2)
-    lines = (tmp_path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "rounds.jsonl").write_bytes(lines[0][:9] + b"\n" + lines[1])
+def test_damage_inside_a_file_is_told(folder: Path) -> None:
+    lines = (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_bytes(lines[0][:9] + b"\n" + lines[1])
     with pytest.raises(RunError, match=r"line 1 of .*rounds\.jsonl' is damaged"):
-        RunStore.open(tmp_path, readonly=True).rounds()
-    (tmp_path / "config.json").write_text("{")
+        reader(folder).rounds()
+    (folder / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"config\.json' is damaged"):
-        _ = RunStore.open(tmp_path, readonly=True).config
+        _ = reader(folder).config
 
 
-def test_create_refuses_a_folder_in_use(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path, {"a": 1}) as store:
-        write_rounds(store, 1)
-    before = contents(tmp_path)
+# -- folders -------------------------------------------------------------------------------------------------
+
+
+def test_create_refuses_a_folder_in_use_and_leaves_other_files_alone(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    before = contents(folder)
     with pytest.raises(RunError, match=r"already holds a run.*--resume.*another name"):
-        RunStore.create(tmp_path, {"a": 2})
-    assert contents(tmp_path) == before
-    with RunStore.create(tmp_path, {"a": 2}, overwrite=True) as store:
+        RunStore.create(folder, {"a": 2})
+    assert contents(folder) == before
+    with RunStore.create(folder, {"a": 2}, overwrite=True) as store:
         assert store.config == {"a": 2}
         assert store.rounds().empty
         assert store.latest_checkpoint() is None
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -157,14 +168,6 @@ def test_create_never_empties_a_folder_that_is_no_run(tmp_path: Path, overwrite:
     with pytest.raises(RunError, match=r"not a run \(thesis.tex"):
         RunStore.create(tmp_path, {}, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_overwriting_leaves_other_files_alone(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path, {}) as store:
-        write_rounds(store, 1)
-    (tmp_path / "notes.txt").write_text("mine")
-    RunStore.create(tmp_path, {}, overwrite=True).close()
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_create_that_was_killed_half_way_does_not_block_the_folder(tmp_path: Path) -> None:
@@ -182,58 +185,67 @@ def test_a_closed_store_gives_its_lock_back_at_once(tmp_path: Path) -> None:
     assert held is not None
 
 
-def test_opening_to_write_removes_temporary_files(tmp_path: Path) -> None:
-    RunStore.create(tmp_path, {}).close()
-    part = tmp_path / ".rounds.parquet.77.part"
+def test_opening_to_write_removes_temporary_files(folder: Path) -> None:
+    part = folder / ".rounds.parquet.77.part"
     part.write_text("half")
-    RunStore.open(tmp_path, readonly=True).close()
+    reader(folder).close()
     assert part.exists()
-    RunStore.open(tmp_path).close()
+    RunStore.open(folder).close()
     assert not part.exists()
 
 
-def test_reader_cannot_write(tmp_path: Path) -> None:
-    RunStore.create(tmp_path, {}).close()
-    reader = RunStore.open(tmp_path, readonly=True)
+def test_discard_deletes_the_run_and_nothing_else(folder: Path) -> None:
+    with RunStore.open(folder), pytest.raises(RunError, match="is writing"):
+        RunStore.discard(folder)
+    RunStore.discard(folder)
+    assert not folder.exists()
+    RunStore.create(folder, {}).close()
+    (folder / "notes.txt").write_text("mine")
+    RunStore.discard(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_reader_cannot_write(folder: Path) -> None:
+    found = reader(folder)
     writes: list[Callable[[], None]] = [
-        lambda: reader.append_round({"round": 1}),
-        lambda: reader.append_clients([]),
-        lambda: reader.save_checkpoint(1, {}, {}),
-        lambda: reader.truncate_after(1),
-        lambda: reader.finish({}),
-        lambda: reader.mark("failed"),
+        lambda: found.append_round({"round": 1}),
+        lambda: found.append_clients([]),
+        lambda: found.save_checkpoint(1, {}, {}),
+        lambda: found.truncate_after(1),
+        lambda: found.finish({}),
+        lambda: found.mark("failed"),
     ]
     for write in writes:
         with pytest.raises(RunError, match="reading only"):
             write()
 
 
-def test_status_follows_what_happens(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), RunStore.create(tmp_path / "a", {}):
-        raise ZeroDivisionError("sum of nothing")
-    assert RunStore.open(tmp_path / "a", readonly=True).status == "failed"
-    assert "sum of nothing" in (tmp_path / "a" / "status.json").read_text()
-    with RunStore.open(tmp_path / "a") as store:
-        assert str(store.status) == "failed"  # opening alone changes nothing
-        store.append_round({"round": 1})
-        assert str(store.status) == "running"
-    assert (
-        RunStore.open(tmp_path / "a", readonly=True).status == "interrupted"
-    )  # neither finished nor running
-    with pytest.raises(KeyboardInterrupt), RunStore.create(tmp_path / "b", {}):
-        raise KeyboardInterrupt
-    assert RunStore.open(tmp_path / "b", readonly=True).status == "interrupted"
-
-
-def test_finished_run_stays_finished_when_later_code_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "finished", "status"),
+    [
+        (ZeroDivisionError("sum of nothing"), False, "failed"),
+        (KeyboardInterrupt(), False, "interrupted"),
+        (ZeroDivisionError("in a plot"), True, "finished"),
+    ],
+)
+def test_status_follows_what_happens(
+    tmp_path: Path, error: BaseException, finished: bool, status: str
+) -> None:
     def run() -> None:
         with RunStore.create(tmp_path, {}) as store:
-            store.finish({})
-            raise ZeroDivisionError("in a plot")
+            if finished:
+                store.finish({})
+            raise error
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(error)):
         run()
-    assert RunStore.open(tmp_path, readonly=True).status == "finished"
+    assert reader(tmp_path).status == status
+    assert finished or str(error) in (tmp_path / "status.json").read_text()
+    with RunStore.open(tmp_path) as store:
+        assert str(store.status) == status  # opening alone changes nothing
+        store.append_round({"round": 1})
+        assert str(store.status) == "running"
+    assert reader(tmp_path).status == "interrupted"  # neither finished nor running
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
@@ -249,14 +261,68 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         assert store.clients().empty  # all records of a call or none
 
 
-def test_discard_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path / "run", {}) as store:
-        store.append_round({"round": 1})
-        with pytest.raises(RunError, match="is writing"):
-            RunStore.discard(tmp_path / "run")
-    RunStore.discard(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    RunStore.create(tmp_path / "run", {}).close()
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    RunStore.discard(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+# -- waiting for the disk: once for fast rounds together, always before a checkpoint and at the end ------------
+
+RECORDS = {"rounds.jsonl", "clients.jsonl"}
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the disk was waited for, in order: the names of record files, and `checkpoint`."""
+    told: list[str] = []
+    wait, save = store.sync, checkpoints.save
+
+    def spied_wait(path: Path) -> None:
+        told.append(path.name)
+        wait(path)
+
+    def spied_save(*arguments: Any) -> None:
+        told.append("checkpoint")
+        save(*arguments)
+
+    monkeypatch.setattr(store, "sync", spied_wait)
+    monkeypatch.setattr(checkpoints, "save", spied_save)
+    return told
+
+
+def append(run: RunStore, *rounds: int) -> None:
+    for round in rounds:
+        run.append_clients([{"round": round, "client": 0}])
+        run.append_round({"round": round})
+
+
+def test_fast_rounds_wait_together_and_slow_ones_each(
+    tmp_path: Path, waited: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(store.time, "monotonic", lambda: now)
+    with RunStore.create(tmp_path, {}) as run:
+        append(run, 1)
+        assert set(waited) == RECORDS
+        append(run, 2, 3)
+        assert len(waited) == 2
+        assert run.clients()["round"].tolist() == [1, 2, 3]  # they are in the file all the same
+        for round, times in ((4, 4), (5, 6)):
+            now += store.SYNC_SECONDS
+            append(run, round)
+            assert len(waited) == times
+
+
+def test_records_are_on_the_disk_before_a_checkpoint_and_at_the_end(
+    tmp_path: Path, waited: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store.time, "monotonic", lambda: 100.0)
+    with RunStore.create(tmp_path / "run", {}) as run:
+        append(run, 1)
+        waited.clear()
+        append(run, 2)
+        run.save_checkpoint(2, {"w": torch.zeros(1)}, {})
+        assert set(waited[:2]) == RECORDS
+        assert waited[2:] == ["checkpoint"]
+        waited.clear()
+        append(run, 3)
+        run.finish({})
+        assert set(waited) == RECORDS
+        append(run, 4)
+        waited.clear()
+    assert set(waited) == RECORDS

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import random
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,76 +14,30 @@ from pathlib import Path
 import pytest
 import torch
 
+from processes import fork
 from tailorfl.errors import RunError
 from tailorfl.runs.store import RunStore
 
 
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """Another Python process that runs `code` with these sys.argv[1:]."""
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def killed(program: Callable[[], None], lines: int, pause: float) -> int:
+    """The last round that a process told, which is killed some time after so many lines."""
+    process, said = fork(program)
+    for _ in range(lines):
+        finished = int(said.readline())
+    time.sleep(pause)
+    os.kill(process, signal.SIGKILL)
+    for line in said:
+        finished = int(line) if line.endswith("\n") else finished  # told before it was killed
+    os.waitpid(process, 0)
+    return finished
 
 
-# resumes from what it finds, as a run does: after the last round whose checkpoint (here: clients) is complete
-APPENDER = """
-    import sys
-    from tailorfl.runs.store import RunStore
-    store = RunStore.open(sys.argv[1])
-    counts = store.clients().groupby("round").size()
-    done = max(counts[counts == 400].index, default=0)
-    store.truncate_after(done)
-    for round in range(done + 1, 10**6):
-        store.append_round({"round": round, "loss": 1 / round})
-        store.append_clients([{"round": round, "client": i, "accuracy": i / round} for i in range(400)])
-        print(round, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_killing_a_writer_loses_no_finished_record(tmp_path: Path) -> None:
-    RunStore.create(tmp_path, {}).close()
-    rng = random.Random(0)
-    finished = 0
-    for _ in range(8):
-        process = start(APPENDER, tmp_path)
-        assert process.stdout is not None
-        for _ in range(rng.randint(1, 12)):
-            finished = int(process.stdout.readline())
-        time.sleep(rng.random() * 0.01)
-        process.send_signal(signal.SIGKILL)
-        # not `communicate`, which passes over lines that were read ahead
-        for line in process.stdout:
-            finished = int(line) if line.endswith("\n") else finished  # told before it was killed
-        process.wait()
-        reader = RunStore.open(tmp_path, readonly=True)
-        assert str(reader.status) == "interrupted"
-        rounds, clients = reader.rounds(), reader.clients()
-        assert rounds["round"].tolist() == list(range(1, len(rounds) + 1))
-        assert len(rounds) >= finished
-        assert (rounds["loss"] == 1 / rounds["round"]).all()
-        counts = clients.groupby("round").size()
-        assert (counts.loc[:finished] == 400).all()
-        assert counts.index.max() <= finished + 1
-    assert finished > 8
-    with RunStore.open(tmp_path):
-        for name in ("rounds.jsonl", "clients.jsonl"):
-            assert all(json.loads(line) for line in (tmp_path / name).read_text().splitlines())
-
-
-SAVER = """
-    import sys, torch
-    from tailorfl.runs.store import RunStore
-    store = RunStore.open(sys.argv[1])
+def save(folder: Path) -> None:
+    store = RunStore.open(folder)
     latest = store.latest_checkpoint()
-    start = latest[0] if latest else 0
-    for round in range(start + 1, 10**6):
+    for round in range((latest[0] if latest else 0) + 1, 10**6):
         store.save_checkpoint(round, {"w": torch.full((300_000,), float(round))}, {"round": round})
         print(round, flush=True)
-"""
 
 
 def test_killing_a_saver_leaves_the_newest_checkpoint_sound(
@@ -94,17 +46,7 @@ def test_killing_a_saver_leaves_the_newest_checkpoint_sound(
     RunStore.create(tmp_path, {}).close()
     rng = random.Random(1)
     for _ in range(3):
-        process = start(SAVER, tmp_path)
-        assert process.stdout is not None
-        finished = 0
-        for _ in range(rng.randint(1, 6)):
-            finished = int(process.stdout.readline())
-        time.sleep(rng.random() * 0.02)
-        process.send_signal(signal.SIGKILL)
-        # not `communicate`, which passes over lines that were read ahead
-        for line in process.stdout:
-            finished = int(line) if line.endswith("\n") else finished
-        process.wait()
+        finished = killed(lambda: save(tmp_path), rng.randint(1, 6), rng.random() * 0.02)
         with RunStore.open(tmp_path) as store:
             latest = store.latest_checkpoint()
             assert latest is not None
@@ -116,68 +58,43 @@ def test_killing_a_saver_leaves_the_newest_checkpoint_sound(
     assert not caplog.messages  # a kill leaves no damaged checkpoint either, so nothing to warn about
 
 
-HOLDER = """
-    import sys
-    from tailorfl.runs.store import RunStore
-    store = RunStore.create(sys.argv[1], {})
-    store.append_round({"round": 1})
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
+def test_of_processes_that_create_one_run_exactly_one_wins(tmp_path: Path) -> None:
+    """Later writers are turned away as long as it lives, and readers are not."""
+    out = tmp_path / "run"
 
+    def race() -> None:
+        while not (tmp_path / "go").exists():
+            pass
+        try:
+            store = RunStore.create(out, {"winner": os.getpid()})
+        except RunError as error:
+            print(f"refused: {error}", flush=True)
+        else:
+            store.append_round({"round": 1})
+            print("created", flush=True)
+            time.sleep(60)
 
-def test_second_writer_is_turned_away_and_readers_are_not(tmp_path: Path) -> None:
-    process = start(HOLDER, tmp_path)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    with pytest.raises(RunError, match=f"process {process.pid} is writing to '{tmp_path}'"):
-        RunStore.open(tmp_path)
-    with pytest.raises(RunError, match=f"process {process.pid} is writing"):
-        RunStore.create(tmp_path, {}, overwrite=True)
-    reader = RunStore.open(tmp_path, readonly=True)
-    assert str(reader.status) == "running"
+    processes = dict(fork(race) for _ in range(3))
+    (tmp_path / "go").touch()
+    (winner,) = [process for process, said in processes.items() if said.readline() == "created\n"]
+    for refused in (
+        lambda: RunStore.open(out),
+        lambda: RunStore.create(out, {}, overwrite=True),
+    ):
+        with pytest.raises(RunError, match=f"process {winner} is writing to '{out}'"):
+            refused()
+    reader = RunStore.open(out, readonly=True)
+    assert (reader.config, str(reader.status)) == ({"winner": winner}, "running")
     assert reader.rounds()["round"].tolist() == [1]
-    process.kill()
-    process.communicate()
+    os.kill(winner, signal.SIGKILL)
+    for process in processes:
+        os.waitpid(process, 0)
     assert str(reader.status) == "interrupted"
-    with RunStore.open(tmp_path) as store:
+    with RunStore.open(out) as store:
         assert str(store.status) == "interrupted"
         store.append_round({"round": 2})
         assert str(reader.status) == "running"
     assert reader.rounds()["round"].tolist() == [1, 2]
-
-
-RACER = """
-    import sys, time
-    from tailorfl.errors import RunError
-    from tailorfl.runs.store import RunStore
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        store = RunStore.create(sys.argv[1], {"winner": sys.argv[2]})
-    except RunError as error:
-        print(f"refused: {error}", flush=True)
-    else:
-        print("created", flush=True)
-        sys.stdin.readline()
-"""
-
-
-def test_of_processes_that_create_one_run_exactly_one_wins(tmp_path: Path) -> None:
-    processes = [start(RACER, tmp_path / "run", number) for number in range(3)]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [process.stdout.readline() for process in processes if process.stdout is not None]
-    for process in processes:
-        process.communicate("end\n")
-    assert sum(answer == "created\n" for answer in answers) == 1
-    winner = next(number for number, answer in enumerate(answers) if answer == "created\n")
-    assert RunStore.open(tmp_path / "run", readonly=True).config == {"winner": str(winner)}
 
 
 def mounted(target: Path, *arguments: str) -> Iterator[Path]:
@@ -218,18 +135,18 @@ def fill(disk: Path) -> Path:
 
 def test_full_disk(small_disk: Path) -> None:
     store = RunStore.create(small_disk / "run", {"a": 1})
-    store.append_round({"round": 1})
     store.append_clients([{"round": 1, "client": client} for client in range(100)])
     store.save_checkpoint(1, {"w": torch.ones(10)}, {})
     ballast = fill(small_disk)
     many = [{"round": 2, "client": client, "text": "x" * 100} for client in range(1000)]
-    writes: list[Callable[[], None]] = [
+    writes: list[Callable[[], object]] = [
         lambda: store.append_clients(many),
         lambda: store.save_checkpoint(2, {"w": torch.ones(50_000)}, {}),
         lambda: store.finish({"text": "x" * 10_000}),
+        lambda: RunStore.create(small_disk / "other", {"text": "x" * 10_000}),
     ]
     for write in writes:
-        with pytest.raises(RunError, match=rf"'{small_disk}/run/.*No space left on device.*free some space"):
+        with pytest.raises(RunError, match=rf"'{small_disk}/.*No space left on device.*free some space"):
             write()
     assert len(store.clients()) == 100
     assert (small_disk / "run" / "clients.jsonl").read_bytes().endswith(b"}\n")
@@ -237,8 +154,6 @@ def test_full_disk(small_disk: Path) -> None:
     assert latest is not None
     assert latest[0] == 1
     assert not list((small_disk / "run").glob("*.part"))
-    with pytest.raises(RunError, match="free some space"):
-        RunStore.create(small_disk / "other", {"text": "x" * 10_000})
     ballast.unlink()
     store.append_clients(many[:10])
     store.save_checkpoint(2, {"w": torch.ones(20)}, {})
@@ -260,7 +175,7 @@ def test_error_of_a_full_disk_is_not_hidden_by_the_failing_mark(small_disk: Path
 
 
 def test_read_only_disk(readonly_disk: Path) -> None:
-    with pytest.raises(RunError, match=r"Read-only file system"):
+    with pytest.raises(RunError, match="Read-only file system"):
         RunStore.create(readonly_disk / "new", {})
     with pytest.raises(RunError, match="Read-only file system"):
         RunStore.open(readonly_disk / "run")

@@ -6,19 +6,18 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import tailorfl
+from processes import fork
+from report.tiny import invoke
 from runs.killing import assert_identical, numbers, started
-from tailorfl.cli.main import app
+from runs.small import TINY, facts
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs import signals
@@ -26,16 +25,7 @@ from tailorfl.runs.files import remove_left_over
 from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.signals import Terminated, ended_in_order
 
-TINY: dict[str, Any] = {
-    "methods": ["local", "ditto"],
-    "rounds": 5,
-    "seeds": [0],
-    "data": {"clients": 3, "samples": 150},
-    "model": {"name": "mlp", "hidden": [4]},
-    "engine": "sequential",
-    "eval": {"every": 2},
-    "checkpoint_every": 2,
-}
+SHORT = TINY | {"rounds": 5, "data": {"clients": 3, "samples": 150}, "model": {"name": "mlp", "hidden": [4]}}
 
 
 class At(Observer):
@@ -63,8 +53,8 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def facts(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text()))
+def checked(out: Path) -> str:
+    return invoke("check", out)
 
 
 @pytest.mark.slow
@@ -76,7 +66,7 @@ def test_the_folder_says_which_job_and_round_and_it_goes_on(
     number: signal.Signals, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises((KeyboardInterrupt, Terminated)):
-        tailorfl.run(TINY, out=tmp_path / "out", observer=At(3, told(number)))
+        tailorfl.run(SHORT, out=tmp_path / "out", observer=At(3, told(number)))
     whole = facts(tmp_path / "out" / "status.json")
     assert (whole["status"], whole["job"]) == ("interrupted", "ditto, seed 0")
     assert (whole["round"], whole["rounds"], whole["done"], whole["jobs"]) == (3, 5, 1, 2)
@@ -84,14 +74,13 @@ def test_the_folder_says_which_job_and_round_and_it_goes_on(
     job = facts(tmp_path / "out" / "ditto" / "seed-0" / "status.json")
     assert job["status"] == "interrupted"
     assert f"{said} after round 3 of 5" in job["message"]
-    shown = CliRunner().invoke(app, ["check", str(tmp_path / "out")]).stdout
-    assert "1 of 2 jobs done, in ditto, seed 0 after round 3 of 5" in " ".join(shown.split())
+    assert "1 of 2 jobs done, in ditto, seed 0 after round 3 of 5" in checked(tmp_path / "out")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
     tailorfl.run(out=tmp_path / "out", resume=True)
     assert facts(tmp_path / "out" / "status.json")["status"] == "finished"
-    assert "experiment:" not in CliRunner().invoke(app, ["check", str(tmp_path / "out")]).stdout
-    tailorfl.run(TINY, out=tmp_path / "whole")
+    assert "experiment:" not in checked(tmp_path / "out")
+    tailorfl.run(SHORT, out=tmp_path / "whole")
     assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
 
 
@@ -103,7 +92,7 @@ def test_what_swallows_exceptions_does_not_swallow_the_end(tmp_path: Path) -> No
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Terminated):
-        tailorfl.run(TINY, out=tmp_path / "out", observer=At(3, swallow))
+        tailorfl.run(SHORT, out=tmp_path / "out", observer=At(3, swallow))
     assert facts(tmp_path / "out" / "status.json")["round"] == 3
     assert not signals._told
 
@@ -139,24 +128,24 @@ def test_a_job_that_fails_says_so_too(tmp_path: Path) -> None:
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError):
-        tailorfl.run(TINY, out=tmp_path / "out", observer=At(2, fail))
+        tailorfl.run(SHORT, out=tmp_path / "out", observer=At(2, fail))
     found = facts(tmp_path / "out" / "status.json")
     assert (found["status"], found["job"], found["round"]) == ("failed", "ditto, seed 0", 2)
     assert "out of luck" in found["message"]
 
 
 def test_a_killed_run_is_not_said_to_run(tmp_path: Path) -> None:
-    tailorfl.run(TINY, out=tmp_path / "out")
+    tailorfl.run(SHORT, out=tmp_path / "out")
     file = tmp_path / "out" / "status.json"
     file.write_text(json.dumps({**facts(file), "status": "running", "done": 1, "job": "ditto, seed 0"}))
-    shown = " ".join(CliRunner().invoke(app, ["check", str(tmp_path / "out")]).stdout.split())
-    assert "experiment: interrupted (the process was killed): 1 of 2 jobs done, in ditto, seed 0" in shown
+    said = "experiment: interrupted (the process was killed): 1 of 2 jobs done, in ditto, seed 0"
+    assert said in checked(tmp_path / "out")
 
 
 @pytest.mark.slow
 def test_the_command_ends_with_the_shells_exit_code_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
-    file.write_text(tailorfl.load_config({**TINY, "rounds": 2000, "eval": {"every": 1}}).to_yaml())
+    file.write_text(tailorfl.load_config({**SHORT, "rounds": 2000, "eval": {"every": 1}}).to_yaml())
     process = started("run", str(file), "--out", str(tmp_path / "out"))
     assert process.stderr is not None
     while "round 3/" not in process.stderr.readline():
@@ -164,9 +153,8 @@ def test_the_command_ends_with_the_shells_exit_code_and_says_how_to_go_on(tmp_pa
     process.send_signal(signal.SIGTERM)
     words = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM
-    assert (
-        f"interrupted: stopped by SIGTERM; continue with: tailorfl run --resume {tmp_path / 'out'}" in words
-    )
+    said = f"interrupted: stopped by SIGTERM; continue with: tailorfl run --resume {tmp_path / 'out'}"
+    assert said in words
     assert "Traceback" not in words
     assert facts(tmp_path / "out" / "status.json")["status"] == "interrupted"
     assert facts(tmp_path / "out" / "local" / "seed-0" / "status.json")["status"] == "interrupted"
@@ -175,19 +163,18 @@ def test_the_command_ends_with_the_shells_exit_code_and_says_how_to_go_on(tmp_pa
 
 def test_pictures_left_half_written_are_removed_by_the_next_run(tmp_path: Path) -> None:
     """Of dead processes alone: a report may be writing its own at this moment."""
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
-    )
+    dead, _ = fork(lambda: None)
+    os.waitpid(dead, 0)
     out = tmp_path / "out"
     out.mkdir()
-    left, used = out / f".per_round.png.{int(dead.stdout)}.part", out / f".per_client.png.{os.getppid()}.part"
+    left, used = out / f".per_round.png.{dead}.part", out / f".per_client.png.{os.getppid()}.part"
     for file in (left, used, out / ".hidden.part"):
         file.write_text("half")
     remove_left_over(out)
     assert not left.exists()
     assert used.exists()
     left.write_text("half")
-    tailorfl.run({**TINY, "methods": ["local"], "rounds": 1}, out=out)
+    tailorfl.run({**SHORT, "methods": ["local"], "rounds": 1}, out=out)
     assert sorted(file.name for file in out.glob(".*.part")) == [".hidden.part", used.name]
 
 
@@ -200,25 +187,20 @@ def test_a_report_during_a_run_agrees_with_its_pictures(tmp_path: Path) -> None:
     def report() -> None:
         made.append([file.read_text() for file in write_report(ExperimentResult.load(out))])
 
-    tailorfl.run(TINY, out=out, observer=At(1, report))
-    ((early, page),) = made
-    assert "ditto, seed 0: not finished" in early
-    assert "| Ditto |" not in early
-    assert "ditto, seed 0: not finished" in page
-    assert "<td>Ditto</td>" not in page
-    late = (out / "report.md").read_text()
-    assert "| Ditto |" in late
-    assert "not finished" not in late
-    pictures = {
-        name: (out / name).read_bytes() for name in ("per_round.png", "per_client.png", "per_byte.png")
-    }
-    later = (out / "report.html").read_text()
-    assert "<td>Ditto</td>" in later
-    assert "not finished" not in later
+    tailorfl.run(SHORT, out=out, observer=At(1, report))
+    for text, row in zip(*made, ("| Ditto |", "<td>Ditto</td>"), strict=True):
+        assert "ditto, seed 0: not finished" in text
+        assert row not in text
+    names = ("report.md", "report.html", "per_round.png", "per_client.png", "per_byte.png")
+    late = {name: (out / name).read_bytes() for name in names}
+    for name, row in (("report.md", b"| Ditto |"), ("report.html", b"<td>Ditto</td>")):
+        assert row in late[name]
+        assert b"not finished" not in late[name]
 
     whole = ExperimentResult.load(out)
     before = ExperimentResult(out, whole.jobs[:1])  # loaded when one job was finished, written after all were
     write_report(before)
-    assert (out / "report.md").read_text() == late
+    assert {name: (out / name).read_bytes() for name in names if name != "report.html"} == {
+        name: content for name, content in late.items() if name != "report.html"
+    }
     assert "ditto" in (out / "comparison.csv").read_text()
-    assert {name: (out / name).read_bytes() for name in pictures} == pictures

@@ -9,98 +9,93 @@ from typing import Any
 import pytest
 
 import tailorfl
+from runs.small import TINY, first_job, records, simulation_of
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.curves import sections, to_target
-from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.files import read_lines
-from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
-from tailorfl.settings.experiment import ExperimentConfig
 
-SMALL: dict[str, Any] = {
-    "seeds": [0],
-    "methods": ["fedavg", "ditto"],
-    "data": {"samples": 200, "clients": 5},
-    "model": "logistic",
-    "rounds": 3,
-    "engine": "sequential",
-    "eval": {"every": 1},
-    "checkpoint_every": 1,
-}
+SMALL = TINY | {"methods": ["fedavg", "ditto"], "data": {"samples": 200, "clients": 5}}
+SMALL |= {"eval": {"every": 1}, "checkpoint_every": 1}
 MEASURED = ("seconds", "round_seconds")
 
 
-def records(folder: Path) -> dict[str, Any]:
+def recorded(folder: Path) -> dict[str, Any]:
     """What was recorded of each job, times apart."""
     return {
         str(file.relative_to(folder)): [
-            {k: v for k, v in json.loads(line).items() if k not in MEASURED} for line in read_lines(file)
+            {k: v for k, v in line.items() if k not in MEASURED} for line in records(file)
         ]
         for file in sorted(folder.rglob("*.jsonl"))
     }
 
 
-def trace_file(folder: Path, rounds: int = 3) -> Path:
+def cut_back(job: Path, rounds: int) -> None:
+    """As a job stands that was killed after so many rounds."""
+    with RunStore.open(job) as store:
+        store.truncate_after(rounds)
+        store.mark("interrupted")
+
+
+def trace_file(folder: Path, rounds: int = 3, simulated: bool = False) -> Path:
+    """A trace of five clients, of which another one is late in each round."""
     lines = []
     for number in range(1, rounds + 1):
-        fates = ["accepted"] * 5
-        fates[number % 5] = "late"
+        fates = ["late" if i == number % 5 else "accepted" for i in range(5)]
         answers = [{"client": i, "fate": fate, "seconds": 2.0 + i} for i, fate in enumerate(fates)]
-        lines.append({"round": number, "sampled": [0, 1, 2, 3, 4], "answers": answers, "simulated": False})
-    file = folder / "given.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        line = {"round": number, "sampled": [0, 1, 2, 3, 4], "answers": answers, "simulated": simulated}
+        lines.append(json.dumps(line) + "\n")
+    file = folder / f"given-{simulated}.jsonl"
+    file.write_text("".join(lines))
     return file
 
 
 def test_a_trace_of_a_file_and_of_the_folder_that_it_left(tmp_path: Path) -> None:
     tailorfl.run({**SMALL, "system": {"trace": str(trace_file(tmp_path))}}, out=tmp_path / "a")
-    found = records(tmp_path / "a")
+    found = recorded(tmp_path / "a")
     assert [r["absent"] for r in found["ditto/seed-0/rounds.jsonl"]] == [[1], [2], [3]]
     tailorfl.run({**SMALL, "system": {"trace": str(tmp_path / "a")}}, out=tmp_path / "b")
-    assert records(tmp_path / "b") == found
+    assert recorded(tmp_path / "b") == found
     tailorfl.run(SMALL, out=tmp_path / "c")
-    assert "fedavg/seed-0/trace.jsonl" not in records(tmp_path / "c")
-    assert "absent" not in records(tmp_path / "c")["fedavg/seed-0/rounds.jsonl"][0]
+    assert "fedavg/seed-0/trace.jsonl" not in recorded(tmp_path / "c")
+    assert "absent" not in recorded(tmp_path / "c")["fedavg/seed-0/rounds.jsonl"][0]
 
 
 def test_a_resumed_job_has_one_line_a_round(tmp_path: Path) -> None:
-    settings = {**SMALL, "seeds": [0], "methods": ["ditto"], "system": {"trace": str(trace_file(tmp_path))}}
+    settings = {**SMALL, "methods": ["ditto"], "system": {"trace": str(trace_file(tmp_path))}}
     tailorfl.run(settings, out=tmp_path / "whole")
     tailorfl.run(settings, out=tmp_path / "cut")
     job = tmp_path / "cut" / "ditto" / "seed-0"
+    cut_back(job, 2)
     with RunStore.open(job) as store:
-        store.truncate_after(2)
-        store.mark("interrupted")
         store.append_trace({"round": 3})  # what a job that was killed in its third round may have left
     tailorfl.run(settings, out=tmp_path / "cut", resume=True)
-    assert records(tmp_path / "cut") == records(tmp_path / "whole")
-    with RunStore.open(job) as store:
-        store.truncate_after(2)
-        store.mark("interrupted")
+    assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
+    cut_back(job, 2)
     (job / "trace.jsonl").write_bytes(read_lines(job / "trace.jsonl")[0] + b"\n")
     with pytest.raises(RunError, match=r"trace\.jsonl' has lost the records of rounds 2"):
         tailorfl.run(settings, out=tmp_path / "cut", resume=True)
 
 
-def test_a_trace_that_cannot_be_played_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    short = trace_file(tmp_path, rounds=2)
-    with pytest.raises(ConfigError, match=r"has 3 rounds, but .* has 2; set rounds=2"):
-        tailorfl.run({**SMALL, "system": {"trace": str(short)}}, out=tmp_path / "a")
-    with pytest.raises(RunError, match="cannot read the trace"):
-        tailorfl.run({**SMALL, "system": {"trace": str(tmp_path / "none.jsonl")}}, out=tmp_path / "b")
-    few = {**SMALL, "rounds": 2, "data": {"samples": 200, "clients": 4}}
-    with pytest.raises(ConfigError, match="asks client 4 in round 1, but there are 4"):
-        tailorfl.run({**few, "system": {"trace": str(short)}}, out=tmp_path / "c")
-    secret = {
-        "sampling": "bernoulli",
-        "fraction": 0.5,
-        "weights": "uniform",
-        "rounds": 2,
-        "methods": ["fedavg"],
-    }
-    dp = {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}}
-    with pytest.raises(ConfigError, match="nobody seeing who takes part"):
-        tailorfl.run({**SMALL, **secret, "train": dp, "system": {"trace": str(short)}}, out=tmp_path / "d")
+DP = {"dp": {"level": "client", "clip": 1.0, "noise": 1.0}}
+SECRET = {"sampling": "bernoulli", "fraction": 0.5, "weights": "uniform", "train": DP}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, r"has 3 rounds, but .* has 2; set rounds=2"),
+        ({"system": {"trace": "none.jsonl"}}, "cannot read the trace"),
+        ({"rounds": 2, "data": {"clients": 4}}, "asks client 4 in round 1, but there are 4"),
+        ({"rounds": 2, "methods": ["fedavg"], **SECRET}, "nobody seeing who takes part"),
+    ],
+)
+def test_a_trace_that_cannot_be_played_is_refused_before_anything_starts(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    short = {"trace": str(trace_file(tmp_path, rounds=2))}
+    with pytest.raises((ConfigError, RunError), match=said):
+        tailorfl.run({**SMALL, "system": short, **changes}, out=tmp_path / "out")
 
 
 FAULTS: dict[str, Any] = {
@@ -114,19 +109,17 @@ FAULTS: dict[str, Any] = {
 @pytest.mark.parametrize("mode", [{"deadline": 5.0, "min_replies": 2}, {"mode": "buffered", "buffer": 2}])
 def test_a_simulated_system_is_resumed_and_played_again(mode: dict[str, Any], tmp_path: Path) -> None:
     """With clients in the middle of their training where rounds are buffered."""
-    settings = {**SMALL, "seeds": [0], "rounds": 6, "system": {**FAULTS, **mode}}
+    settings = {**SMALL, "rounds": 6, "system": {**FAULTS, **mode}}
     for name in ("whole", "cut"):
         tailorfl.run(settings, out=tmp_path / name)
     for job in (tmp_path / "cut").glob("*/seed-0"):
-        with RunStore.open(job) as store:
-            store.truncate_after(5)
-            store.mark("interrupted")
+        cut_back(job, 5)
     tailorfl.run(settings, out=tmp_path / "cut", resume=True)
-    found = records(tmp_path / "whole")
-    assert records(tmp_path / "cut") == found
+    found = recorded(tmp_path / "whole")
+    assert recorded(tmp_path / "cut") == found
     replay = {**settings, "system": {**settings["system"], "trace": str(tmp_path / "whole")}}
     tailorfl.run(replay, out=tmp_path / "again")
-    assert records(tmp_path / "again") == found
+    assert recorded(tmp_path / "again") == found
     times = [r["simulated_seconds"] for r in found["ditto/seed-0/rounds.jsonl"]]
     assert times == sorted(times)
     assert times[-1] > 0
@@ -169,15 +162,10 @@ def test_a_trace_of_real_clients_is_played_again_as_they_trained(
     given: dict[str, Any], wanted: str, tmp_path: Path
 ) -> None:
     """Each by itself, unless the user says otherwise; one of a simulation with whatever is quickest."""
-    file = trace_file(tmp_path)
-    config = ExperimentConfig.model_validate({**SMALL, "engine": given})
     engines = {}
     for simulated in (False, True):
-        lines = [{**json.loads(line), "simulated": simulated} for line in file.read_text().splitlines()]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        system = config.system.model_copy(update={"trace": str(file)})
-        job = Job(config.model_copy(update={"system": system}), config.methods[0], 0)
-        engines[simulated] = make_simulation(job, make_federation(config, 0)).engine.name
+        system = {"trace": str(trace_file(tmp_path, simulated=simulated))}
+        engines[simulated] = simulation_of(first_job(SMALL, engine=given, system=system)).engine.name
     assert engines == {False: wanted, True: given.get("name", "auto")}
 
 
@@ -185,11 +173,9 @@ def test_a_table_over_rounds_without_effect_says_so_first(tmp_path: Path) -> Non
     settings = {**SMALL, "methods": ["fedavg"], "system": {"trace": str(trace_file(tmp_path))}}
     usual = tailorfl.run(settings, out=tmp_path / "usual")
     assert usual.without_effect == []
-    idle = tailorfl.run(
-        {**settings, "system": {**settings["system"], "min_replies": 5}}, out=tmp_path / "idle"
-    )
+    system = {**settings["system"], "min_replies": 5}
+    idle = tailorfl.run({**settings, "system": system}, out=tmp_path / "idle")
     (sentence,) = idle.without_effect
     assert sentence.startswith("3 of 3 rounds of fedavg, seed 0")
-    assert (tmp_path / "idle" / "comparison.md").read_text().splitlines()[0] == sentence.replace(
-        "fedavg", "FedAvg"
-    )
+    first = (tmp_path / "idle" / "comparison.md").read_text().splitlines()[0]
+    assert first == sentence.replace("fedavg", "FedAvg")
