@@ -15,7 +15,8 @@ from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 from tailorfl.settings.loading import load, recipes
 
 VARIED = [
-    "methods=[local, {name: fedclup, lam: 0.5}, {name: fedclup, lam: 1.5, rounds: 7, train: {steps: 3}}]",
+    "methods=[local, {name: fedclup, lam: 0.5}, {name: fedclup, lam: 1.5, rounds: 7, train: {steps: 3}},"
+    " {name: fedavg, train: {dp: {clip: .inf, noise: 0}}}]",
     "model={name: cnn2, norm: batch, weights: start.npz, skip_head: 1}",
     "data={name: digits, split: {train: 0.6, test: 0.4}, corruptions: {kinds: [fog]}, heldout_clients: 3}",
     "train.dp={clip: 1, noise: 0.5}",

@@ -59,7 +59,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 class Settings(BaseModel):
     """Base of all groups of settings: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # An infinite number in a free mapping, such as a method's own clip, stays one.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     short_form: ClassVar[str | None] = None
     """The setting that a text in place of the whole group stands for."""
 
