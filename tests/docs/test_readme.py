@@ -71,7 +71,14 @@ def test_every_extra_is_named() -> None:
 def test_every_extra_serves_something() -> None:
     """A package that the source never imports is a promise and no extra; what tests need, they or the Makefile use."""
     source = words_of((ROOT / "src").rglob("*.py"))
-    tools = words_of([*(ROOT / "tests").rglob("*.py"), ROOT / "Makefile", ROOT / "mkdocs.yml"])
+    tools = words_of(
+        [
+            *(ROOT / "tests").rglob("*.py"),
+            *(ROOT / "tools").rglob("*.py"),
+            ROOT / "Makefile",
+            ROOT / "mkdocs.yml",
+        ]
+    )
     for extra, packages in EXTRAS.items():
         for package in packages:
             module = re.split(r"[<>=\[]", package)[0].replace("-", "_")
