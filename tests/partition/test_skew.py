@@ -131,6 +131,10 @@ def test_sizes_are_skewed_and_labels_are_not() -> None:
     np.testing.assert_allclose(large, 0.5, atol=0.1)
 
 
+def test_clients_have_three_samples_at_least() -> None:
+    assert min(sizes_of(dealt("quantity", balanced(160, 2), 40, sigma=3.0).train)) == 3
+
+
 def test_log_normal_sizes_have_the_given_deviation() -> None:
     sizes = sizes_of(dealt("quantity", balanced(1_000_000, 2), 400, sigma=0.7).train)
     assert np.std(np.log(sizes)) == pytest.approx(0.7, rel=0.1)

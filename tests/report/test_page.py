@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tailorfl
 from report.tiny import TINY, invoke
@@ -129,6 +130,11 @@ def test_differences_are_paired_and_corrected(run: ExperimentResult, text: str) 
     assert rows[1][1] == "–"
     stars = sum(cell.endswith("*") for row in rows[1:] for cell in row)
     assert stars == 2 * sum(pair.adjusted < 0.05 for pair in pairs.values())
+    exact = table_of(text, "The same with p-values")[1:]
+    assert [row[0] for row in exact] == ["LocalTrain − FedAvg", "LocalTrain − Ditto", "FedAvg − Ditto"]
+    assert [row[2] for row in exact] == [f"{pair.pair.p_value:.3g}" for pair in pairs.values()]
+    versions = dict(table_of(text, "Versions, machine and data")[1:])
+    assert versions["torch"] == torch.__version__
 
 
 def test_every_client_is_a_point_with_its_own_numbers(run: ExperimentResult, text: str) -> None:

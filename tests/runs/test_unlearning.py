@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import tailorfl
@@ -320,6 +322,25 @@ def test_constants_of_a_table_are_fitted_without_the_client(normalise: str) -> N
     assert excluded.source.x.shape[1] == expected.source.x.shape[1]  # no column of the word that it alone has
 
 
+def test_statistics_of_images_are_those_of_the_remaining_clients(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for place in ("north", "south", "west"):
+        for number in range(8):
+            file = tmp_path / place / ("cat" if number % 2 else "dog") / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(200 if place == "south" else 0, 256, (6, 6, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(file)
+    settings: dict[str, Any] = {"name": "folder", "path": str(tmp_path), "split": {"train": 0.5, "test": 0.5}}
+    everybody, fewer = build(**settings), build(**settings, excluded_clients=["south"])
+    shutil.rmtree(tmp_path / "south")
+    alone = build(**settings).source
+    assert fewer.source.mean is not None
+    assert fewer.source.mean == pytest.approx(alone.mean)
+    assert fewer.source.std == pytest.approx(alone.std)
+    assert everybody.source.mean is not None
+    assert np.subtract(everybody.source.mean, fewer.source.mean).min() > 0.1
+
+
 def test_what_cannot_be_unlearned_is_refused(tmp_path: Path) -> None:
     short = {**SMALL, "methods": ["fedavg"], "rounds": 1}
     tailorfl.run(short, out=tmp_path / "a", progress=False)
@@ -333,3 +354,14 @@ def test_what_cannot_be_unlearned_is_refused(tmp_path: Path) -> None:
     everybody = [f"client-{i}" for i in range(5)]
     with pytest.raises(ConfigError, match="no client is left"):
         tailorfl.run({**SMALL, "data": {**SMALL["data"], "excluded_clients": everybody}})
+
+
+def test_other_data_than_those_of_the_run_are_not_unlearned(tmp_path: Path) -> None:
+    for name in ("north", "south", "east"):
+        rows = [f"{k % 7},{k % 5},{k % 2}" for k in range(40)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,dose,ill", *rows]))
+    table = {"name": "table", "path": str(tmp_path), "options": {"label": "ill", "task": "binary"}}
+    tailorfl.run({**SMALL, "methods": ["fedavg"], "data": table}, out=tmp_path / "run", progress=False)
+    (tmp_path / "south.csv").write_text((tmp_path / "south.csv").read_text().replace("3,1,1", "9,1,1"))
+    invoke("unlearn", tmp_path / "run", "--client", "east", "--out", tmp_path / "fewer", code=1)
+    assert not (tmp_path / "fewer").exists()
