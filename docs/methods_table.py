@@ -65,6 +65,7 @@ EVERYONE = (
     "test_method_contract.py",
     "test_ranges_of_options.py",
     "test_reduction_remarks.py",
+    "test_refusals.py",
     "test_method_options.py",
 )
 """Tests that run over all methods and belong to none."""

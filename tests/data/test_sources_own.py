@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data.test_own_mistakes import FRAME
 from tailorfl.data.folder import from_client_folder
 from tailorfl.data.own import from_folder, from_table, from_tensors
 from tailorfl.data.registry import load_source
@@ -27,16 +28,7 @@ def save(folder: Path, name: str, value: int | tuple[int, int, int], size: tuple
 
 @pytest.fixture
 def frame() -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "site": ["north", "south", "north", "east"],
-            "age": [30, 40, 50, 60],
-            "dose": [0.5, 1.5, 2.5, 3.5],
-            "smoker": [True, False, False, True],
-            "outcome": ["ill", "well", "well", "ill"],
-            "part": ["train", "train", "test", "train"],
-        }
-    )
+    return FRAME.copy()
 
 
 # folders
