@@ -110,6 +110,23 @@ def test_an_answer_that_comes_twice_is_brought_once(ends: Ends) -> None:
     assert ends.arrival(ends.send(b"??", 0.2)).body is None
 
 
+def test_an_answer_whose_parts_are_announced_late(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, ticket = ends.client(), ends.send()
+    question = asked(client)
+    state = ends.link._state
+    announce = state.preregister_object_tree
+
+    def slowly(*arguments: object) -> object:
+        time.sleep(0.5)
+        return announce(*arguments)
+
+    monkeypatch.setattr(state, "preregister_object_tree", slowly)
+    sending = threading.Thread(target=client.send, args=(question, b"whole"))
+    sending.start()
+    assert ends.arrival(ticket) == Arrival(ticket, b"whole")
+    sending.join(20)
+
+
 def test_nobody_waits_longer_than_told(ends: Ends) -> None:
     client, ticket = ends.client(), ends.send(b"?", 0.2)
     question = asked(client)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tailorfl.deploy.codec import LARGEST
 from tailorfl.deploy.flower import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
@@ -103,7 +103,6 @@ class Link:
         largest: int = LARGEST,
     ) -> None:
         self._admitted, self._largest, self._secured = admitted, largest, tls is not None
-        self._lock = threading.RLock()
         self._owners: dict[bytes, str] = {}  # public key -> name of the certificate it was registered with
         self._nodes: dict[int, _Node] = {}
         self._letters: dict[str, _Letter] = {}
@@ -113,7 +112,9 @@ class Link:
         _, self._factory = get_objectstore_linkstate_factories(
             FLWR_IN_MEMORY_DB_NAME, get_federation_manager()
         )
-        self._state: Any = self._factory.state()
+        self._state = cast(Any, self._factory.state())
+        # Flower's own: it stores an answer and announces its parts under this lock, so none is seen without the other.
+        self._lock = self._state.lock
         self._run = self._begun()
         listening = _listening(host, port)
         config = uvicorn.Config(
