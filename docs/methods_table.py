@@ -59,16 +59,6 @@ FAMILIES = {
     "trees": "Trees for tables, beside networks",
 }
 """Of a method -> its heading."""
-EVERYONE = (
-    "test_adapters_on_transformers.py",
-    "test_cost_table.py",
-    "test_method_contract.py",
-    "test_ranges_of_options.py",
-    "test_reduction_remarks.py",
-    "test_refusals.py",
-    "test_method_options.py",
-)
-"""Tests that run over all methods and belong to none."""
 ROUNDS = 6
 """In so many rounds every method sends whatever it ever sends."""
 
@@ -300,13 +290,12 @@ def part_of(names: Iterable[str], model: Model) -> str:
 
 
 def files(method: type[Method]) -> str:
-    """Return links to the method's file and to its test file: called like it, or the one that names it most."""
-    code = Path(inspect.getfile(method)).relative_to(ROOT)
-    tests = [t for t in sorted((ROOT / "tests" / "methods").glob("test_*.py")) if t.name not in EVERYONE]
-    named = {t: (method.name in t.stem, t.read_text("utf-8").count(f'"{method.name}"')) for t in tests}
-    test = max(named, key=lambda t: named[t])
-    link = f"[code]({code.as_posix()})"
-    return f"{link}, [tests]({test.relative_to(ROOT).as_posix()})" if any(named[test]) else link
+    """Return links to the method's file and to the test file that declares it, or is named after it."""
+    code = Path(inspect.getfile(method))
+    test = proofs().DECLARED_IN.get(method.name, ROOT / "tests" / "methods" / f"test_{code.name}")
+    return ", ".join(
+        f"[{text}]({f.relative_to(ROOT).as_posix()})" for text, f in (("code", code), ("tests", test))
+    )
 
 
 def insert(page: str, made: str) -> str:

@@ -86,7 +86,7 @@ def test_a_method_is_shown_with_all_that_its_file_says() -> None:
     for part in (
         "Li et al., ICML 2021", "family: two models", "on the client: whole model", "number (≥ 0)",
         "min over v_i:  F_i(v_i) + (λ/2)‖v_i − w*‖²", "- personal model, lam=0.0: personal model of local",
-        "tests/methods/test_method_reductions.py", "tests/methods/test_closed_forms.py",
+        "tests/methods/test_method_reductions.py", "tests/methods/test_two_models.py",
     ):  # fmt: skip
         assert part in text
     (found,) = as_json("show", "ditto")

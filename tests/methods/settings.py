@@ -144,12 +144,11 @@ def declared(file: Path) -> dict[str, Row]:
     return {}
 
 
-ROWS = {
-    name: row
-    for file in sorted(Path(__file__).parent.glob("test_*.py"))
-    for name, row in declared(file).items()
-}
+DECLARATIONS = {file: declared(file) for file in sorted(Path(__file__).parent.glob("test_*.py"))}
+ROWS = {name: row for rows in DECLARATIONS.values() for name, row in rows.items()}
 """Method -> what it declares."""
+DECLARED_IN = {name: file for file, rows in DECLARATIONS.items() for name in rows}
+"""Method -> its test file."""
 REDUCTIONS = {name: row.same for name, row in ROWS.items() if row.same}
 REMARKS = {name: row.remarks for name, row in ROWS.items() if row.remarks}
 ELSEWHERE = {name: row.proved for name, row in ROWS.items() if row.proved}
