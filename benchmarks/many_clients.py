@@ -76,7 +76,7 @@ def federation(registered: int) -> Any:
 def draw(registered: int) -> dict[str, Any]:
     """Process seconds of drawing the samples of so many clients into the cache folder."""
     imported()
-    from tailorfl.data.synthetic_classes import synthetic_digits
+    from tailorfl.data.synthetic import synthetic_digits
 
     begin = time.process_time()
     synthetic_digits(clients=registered, samples=SAMPLES, on_disk=True)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tailorfl.data.locations import data_file
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
+from tailorfl.data.storage import data_file
 from tailorfl.models.registry import build
 from tailorfl.models.weights import load_weights
 

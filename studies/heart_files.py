@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tailorfl.data.hospitals import HEART_CENTRES
-from tailorfl.data.locations import data_file
+from tailorfl.data.cross_silo import HEART_CENTRES
+from tailorfl.data.storage import data_file
 from tailorfl.errors import DataError
 
 COLUMNS = (

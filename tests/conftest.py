@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tailorfl import modules
-from tailorfl.data.locations import data_file
+from tailorfl.data.storage import data_file
 from tailorfl.engines import auto
 from tailorfl.errors import DataError
 from tailorfl.report import plots

@@ -166,7 +166,7 @@ def test_the_package_imports_no_study():
     ]
 
 
-ADAPTERS = {ROOT / "deploy" / f"{name}.py" for name in ("flower", "flower_client", "flower_server")}
+ADAPTERS = {ROOT / "deploy" / f"{name}.py" for name in ("flower_client", "flower_server")}
 """Modules that are nothing but the way to an optional package, and are imported in functions themselves."""
 
 

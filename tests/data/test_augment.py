@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tailorfl.data.augment import PADDING, augment
 from tailorfl.data.build import build
-from tailorfl.data.source import Source
+from tailorfl.data.source import PADDING, Source, augment
 from tailorfl.errors import ConfigError, DataError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

@@ -15,9 +15,8 @@ from tailorfl import modules
 from tailorfl.data import build as build_module
 from tailorfl.data.build import build
 from tailorfl.data.dealing import Dealt, split_in_turn
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import Federation, weaknesses
 from tailorfl.data.source import Source
-from tailorfl.data.validate import weaknesses
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.partition import available
 from tailorfl.partition.rows import Rows

@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tailorfl.data import corruptions
-from tailorfl.data.corruptions import KINDS, _corrupted, corrupted_sets
+from tailorfl.data import shifts
+from tailorfl.data.shifts import KINDS, _corrupted, corrupted_sets
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
 from tailorfl.settings.data import CorruptionConfig
@@ -109,7 +109,7 @@ class TestWithoutThePackage:
                 noise = np.random.default_rng(seed).integers(0, 100, image.shape)
             return (image.astype(np.int64) // 2 + noise).astype(np.uint8)
 
-        monkeypatch.setattr(corruptions, "_library", lambda: corrupt)
+        monkeypatch.setattr(shifts, "_library", lambda: corrupt)
 
     def test_the_same_seed_gives_the_same_images_and_another_seed_others(self) -> None:
         options = {"kinds": ("fog", "glass_blur"), "severities": [1, 2]}

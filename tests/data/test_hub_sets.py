@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from docs.blocks import blocks, commands
 from tailorfl.cli.main import app
-from tailorfl.data import cache, hub_sets
+from tailorfl.data import hub_sets, storage
 from tailorfl.data.build import build
 from tailorfl.data.hub_sets import HUB_SETS, WINDOW
 from tailorfl.data.registry import load_source
@@ -94,7 +94,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes])
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No data folder, cache and hub but the test's own."""
     monkeypatch.setenv("TAILORFL_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "converted"))
+    monkeypatch.setenv(storage.CACHE_VARIABLE, str(tmp_path / "converted"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

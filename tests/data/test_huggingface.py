@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tailorfl.data import cache, huggingface
+from tailorfl.data import huggingface, storage
 from tailorfl.data.build import build
 from tailorfl.data.folder import from_folder
 from tailorfl.data.own import from_datasets, from_table
@@ -48,7 +48,7 @@ def stored(frame: pd.DataFrame, file: Path) -> str:
 def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Several blocks of rows, and a cache of the test's own."""
     monkeypatch.setattr(huggingface, "ROWS", 7)
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(storage.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
 
 

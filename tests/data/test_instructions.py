@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from tailorfl.data.build import build
-from tailorfl.data.instructions import FLAN8, kept_options, part_of, split_options
+from tailorfl.data.instructions import FLAN8, kept_options, part_of, rouge1, split_options
 from tailorfl.data.registry import load_source
-from tailorfl.data.rouge import rouge1
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import load_tokenizer
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
@@ -229,10 +228,10 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_credit_needs_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailorfl.data import rouge
+    from tailorfl.data import instructions
 
-    rouge._scorer.cache_clear()
-    rouge.rouge1.cache_clear()
+    instructions._scorer.cache_clear()
+    instructions.rouge1.cache_clear()
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     with pytest.raises(MissingExtraError, match=r"'rouge-score'.*pip install .*'transformers"):
         load_source("instructions", path=folder)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tailorfl.data.locations import data_file, data_folders
 from tailorfl.data.registry import load_source, sources
 from tailorfl.data.source import Source, check_finite
+from tailorfl.data.storage import data_file, data_folders
 from tailorfl.errors import ConfigError, DataError
 
 NAN = float("nan")

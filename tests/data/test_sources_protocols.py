@@ -11,7 +11,7 @@ import torch
 from sklearn.model_selection import train_test_split
 
 from data import twins
-from tailorfl.data.hospitals import HEART_CENTRES
+from tailorfl.data.cross_silo import HEART_CENTRES
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source, check_finite
 from tailorfl.errors import ConfigError, DataError

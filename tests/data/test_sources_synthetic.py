@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tailorfl.data import cache
+from tailorfl.data import storage
 from tailorfl.data.build import build
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
-from tailorfl.data.synthetic import closed_form, pooled_optimum
-from tailorfl.data.synthetic_classes import synthetic_digits
+from tailorfl.data.synthetic import closed_form, pooled_optimum, synthetic_digits
 from tailorfl.errors import ConfigError
 
 
@@ -196,7 +195,7 @@ class TestDigitsOnDisk:
 
     @pytest.fixture(autouse=True)
     def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+        monkeypatch.setenv(storage.CACHE_VARIABLE, str(tmp_path))
 
     def test_they_are_those_in_memory(self) -> None:
         held, first, later = (synthetic_digits(**self.OPTIONS, on_disk=disk) for disk in (False, True, True))

@@ -10,9 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import Federation, validate, weaknesses
 from tailorfl.data.source import Source
-from tailorfl.data.validate import validate, weaknesses
 from tailorfl.errors import DataError
 
 Ints = NDArray[np.int64]

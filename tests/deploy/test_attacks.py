@@ -23,7 +23,7 @@ from deploy.federation import experiment
 from deploy.running import Field
 from tailorfl.deploy.flower_client import Connection
 from tailorfl.deploy.keys import Tls, client_keys, make_keys, renew, revoke
-from tailorfl.deploy.reaching import in_the_way
+from tailorfl.deploy.running import in_the_way
 from tailorfl.errors import ConfigError, RunError
 
 pytest.importorskip("flwr")

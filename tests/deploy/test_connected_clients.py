@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.federation import Federation
+from deploy.federation import Federation, InProcessTransport
 from deploy.running import until
 from tailorfl.deploy.client_session import member_of
-from tailorfl.deploy.codec import PROTOCOL, VERSION, Packet
 from tailorfl.deploy.connected_clients import ConnectedClients
-from tailorfl.deploy.transport import InProcessTransport, Letter
+from tailorfl.deploy.messages import PROTOCOL, VERSION, Letter, Packet
 
 GOODBYE = Packet("goodbye", {"turned_away": ""})
 

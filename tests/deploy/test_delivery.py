@@ -28,9 +28,8 @@ from deploy.federation import (
     small,
 )
 from tailorfl.deploy.client_state import ClientState
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.messages import Arrival, Letter, Packet
 from tailorfl.deploy.release_log import verified
-from tailorfl.deploy.transport import Arrival, Letter
 
 
 def is_for(letter: Letter, round: int) -> bool:

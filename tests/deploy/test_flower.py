@@ -15,8 +15,8 @@ import pytest
 
 from deploy.running import free_port, until
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, revoke, server_keys
-from tailorfl.deploy.reaching import Reach, in_the_way
-from tailorfl.deploy.transport import Arrival, Letter
+from tailorfl.deploy.messages import Arrival, Letter
+from tailorfl.deploy.running import Reach, in_the_way
 from tailorfl.errors import ConfigError, RunError
 
 pytest.importorskip("flwr")

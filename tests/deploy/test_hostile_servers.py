@@ -14,7 +14,7 @@ import pytest
 from deploy.federation import PRIVATE as NOISE
 from deploy.federation import Federation, asked, experiment, filled, packed, with_facts, with_tensor
 from tailorfl.deploy.client_session import ClientSession, member_of
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.policy import Policy, experiment_digest
 from tailorfl.errors import MessageError
 from tailorfl.settings.experiment import ExperimentConfig

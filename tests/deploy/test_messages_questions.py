@@ -26,7 +26,7 @@ from deploy.federation import (
 )
 from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.client_state import ClientState
-from tailorfl.deploy.codec import PROTOCOL, Packet, failure
+from tailorfl.deploy.messages import PROTOCOL, Packet, failure
 from tailorfl.deploy.policy import Policy
 from tailorfl.errors import RunError
 

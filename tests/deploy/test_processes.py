@@ -15,8 +15,8 @@ from deploy.federation import TRAIN, experiment
 from deploy.running import Field
 from deploy.test_processes_faults import ENOUGH, LONG, all_end, two
 from imported import imported_modules
-from tailorfl.deploy.codec import VERSION
 from tailorfl.deploy.keys import make_keys, revoke
+from tailorfl.deploy.messages import VERSION
 from tailorfl.deploy.policy import experiment_digest
 from tailorfl.deploy.release_log import verified
 from tailorfl.evaluation.protocols import Protocol, evaluate

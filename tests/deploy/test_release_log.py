@@ -30,7 +30,7 @@ from deploy.federation import (
 from tailorfl.cli.main import app
 from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.client_state import StateFolder
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.policy import DEFAULT_POLICY, Policy, experiment_digest, template
 from tailorfl.deploy.release_log import HEAD, HEADS, MISSING, NAME, table_rows, verified
 from tailorfl.errors import ConfigError, RunError

@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
-from deploy.federation import TRAIN, Deployed, deployed, experiment, records_are_equal, same
+from deploy.federation import (
+    TRAIN,
+    Deployed,
+    InProcessTransport,
+    deployed,
+    experiment,
+    records_are_equal,
+    same,
+)
 from methods.settings import NAMES, make
 from methods.settings import row as quick_options
 from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.experiment import for_deployment
 from tailorfl.deploy.serving import host_experiment
-from tailorfl.deploy.transport import InProcessTransport
 from tailorfl.engines.devices import HOST, available
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate

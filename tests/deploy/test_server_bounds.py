@@ -29,7 +29,7 @@ from deploy.federation import (
     with_tensor,
 )
 from deploy.owned import of_files, owners, write_tables
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.messages import Packet
 from tailorfl.errors import RunError
 
 LIAR = 101

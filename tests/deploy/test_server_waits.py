@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.federation import Ask, Federation, Meddle, deployed, is_training, lying, place_of, refusal, small
-from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.membership import take_off
+from tailorfl.deploy.messages import Packet
 from tailorfl.errors import ConfigError, RunError
 
 

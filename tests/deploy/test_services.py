@@ -17,7 +17,7 @@ import yaml
 from deploy.federation import experiment
 from deploy.running import Field, free_port, until
 from tailorfl.cli.main import app
-from tailorfl.deploy.health import exposition, served
+from tailorfl.deploy.running import exposition, served
 from tailorfl.errors import RunError
 
 pytest.importorskip("flwr")

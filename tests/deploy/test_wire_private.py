@@ -14,7 +14,7 @@ from torch import Tensor
 from deploy.federation import Ask, Federation, experiment, job_of, newest, place_of
 from tailorfl.core import method as registry
 from tailorfl.core.client import Client
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.messages import Packet
 from tailorfl.methods.ditto import Ditto
 from tailorfl.runs.build import make_federation
 from tailorfl.settings.experiment import ExperimentConfig

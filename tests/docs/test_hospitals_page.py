@@ -12,7 +12,7 @@ import torch
 from blocks import ROOT, blocks, commands, file_of, invoke
 
 from scripts import loaded
-from tailorfl.data.hospitals import HEART_CENTRES
+from tailorfl.data.cross_silo import HEART_CENTRES
 from tailorfl.errors import DataError
 from tailorfl.export.predict import predict
 from tailorfl.runs.trained_models import restore

@@ -15,7 +15,7 @@ import torch
 
 import tailorfl
 from tailorfl.data.constants import Constants
-from tailorfl.data.hospitals import heart
+from tailorfl.data.cross_silo import heart
 from tailorfl.errors import DataError
 from tailorfl.export.folder import export, loaded
 from tailorfl.export.predict import predict

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tailorfl.core.method import make_method
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import Federation, weaknesses
 from tailorfl.data.scaling import standardised
 from tailorfl.data.source import Source
-from tailorfl.data.validate import weaknesses
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import DataError
 from tailorfl.evaluation.protocols import Protocol, evaluate

@@ -11,7 +11,7 @@ import pytest
 import tailorfl
 from scripts import loaded
 from tailorfl.core.method import methods
-from tailorfl.data.locations import data_file
+from tailorfl.data.storage import data_file
 from tailorfl.errors import DataError
 from tailorfl.report.experiment import run_experiment
 from tailorfl.settings.loading import load, recipes

@@ -10,7 +10,7 @@ import pytest
 
 from scripts import loaded
 from studies.claims.claim import papers
-from tailorfl.data.locations import data_file
+from tailorfl.data.storage import data_file
 from tailorfl.errors import DataError
 from tailorfl.settings.loading import expand, load
 

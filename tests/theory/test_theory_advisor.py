@@ -15,8 +15,7 @@ import torch
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
-from tailorfl.data.synthetic import closed_form, synthetic_linear
-from tailorfl.data.synthetic_classes import synthetic_digits, synthetic_logistic
+from tailorfl.data.synthetic import closed_form, synthetic_digits, synthetic_linear, synthetic_logistic
 from tailorfl.errors import ConfigError, DataError, DivergenceError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

@@ -15,9 +15,8 @@ from methods.small import assert_close
 from tailorfl.core.context import Context
 from tailorfl.core.method import make_method
 from tailorfl.core.server_distill import ServerDistillation
-from tailorfl.data.augment import Augmentation, augment
 from tailorfl.data.federation import Federation
-from tailorfl.data.source import Source
+from tailorfl.data.source import Augmentation, Source, augment
 from tailorfl.engines.make import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model

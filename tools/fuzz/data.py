@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from tailorfl.data.build import build
+from tailorfl.data.federation import weaknesses
 from tailorfl.data.own import from_table, from_tensors
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import Source
-from tailorfl.data.validate import weaknesses
 from tailorfl.errors import TailorflError
 from tailorfl.models.registry import build as build_model
 from tailorfl.models.weights import load_weights, save_weights

@@ -36,7 +36,7 @@ def command(
         dry_run: Show how many rounds have to be replayed, and what they took; train nothing.
     """
     from tailorfl.cli.results import show_result
-    from tailorfl.deploy import unlearning as deployed
+    from tailorfl.deploy.experiment import is_deployed, plan_unlearning
     from tailorfl.report.experiment import run_experiment
     from tailorfl.report.progress import messages, observer
     from tailorfl.runs.extension import resumed
@@ -45,7 +45,7 @@ def command(
     from tailorfl.runs.unlearning import NAME, CertificateWriter, plan
 
     with messages(stderr()):
-        unlearning = deployed.plan(folder, client) if deployed.is_deployed(folder) else plan(folder, client)
+        unlearning = (plan_unlearning if is_deployed(folder) else plan)(folder, client)
     if dry_run:
         _show_plan(unlearning)
         return
@@ -80,7 +80,7 @@ def command(
 
 def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
     """Write the experiment that the clients of a deployment train anew, or certify what they have trained."""
-    from tailorfl.deploy.unlearning import certify, experiment_without
+    from tailorfl.deploy.experiment import certify, experiment_without
     from tailorfl.runs.files import write_text
     from tailorfl.runs.unlearning import NAME
 

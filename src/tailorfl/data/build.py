@@ -1,4 +1,7 @@
-"""From settings to a Federation: load, hold out, deal, split, normalise, add public and shifted sets."""
+"""From settings to a Federation: load, hold out, deal, split, normalise, add public and shifted sets.
+
+The public set are samples without labels that the server and every client may look at.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.random import Generator
 from pydantic import ValidationError
 
 from tailorfl.arguments import check_kind
-from tailorfl.data.corruptions import corrupted_sets
 from tailorfl.data.dealing import (
     Dealt,
     capped,
@@ -26,19 +29,19 @@ from tailorfl.data.dealing import (
     to_be_tested,
     without_clients,
 )
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import Federation, validate
 from tailorfl.data.preparation import plain, prepared
-from tailorfl.data.public import own_public_rows, public_from_rows, public_set, subset
 from tailorfl.data.registry import data_sources, load_source
-from tailorfl.data.shifts import own_shifts
-from tailorfl.data.source import Source
-from tailorfl.data.validate import validate
-from tailorfl.errors import ConfigError
+from tailorfl.data.shifts import corrupted_sets, own_shifts
+from tailorfl.data.source import Source, subset
+from tailorfl.errors import ConfigError, DataError
 from tailorfl.partition.rows import Ints, Rows
 from tailorfl.partition.splits import SplitRule, read_split, split_clients, stream
 from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
 from tailorfl.settings.errors import explain
 
+OWN_SHARE = 0.1
+"""Of the training samples that become a public set from the same source."""
 _SET = DataConfig()
 
 
@@ -158,18 +161,9 @@ def _pool(
     rows = _without(rows, *domains.values())
     own_public = np.empty(0, dtype=np.int64)
     if is_own_public:
-        own_public = own_public_rows(source, rows, config.public_samples, stream(seed, "public"))
+        own_public = _own_public_rows(source, rows, config.public_samples, stream(seed, "public"))
         rows = _without(rows, own_public)
     return rows, own_public, domains
-
-
-def _public(
-    source: Source, rows: Ints, public: str | Source | None, samples: int | None, seed: int
-) -> Source | None:
-    """Return the public set: some rows of the clients' own source, or another source, if there is one."""
-    if len(rows):
-        return public_from_rows(source, rows)
-    return None if public is None else public_set(public, samples, source, seed)
 
 
 def _config(arguments: Mapping[str, Any]) -> DataConfig:
@@ -250,16 +244,81 @@ def _split(source: Source, rows: Ints, dealt: Dealt, rule: SplitRule, rng: Gener
     if rule.source == "official":
         test = Rows.of(()) if dealt.test is None else dealt.test
     elif rule.source == "global":
-        shared = rows[official_part(source)[rows]]
-        test = Rows.shared(shared, len(dealt.rows))
+        test = Rows.shared(rows[official_part(source)[rows]], len(dealt.rows))
     elif rule.source == "classes":
         test = _of_their_classes(source, rows[official_part(source)[rows]], train)
-    return Federation(
-        source=source,
-        train=train,
-        val=val,
-        test=test,
-        names=dealt.names,
-        num_clients=dealt.num_clients,
-        server=dealt.server,
-    )
+    return Federation(source, train, val, test, dealt.names, dealt.num_clients, dealt.server)
+
+
+def _public(
+    source: Source, rows: Ints, public: str | Source | None, samples: int | None, seed: int
+) -> Source | None:
+    """Return the public set: some rows of the clients' own source, or another source, if there is one."""
+    if len(rows):
+        return _public_from_rows(source, rows)
+    return None if public is None else public_set(public, samples, source, seed)
+
+
+def _public_from_rows(source: Source, rows: Ints) -> Source:
+    """Return samples `rows` of a source as a public set, their labels blanked to 0 so that nothing can use them.
+
+    Raises:
+        DataError: for a generation task, whose inputs hold the responses.
+    """
+    if source.task == "generation":
+        raise DataError(
+            f"source '{source.name}' cannot be a public set without labels: the inputs of a generation task hold "
+            "the responses; use form=choice"
+        )
+    labelled = subset(source, rows, f"{source.name} public")
+    return replace(labelled, y=torch.zeros_like(labelled.y), credit=None)
+
+
+def _own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Generator) -> Ints:
+    """Return `samples` of the training rows among `rows`, ascending, to be taken from the clients; default a tenth.
+
+    Raises:
+        DataError: if that leaves no training rows.
+    """
+    training = rows[~official_part(source)[rows]]
+    count = max(1, round(OWN_SHARE * len(training))) if samples is None else samples
+    if count >= len(training):
+        raise DataError(
+            f"a public set of {count} samples leaves nothing of the {len(training)} training samples of "
+            f"source '{source.name}'; use a smaller public_samples"
+        )
+    return np.sort(rng.choice(training, size=count, replace=False))
+
+
+def public_set(public: str | Source, samples: int | None, source: Source, seed: int) -> Source:
+    """Return the public set of a federation of `source`, out of another source.
+
+    Images keep their own set's channel statistics, as in PerAda's released code.
+
+    Args:
+        public: a source or its name.
+        samples: how many samples, drawn at random; None: all.
+        source: the clients', whose models must be able to read the public samples.
+        seed: of the data.
+
+    Raises:
+        DataError: if shapes or tokenizers differ, or there are fewer samples than asked for.
+    """
+    pool = load_source(public) if isinstance(public, str) else public
+    if pool.input_shape != source.input_shape:
+        raise DataError(
+            f"public source '{pool.name}' has samples of shape {list(pool.input_shape)}, but the clients "
+            f"of '{source.name}' have {list(source.input_shape)}; use a public source of the same shape"
+        )
+    if pool.holds_tokens != source.holds_tokens or pool.info.get("tokenizer") != source.info.get("tokenizer"):
+        raise DataError(
+            f"public source '{pool.name}' and the clients' source '{source.name}' are not tokenized alike; give "
+            "both the same tokenizer"
+        )
+    count = len(pool) if samples is None else samples
+    if count > len(pool):
+        raise DataError(
+            f"public source '{pool.name}' has {len(pool)} samples, fewer than public_samples={count}"
+        )
+    rows = np.sort(stream(seed, "public").choice(len(pool), size=count, replace=False))
+    return replace(_public_from_rows(pool, rows), augment=source.augment)

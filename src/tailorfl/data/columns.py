@@ -261,10 +261,7 @@ def filled(name: str, frame: pd.DataFrame, column: str, na_values: Sequence[str]
 
 
 def owned_table(
-    table: str | Path | pd.DataFrame,
-    client: str | None,
-    needed: Sequence[str],
-    **reading: Any,
+    table: str | Path | pd.DataFrame, client: str | None, needed: Sequence[str], **reading: Any
 ) -> tuple[str, pd.DataFrame, pd.Series[Any] | None]:
     """Return (name, frame, whose each row is); of a folder the files are the clients unless a column is named.
 

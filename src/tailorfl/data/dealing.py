@@ -14,7 +14,7 @@ import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from tailorfl.data.federation import Federation
+from tailorfl.data.federation import Federation, client_number
 from tailorfl.data.folder import channel_statistics
 from tailorfl.data.scaling import PRIVATE_SCALING
 from tailorfl.data.source import Source
@@ -271,19 +271,6 @@ def _group_names(rows: Rows, groups: Ints, names: Sequence[str]) -> tuple[str, .
         last_number[group] = last_number.get(group, -1) + 1
         client_names.append(f"{names[group]}-{last_number[group]}")
     return tuple(client_names)
-
-
-def client_number(names: Sequence[str], name: str) -> int:
-    """Return the number of the client that calls itself `name`: by its name in the data, or by its number there.
-
-    Raises:
-        ConfigError: there is none; names the nearest.
-    """
-    if name in names:
-        return list(names).index(name)
-    if name.isdecimal() and int(name) < len(names):
-        return int(name)
-    raise unknown("client", name, list(names))
 
 
 def in_turn(joined: Sequence[Sequence[str]], names: Sequence[str], all_of_them: bool) -> Ints:

@@ -43,10 +43,7 @@ _GREY_MODES = ("1", "L", "LA", "I;16")
 
 @data_source("own images: [train|test/]client/class/image (option path)", name="folder")
 def from_folder(
-    path: str | Path,
-    group: str = "client",
-    size: tuple[int, int] | None = None,
-    scaling: Channels = "train",
+    path: str | Path, group: str = "client", size: tuple[int, int] | None = None, scaling: Channels = "train"
 ) -> Source:
     """Return a source from images at `path/CLIENT/CLASS/IMAGE`, or at `path/train/...` and `path/test/...`.
 

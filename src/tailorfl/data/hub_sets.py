@@ -17,9 +17,9 @@ import torch
 
 from tailorfl.data.columns import numbered
 from tailorfl.data.huggingface import huggingface
-from tailorfl.data.locations import VARIABLE, data_folders
 from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source, labelled
+from tailorfl.data.storage import DATA_VARIABLE, data_folders
 from tailorfl.data.text import TEXTS, reading_of, text_classes, token_info, tokenized
 from tailorfl.data.tokenizers import load_tokenizer
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
@@ -128,7 +128,7 @@ def hub_files(name: str) -> dict[str, str]:
                     f"data set '{name}' ({hub_set.repository} of the Hugging Face hub) is neither in "
                     f"{' or '.join(map(str, data_folders()))} nor in the hub's cache, and cannot be fetched: {error}. "
                     f"Fetch it where the hub can be reached: {hub_set.command} (with --cache-dir into the folder that "
-                    f"{VARIABLE} names)"
+                    f"{DATA_VARIABLE} names)"
                 ) from error
         _check(name, Path(file), hub_set, hub_set.digests.get(part, ""))
         files[part] = file

@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face package `datasets`: from memory, from disk, or streamed into mapped files.
 
 Rows come a thousand at a time and become one array: in memory, or in a file that is mapped and never read whole. What
-was converted once is kept (`tailorfl.data.cache`) and used again.
+was converted once is kept (`tailorfl.data.storage`) and used again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tailorfl.data.cache import cache_folder, cached, key_of, mapped
 from tailorfl.data.columns import filled, make_source, need_columns, numeric, target_columns
 from tailorfl.data.folder import stack_images
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
+from tailorfl.data.storage import cache_folder, cached, key_of, mapped
 from tailorfl.errors import DataError, MissingExtraError, check_known
 from tailorfl.hub import unreachable
 

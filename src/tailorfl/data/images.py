@@ -1,6 +1,6 @@
 """Image sets: MNIST, CIFAR-10, PACS, Tiny-ImageNet, chest X-rays, Omniglot by writer, scikit-learn's digits.
 
-All but the digits are files of the data folder (see `tailorfl.data.locations`); without them MNIST and CIFAR-10 come
+All but the digits are files of the data folder (see `tailorfl.data.storage`); without them MNIST and CIFAR-10 come
 from the Hugging Face hub (`tailorfl.data.hub_sets`). None of them is part of this package, and several may be used for
 research only: read the licence named in each function before sharing anything made from them. Images are uint8
 `[samples, channels, height, width]` with the channel statistics of the training part.
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from tailorfl.archives import load_arrays
 from tailorfl.data.hub_sets import hub_images
-from tailorfl.data.locations import has_data_file, read_data_file
 from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source, labelled
+from tailorfl.data.storage import has_data_file, read_data_file
 from tailorfl.errors import ConfigError, DataError, check_known
 
 Bytes = NDArray[np.uint8]

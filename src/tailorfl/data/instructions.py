@@ -1,22 +1,25 @@
-"""Instructions with answers, as multiple choice or as text to be generated: a user's own, and eight sets of FLAN's."""
+"""Instructions with answers, as multiple choice or as text to be generated, and the ROUGE-1 of an answer.
+
+They are a user's own, or eight sets of FLAN's.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tailorfl.data.locations import data_file
 from tailorfl.data.registry import data_source
-from tailorfl.data.rouge import rouge1
 from tailorfl.data.source import NO_TARGET, Source
+from tailorfl.data.storage import data_file
 from tailorfl.data.text import left_of, numbered, token_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, room_for, shortened, single, stacked
-from tailorfl.errors import ConfigError, DataError, check_known
+from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
 from tailorfl.partition.rows import spread_indices
 
 OPTIONS = "OPTIONS:"
@@ -374,3 +377,34 @@ def kept_options(options: Sequence[str], right: str, slots: int) -> list[str]:
     wrong = [option for option in options if option != right]
     chosen = {wrong[k] for k in spread_indices(len(wrong), slots - 1)} | {right}
     return [option for option in options if option in chosen]
+
+
+class Rouge(NamedTuple):
+    """Shares in [0, 1]."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+@functools.lru_cache(maxsize=1 << 16)  # the same few answers meet each other thousands of times
+def rouge1(text: str, reference: str) -> Rouge:
+    """ROUGE-1 of a text against a reference: the overlap of their words, each counted as often as in both.
+
+    Lower case, no stemming, words of a-z and 0-9 (Lin, 2004, as the package rouge-score computes it). 0 where one of
+    the two has no word.
+
+    Raises:
+        MissingExtraError: if rouge-score is not installed.
+    """
+    score = _scorer().score(reference, text)["rouge1"]
+    return Rouge(float(score.precision), float(score.recall), float(score.fmeasure))
+
+
+@functools.cache
+def _scorer() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as missing:
+        raise MissingExtraError("rouge-score", "text") from missing
+    return RougeScorer(["rouge1"], use_stemmer=False)

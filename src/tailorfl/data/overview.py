@@ -210,10 +210,12 @@ def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...
         Figure("median", "of the median client", float(np.median(sizes))),
         Figure("largest", "of the largest client", float(sizes.max())),
     ]
-    deals = [] if len(sizes) == 1 else _dealt_again(len(sizes), len(flat))
+    rng = np.random.default_rng(0)
+    deals = min(MOST_DEALS, -(-SHUFFLED // len(sizes))) if len(sizes) > 1 else 0
+    random_orders = [rng.permutation(len(flat)) for _ in range(deals)]
 
     def add(key: str, meaning: str, measure: Callable[[Ints], float]) -> None:
-        chance = [measure(owner[deal]) for deal in deals]
+        chance = [measure(owner[order]) for order in random_orders]
         figures.append(Figure(key, meaning, measure(owner), float(np.mean(chance)) if chance else None))
 
     if source.task not in ("generation", "regression", "counts"):
@@ -246,12 +248,6 @@ def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...
             lambda o: between(o, train_values),
         )
     return tuple(figures)
-
-
-def _dealt_again(clients: int, samples: int) -> list[Ints]:
-    """Return some random orders of all training samples."""
-    rng = np.random.default_rng(0)
-    return [rng.permutation(samples) for _ in range(min(MOST_DEALS, -(-SHUFFLED // clients)))]
 
 
 def total_variation(owner: Ints, strata: Ints) -> float:

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from tailorfl.data.federation import PARTS, Federation
-from tailorfl.data.public import subset
 from tailorfl.data.scaling import FITTED_IMAGES, FITTED_TABLE, PRIVATE_SCALING
-from tailorfl.data.source import Source
+from tailorfl.data.source import Source, subset
 from tailorfl.errors import DataError
 from tailorfl.partition.rows import Ints
 
@@ -55,8 +54,8 @@ def source_facts(source: Source) -> dict[str, Any]:
         "name": source.name,
         "task": source.task,
         "outputs": source.outputs,
-        "x": [list(source.x.shape[1:]), _name(source.x.dtype)],
-        "y": [list(source.y.shape[1:]), _name(source.y.dtype)],
+        "x": [list(source.x.shape[1:]), str(source.x.dtype).removeprefix("torch.")],
+        "y": [list(source.y.shape[1:]), str(source.y.dtype).removeprefix("torch.")],
         "mean": None if source.mean is None else list(source.mean),
         "std": None if source.std is None else list(source.std),
         "augment": source.augment,
@@ -77,6 +76,8 @@ def remote_source(facts: Mapping[str, Any]) -> Source:
         x = torch.zeros(1, *x_shape, dtype=getattr(torch, x_type))
         y = torch.zeros(1, *y_shape, dtype=getattr(torch, y_type))
         info = {k: tuple(v) if isinstance(v, list) else v for k, v in facts["info"].items()}
+        if facts.get(FITTED):
+            info[PRIVATE_SCALING] = FITTED_IMAGES if x_type == "uint8" else FITTED_TABLE
         return Source(
             name=facts["name"],
             x=x,
@@ -85,7 +86,7 @@ def remote_source(facts: Mapping[str, Any]) -> Source:
             outputs=int(facts["outputs"]),
             mean=None if facts["mean"] is None else tuple(facts["mean"]),
             std=None if facts["std"] is None else tuple(facts["std"]),
-            info={**info, **_private(facts), REMOTE: True},
+            info={**info, REMOTE: True},
             credit=torch.zeros(1, int(facts["outputs"])) if facts["credit"] else None,
             augment=facts["augment"],
         )
@@ -100,7 +101,6 @@ def remote_federation(
     names: Sequence[str],
     sizes: Mapping[str, Sequence[int]],
     *,
-    num_clients: int | None = None,
     own: tuple[int, ClientSamples] | None = None,
     public: Source | None = None,
     server: Source | None = None,
@@ -111,7 +111,6 @@ def remote_federation(
         source: what a model has to know of the data; its samples are nobody's.
         names: of all clients.
         sizes: for "train", "val" and "test" how many samples each client has.
-        num_clients: how many of them train; by default all.
         own: (number, samples) of the client whose process this is; None on the server.
         public: the public set.
         server: labelled samples of the server's own.
@@ -126,23 +125,5 @@ def remote_federation(
     elif server is not None and len(server):
         source = replace(server, name=source.name, info={**server.info, REMOTE: True})
         server_rows = np.arange(len(server), dtype=np.int64)
-    return Federation(
-        source=source,
-        train=rows["train"],
-        val=rows["val"],
-        test=rows["test"],
-        names=tuple(names),
-        num_clients=len(names) if num_clients is None else num_clients,
-        server=server_rows,
-        public=public,
-    )
-
-
-def _private(facts: Mapping[str, Any]) -> dict[str, Any]:
-    if not facts.get(FITTED):
-        return {}
-    return {PRIVATE_SCALING: FITTED_IMAGES if facts["x"][1] == "uint8" else FITTED_TABLE}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    train, val, test = (rows[part] for part in PARTS)
+    return Federation(source, train, val, test, tuple(names), len(names), server_rows, public)

@@ -1,19 +1,21 @@
-"""One data set, held once: the type that every loader returns and every partition cuts into clients."""
+"""One data set, held once: the type that loaders return, partitions cut into clients and training augments."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from tailorfl.data.augment import augment
-from tailorfl.data.cache import is_known_finite
+from tailorfl.data.storage import is_known_finite
 from tailorfl.errors import DataError, check_known
+from tailorfl.hashing import below, fold_key
+from tailorfl.partition.rows import Ints
 from tailorfl.printable import harmful, visible
 from tailorfl.settings.data import Augmentation
 
@@ -31,6 +33,9 @@ the response, then over samples; `outputs` is the vocabulary.
 
 NO_TARGET = -100
 """The target of a token that a generation task does not predict: of the prompt, and of padding."""
+PADDING = 4
+"""Black pixels around an image before it is cropped to its old size."""
+_STREAM = 0x696D616765  # "image": apart from what else is drawn from the key of a batch, as dropout masks are
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +60,7 @@ class Source:
             tokenizer, how numbers were scaled (`tailorfl.data.scaling`).
         credit: `[samples, outputs]` float32 in [0, 1], of a classification task what each answer would earn;
             None where only the right class earns anything.
-        augment: how uint8 images are changed at random for training, see `tailorfl.data.augment`; nothing else than
+        augment: how uint8 images are changed at random for training, see `augment`; nothing else than
             training and distillation on the server sees changed ones.
 
     Raises:
@@ -343,6 +348,21 @@ def copied(kind: type[S], source: Source, **changes: Any) -> S:
     return copy
 
 
+def subset(source: Source, rows: Ints, name: str) -> Source:
+    """Copy of the samples `rows` as a source of its own, without groups and official split."""
+    taken = torch.from_numpy(rows)
+    return replace(
+        source,
+        name=name,
+        x=source.x[taken],
+        y=source.y[taken],
+        test=None,
+        groups={},
+        group_names={},
+        credit=None if source.credit is None else source.credit[taken],
+    )
+
+
 def strata_of(y: Tensor, task: Task) -> Tensor:
     """Return `[samples]` int64 label by which targets `y` of a task are balanced, see `Source.strata`."""
     if task == "multilabel":
@@ -425,3 +445,39 @@ def clean_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _digits(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+
+
+def augment(x: Tensor, keys: Tensor, kind: Augmentation) -> Tensor:
+    """Return the images `x` [clients, batch, C, H, W] of any dtype, changed at random as `kind` says.
+
+    What happens to an image depends on (key of its client's batch, its place in the batch) alone. So a client sees the
+    same images in every engine, and rows that pad a batch at its end change nothing of the rows before them.
+
+    flip: each is mirrored left to right with probability 1/2. flip_crop: each is also cut out at one of the
+    (2·4 + 1)² places of itself with 4 black (zero) pixels around it, so images that are yet to be normalised get what
+    torchvision's RandomCrop(padding=4) and RandomHorizontalFlip before Normalize give.
+
+    Args:
+        x: the images; [batch, C, H, W] with one key is one client's.
+        keys: int64 [clients], or without axes.
+        kind: none, flip or flip_crop.
+
+    Raises:
+        ConfigError: unknown kind.
+    """
+    check_known("augmentation", kind, get_args(Augmentation))
+    if kind == "none":
+        return x
+    height, width = x.shape[-2:]
+    position_key = fold_key(fold_key(keys, _STREAM)[..., None], torch.arange(x.shape[-4], device=x.device))
+    flipped = below(2, position_key, 0)[..., None] == 1
+    columns = torch.arange(width, device=x.device)
+    columns = torch.where(flipped, columns.flip(0), columns)
+    if kind == "flip":
+        return x.gather(-1, columns[..., None, None, :].expand(x.shape))
+    padded = F.pad(x, (PADDING,) * 4)
+    down, right = (below(2 * PADDING + 1, position_key, number)[..., None] for number in (1, 2))
+    rows = torch.arange(height, device=x.device) + down
+    pixels = rows[..., :, None] * padded.shape[-1] + (columns + right)[..., None, :]
+    chosen = pixels.flatten(-2)[..., None, :].expand(*x.shape[:-2], height * width)
+    return padded.flatten(-2).gather(-1, chosen).reshape(x.shape)

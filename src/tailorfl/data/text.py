@@ -1,29 +1,23 @@
 """Texts with a label: a user's own table of texts, six public sets, and airline tweets by their authors.
 
-The public sets are files of the data folder (see `tailorfl.data.locations`), none of them part of this package; read
+The public sets are files of the data folder (see `tailorfl.data.storage`), none of them part of this package; read
 the terms of each set before sharing anything made from it. Texts become token ids, see `tailorfl.data.tokenizers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
-from tailorfl.data.columns import (
-    filled,
-    make_source,
-    need_columns,
-    owned_table,
-    target_columns,
-    test_column,
-)
-from tailorfl.data.locations import read_data_file
+from tailorfl.data.columns import filled, make_source, need_columns, owned_table, target_columns, test_column
 from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source, Task, labelled
+from tailorfl.data.storage import read_data_file
 from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import reading_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, pair, single, stacked
@@ -242,15 +236,11 @@ def tokenized(name: str, frame: pd.DataFrame, reading: Mapping[str, Any], tokeni
     """
     words, length = load_tokenizer(tokenizer), int(reading["length"])
     first = filled(name, frame, reading["text"]).astype(str)
-    second = reading.get("second")
-    if second is None:
-        rows = [single(words, first_text, length) for first_text in first]
-    else:
-        second_texts = frame[second].astype(object).where(frame[second].notna(), "")
-        rows = [
-            pair(words, first_text, str(second_text), length)
-            if str(second_text)
-            else single(words, first_text, length)
-            for first_text, second_text in zip(first, second_texts, strict=True)
-        ]
+    second: Iterable[Any] = repeat("", len(frame))
+    if (column := reading.get("second")) is not None:
+        second = frame[column].astype(object).where(frame[column].notna(), "").map(str)
+    rows = [
+        pair(words, a, b, length) if b else single(words, a, length)
+        for a, b in zip(first, second, strict=True)
+    ]
     return stacked(rows, length, words.pad, left=left_of(reading["padding"]))

@@ -15,8 +15,8 @@ from torch import Tensor
 from tailorfl.data.federation import PARTS, Federation
 from tailorfl.data.remote_federation import source_facts
 from tailorfl.data.table_files import shared_columns
-from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.connected_clients import QuestionOutcome
+from tailorfl.deploy.messages import Packet
 from tailorfl.errors import ConfigError, DataError, MessageError, TailorflError
 from tailorfl.evaluation.metrics import RANGES
 from tailorfl.evaluation.summary import OF_RECORD, Record

@@ -21,7 +21,9 @@ from tensordict import TensorDict
 from tailorfl.data.federation import PARTS
 from tailorfl.data.remote_federation import remote_federation, remote_source
 from tailorfl.deploy.client_state import NEVER, ClientState, StateFolder
-from tailorfl.deploy.codec import (
+from tailorfl.deploy.local_run import AgreedJob, LocalRun, as_message, hand_over
+from tailorfl.deploy.membership import Agreement
+from tailorfl.deploy.messages import (
     LEFT,
     PROTOCOL,
     SAME_MINOR,
@@ -34,8 +36,6 @@ from tailorfl.deploy.codec import (
     flat,
     uses_as_facts,
 )
-from tailorfl.deploy.local_run import AgreedJob, LocalRun, as_message, hand_over
-from tailorfl.deploy.membership import Agreement
 from tailorfl.deploy.own_data import DataShare
 from tailorfl.deploy.own_files import FileOfAnyKind, own_data
 from tailorfl.deploy.policy import DEFAULT_POLICY, NO_CONSENT, Consent, Policy, described
@@ -92,13 +92,8 @@ class ClientSession:
         policy: Policy = DEFAULT_POLICY,
         consent: Consent = NO_CONSENT,
     ) -> None:
-        self.data, self.folder, self.policy, self.consent, self._notify = (
-            data,
-            folder,
-            policy,
-            consent,
-            notify,
-        )
+        self.data, self.folder, self._notify = data, folder, notify
+        self.policy, self.consent = policy, consent
         self._has_file = not isinstance(data, DataShare)
         self._state = StateFolder(folder)
         self._jobs: dict[str, AgreedJob] = {}
@@ -217,11 +212,8 @@ class ClientSession:
 
     def _summarise(self, question: Packet) -> Release:
         config, digest = self._admitted(question.fact("experiment", dict))
-        names, rows, seed = (
-            question.fact("names", list),
-            question.fact("rows", list),
-            question.fact("seed", int),
-        )
+        names, rows = question.fact("names", list), question.fact("rows", list)
+        seed = question.fact("seed", int)
         self.policy.check_federation(names, rows)
         if self.data.name not in names or seed not in config.seeds:
             raise MessageError(

@@ -26,8 +26,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.membership import Agreement
+from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.release_log import ReleaseLog
 from tailorfl.errors import MessageError, RunError
 from tailorfl.runs import checkpoints

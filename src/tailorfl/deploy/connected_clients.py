@@ -10,8 +10,18 @@ from typing import Literal
 
 import torch
 
-from tailorfl.deploy.codec import LARGEST, PROTOCOL, SAME_MINOR, VERSION, Packet, compatible
-from tailorfl.deploy.transport import Arrival, Kind, Letter, Transport
+from tailorfl.deploy.messages import (
+    LARGEST,
+    PROTOCOL,
+    SAME_MINOR,
+    VERSION,
+    Arrival,
+    Letter,
+    LetterKind,
+    Packet,
+    Transport,
+    compatible,
+)
 from tailorfl.errors import MessageError, first_few
 
 log = logging.getLogger(__name__)
@@ -22,7 +32,7 @@ HELLO_SECONDS = 60.0
 """How long a new node may take to say who it is."""
 DOUBT_SECONDS = 15.0
 """How long a client may take to say that it is there, where another one has come under its name."""
-KINDS: dict[str, Kind] = {"train": "train", "evaluate": "evaluate", "finish": "evaluate"}
+KINDS: dict[str, LetterKind] = {"train": "train", "evaluate": "evaluate", "finish": "evaluate"}
 
 Fate = Literal["answered", "refused", "late", "lost", "unavailable"]
 """The outcome of a question: an answer; a refusal, by either side; none in time; the node or the post failed; nobody

@@ -1,4 +1,13 @@
-"""The client's side of Flower: a connection that fetches letters and sends their answers."""
+"""Flower as the post, and the client's side of it: a connection that fetches letters and sends their answers.
+
+Of Flower, its link state and Fleet API run in the server's process (`flower_server`), its Fleet client in the client's.
+Only in these two modules is Flower known, by parts of it that are not its public interface: `pyproject.toml` says which
+versions are meant, and `tests/deploy/test_flower.py` holds them to what is needed. Flower's other abilities (its
+Control and Runtime API, apps that are sent and run, the installation of packages) are not served, called or imported.
+
+A node is one process of a client. It makes a key that lasts as long as it does, registers with it, and asks for
+messages; whose it is, is said by the certificate of its connection. Times are measured by clocks that do not jump.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +15,21 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tailorfl.deploy.codec import LARGEST
-from tailorfl.deploy.flower import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
+import numpy as np
+
 from tailorfl.deploy.keys import Tls
+from tailorfl.deploy.messages import LARGEST
 from tailorfl.errors import MissingExtraError, RunError
 
 try:
     import httpx
-    from flwr.app import Message
+    from flwr.app import Array, ArrayRecord, Message, RecordDict
+    from flwr.app.message.message import remove_content_from_message
     from flwr.common.serde import message_from_proto, message_to_proto
     from flwr.proto.fleet_pb2 import (
         ActivateNodeRequest,
@@ -30,7 +41,11 @@ try:
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
     from flwr.proto.node_pb2 import Node
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_tree,
+        iterate_object_tree,
+    )
     from flwr.supercore.inflatable.inflatable_protobuf_utils import (
         make_pull_object_fn_protobuf,
         make_push_object_fn_protobuf,
@@ -39,10 +54,14 @@ try:
         ObjectPullError,
         ObjectPushError,
         ObjectUnavailableError,
+        inflate_object_from_contents,
     )
     from flwr.supernode.fleet_http_client import FleetHttpClient
 except ImportError as error:
     raise MissingExtraError("flwr", "deploy") from error
+
+for _name in ("flwr", "uvicorn", "httpx"):  # they print every call
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +69,35 @@ HEARTBEAT_SECONDS = 4.0
 """A client is heard of at least so often, also while it computes."""
 CALL_SECONDS = 30.0
 """How long one request may take."""
+RECORD, NAME = "packet", "bytes"
+BESIDE = 2**20
+"""Bytes of a message beside its packet."""
+LARGEST_REQUEST = 2**24
+"""Bytes of one request: Flower sends arrays in pieces of 5 MiB."""
+COUNTED = ("messages_total", "answers_total", "bytes_down_total", "bytes_up_total")
+"""Numbers that both sides count: packets of the server, those of clients, and their bytes."""
+
+
+def content(body: bytes) -> RecordDict:
+    """Return bytes as the content of a message: one array in one record."""
+    return RecordDict({RECORD: ArrayRecord({NAME: Array(np.frombuffer(body, dtype=np.uint8))})})
+
+
+def in_parts(message: Message) -> tuple[Message, Any, Mapping[str, Any]]:
+    """Return a message as Flower sends it: without its content, the tree of what belongs to it, and that by name."""
+    message.metadata.__dict__["_message_id"] = message.object_id
+    parts = get_all_nested_objects(message)
+    return remove_content_from_message(message), get_object_tree(message), parts
+
+
+def body_of(message_id: str, parts: dict[str, bytes]) -> bytes:
+    """Return the bytes in the parts of a message. Raises ValueError where there are none."""
+    message: Any = inflate_object_from_contents(message_id, parts)
+    record = message.content.array_records.get(RECORD) if message.has_content() else None
+    if record is None or list(record) != [NAME]:
+        raise ValueError("a message holds no packet")
+    body: bytes = record[NAME].numpy().astype(np.uint8).tobytes()
+    return body
 
 
 class UnreachableError(Exception):
@@ -137,10 +185,8 @@ class Connection:
         """Send the answer to a letter. Raises ForgottenError where the server does not wait for it any more."""
         about = question.message.metadata
         message = Message(content(body), reply_to=question.message)
-        message.metadata.created_at, message.metadata.ttl = (
-            about.created_at,
-            about.ttl,
-        )  # by the server's clock
+        # by the server's clock
+        message.metadata.created_at, message.metadata.ttl = about.created_at, about.ttl
         header, tree, parts = in_parts(message)
         request = PushMessagesRequest(
             node=self._node,
@@ -167,14 +213,12 @@ class Connection:
     # -- calls ----------------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-
         key = secrets.token_bytes(32)  # Flower's name for it; what proves who this is, is the certificate
         self._calls.RegisterNode(RegisterNodeFleetRequest(public_key=key))
         node = self._calls.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
         self._node = Node(node_id=node.node_id)
 
     def _leave(self) -> None:
-
         node, self._node = self._node, None
         if node is None:
             return

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tailorfl.deploy.codec import LARGEST
-from tailorfl.deploy.flower import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
+from tailorfl.deploy.flower_client import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
 from tailorfl.deploy.keys import Tls
-from tailorfl.deploy.transport import Arrival, Letter
+from tailorfl.deploy.messages import LARGEST, Arrival, Letter
 from tailorfl.errors import MissingExtraError, RunError
 
 try:
@@ -159,7 +158,6 @@ class Link:
         return [self._sent(letter, seconds) if letter.node in nodes else "" for letter in letters]
 
     def _sent(self, letter: Letter, seconds: float) -> str:
-
         message = Message(
             content(letter.body), letter.node, letter.kind, ttl=FOREVER, group_id=secrets.token_hex(8)
         )
@@ -260,7 +258,6 @@ class Link:
                 del self._owners[key]
 
     def _application(self) -> FastAPI:
-
         app = FastAPI(
             openapi_url=None,
             docs_url=None,
@@ -389,9 +386,7 @@ def _gate(app: ASGIApp, turned_away: Admitted) -> ASGIApp:
 
 
 def _checked(
-    app: ASGIApp,
-    check: Callable[[Any, str, int], tuple[int, str]],
-    heard: Callable[[Any, str, int], None],
+    app: ASGIApp, check: Callable[[Any, str, int], tuple[int, str]], heard: Callable[[Any, str, int], None]
 ) -> ASGIApp:
     """Return an application that asks before a call whether the certificate's holder may make it, and notes calls."""
 

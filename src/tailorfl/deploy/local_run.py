@@ -13,7 +13,7 @@ from torch import Tensor
 from tailorfl.core.messages import PerClient
 from tailorfl.data.remote_federation import client_samples, source_facts
 from tailorfl.deploy.client_state import ClientState
-from tailorfl.deploy.codec import RefusalError
+from tailorfl.deploy.messages import RefusalError
 from tailorfl.errors import MessageError, ModelError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import Record

@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import PARTS
-from tailorfl.deploy.codec import structure
+from tailorfl.deploy.messages import structure
 from tailorfl.errors import ConfigError, MessageError, RunError, unknown
 from tailorfl.rounds.groups import why_fixed
 from tailorfl.rounds.simulation import Simulation

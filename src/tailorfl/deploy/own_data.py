@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-from tailorfl.data.dealing import client_number
-from tailorfl.data.federation import Federation
-from tailorfl.data.public import public_set
+from tailorfl.data.build import public_set
+from tailorfl.data.federation import Federation, client_number
 from tailorfl.data.remote_federation import ClientSamples, client_samples, source_facts
 from tailorfl.data.source import Source
 from tailorfl.data.summaries import JsonRecord
@@ -20,45 +19,6 @@ from tailorfl.partition.splits import own_rows, read_split
 from tailorfl.runs.build import make_federation
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
-
-
-class OwnData(Protocol):
-    """Where a client's samples come from."""
-
-    name: str
-
-    def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
-        """Return what the server is told first, and nothing else of the samples, as JSON can hold it.
-
-        "index" and "total" are the client's number and how many clients there are, where the experiment's own data give
-        them, else None. "sizes" has the numbers of samples in "train", "val" and "test", or those of an own file before
-        it is split in "all". "source" is that of `tailorfl.data.remote_federation.source_facts`; of an own file it has
-        the names of the features.
-
-        Raises:
-            DataError: the samples do not fit the experiment.
-        """
-
-    def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
-    ) -> tuple[dict[str, int], dict[str, Any]]:
-        """Return (the sizes of "train", "val" and "test", a summary) of the client's own file.
-
-        Args:
-            config: the experiment.
-            seed: of the job.
-            number: of this client.
-            rows: how many samples each client has.
-
-        Raises:
-            PolicyError: the summary would tell of too few rows.
-        """
-
-    def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Return the samples as the client `number` of the federation has them, prepared as those of all."""
-
-    def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Return the public set of the experiment; `source` is what a model has to know of the samples."""
 
 
 @dataclass
@@ -71,12 +31,12 @@ class DataShare:
     name: str
     _cache: tuple[Any, Federation] | None = field(default=None, repr=False)
 
-    def of_kind(self, data: DataConfig) -> OwnData:
+    def of_kind(self, data: DataConfig) -> DataShare:
         """Return itself, whatever the kind of the data."""
         return self
 
     def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
-        """Return what the server is told."""
+        """Return what the server is told, see `OwnFile.described`."""
         federation = self._federation(config, seed)
         number = client_number(federation.names, self.name)
         sizes = client_samples(federation, number).sizes
@@ -151,7 +111,16 @@ class OwnFile(ABC):
         """
 
     def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
-        """Return how many samples there are, and the names of features."""
+        """Return what the server is told first, and nothing else of the samples, as JSON can hold it.
+
+        "index" and "total" are the client's number and how many clients there are, where the experiment's own data give
+        them (`DataShare`), else None. "sizes" has the numbers of samples in "train", "val" and "test", or those of an
+        own file before it is split in "all". "source" is that of `tailorfl.data.remote_federation.source_facts`; of an
+        own file it has the names of the features.
+
+        Raises:
+            DataError: the samples do not fit the experiment.
+        """
         source = self.source(config.data)
         sizes, features = {"all": len(source)}, list(source.info.get("features", ()))
         return {"index": None, "total": None, "sizes": sizes, "source": {"features": features}}
@@ -159,13 +128,26 @@ class OwnFile(ABC):
     def summary(
         self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
     ) -> tuple[dict[str, int], dict[str, Any]]:
-        """Return the sizes of this client's parts, and what is told of its samples."""
+        """Return (the sizes of "train", "val" and "test", a summary) of the client's own file.
+
+        Args:
+            config: the experiment.
+            seed: of the job.
+            number: of this client.
+            rows: how many samples each client has.
+
+        Raises:
+            PolicyError: the summary would tell of too few rows.
+        """
         samples = self.parts(config, seed, number, rows)
         self.policy.check_summary(samples.source, len(samples.train))
         return samples.sizes, self.summarised(config.data, samples).to_dict()
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Return the public set, out of a source that every client can read."""
+        """Return the public set, out of a source that every client can read.
+
+        `source` is what a model has to know of the samples.
+        """
         if config.data.public is None:
             return None
         return public_set(config.data.public, config.data.public_samples, source, seed)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tailorfl.deploy.codec import Packet, structure, uses_as_facts, uses_from_facts
+from tailorfl.deploy.messages import Packet, structure, uses_as_facts, uses_from_facts
 from tailorfl.errors import MessageError, MissingExtraError, RunError, TailorflError, first_few
 from tailorfl.privacy.accounting import epsilon
 from tailorfl.privacy.ledger import Uses

@@ -29,9 +29,9 @@ from tailorfl.deploy.checks import (
     unlike_the_others,
 )
 from tailorfl.deploy.client_state import NEVER
-from tailorfl.deploy.codec import LEFT, Packet, all_finite, flat, same_shape, uses_from_facts
 from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, named
 from tailorfl.deploy.membership import DescribedClients, Membership, agreement_of
+from tailorfl.deploy.messages import LEFT, Packet, all_finite, flat, same_shape, uses_from_facts
 from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import DivergenceError, MessageError, RunError, TailorflError
 from tailorfl.evaluation.predictions import Kept

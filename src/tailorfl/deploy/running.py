@@ -1,18 +1,26 @@
-"""What `tailorfl server` and `tailorfl client` do: one process a side, and what is said meanwhile."""
+"""What `tailorfl server` and `tailorfl client` do: one process a side, and what is said of it meanwhile.
+
+A client says in words what is in the way of its server. How either is doing, programs that watch over services read at
+127.0.0.1: /healthz and /metrics.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import json
+import socket
+import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tailorfl.deploy.client_session import ClientSession
-from tailorfl.deploy.codec import failure
 from tailorfl.deploy.flower_client import Connection, ForgottenError, ServerMessage, UnreachableError
-from tailorfl.deploy.health import served
-from tailorfl.deploy.keys import Revoked, client_keys, server_keys
-from tailorfl.deploy.reaching import Reach, address
+from tailorfl.deploy.keys import Revoked, Tls, client_keys, server_keys
+from tailorfl.deploy.messages import failure
 from tailorfl.deploy.serving import host_experiment
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
@@ -30,6 +38,13 @@ SILENCE = 60.0
 """After so many seconds without a message a client says once that it is waiting."""
 AGAIN = 1.0
 """Seconds between two tries to reach a server."""
+LOOK_SECONDS, REFUSAL_SECONDS = 5.0, 0.5
+"""How long one look at a server out of reach may take, and how long it is waited for a refusal."""
+_ASKED = b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n"
+_REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")
+"""In the name of what TLS says where it does not take the other side's certificate."""
+State = Callable[[], tuple[str, Mapping[str, float]]]
+"""Returns what is wrong ("" where nothing is), and numbers by name; a name that ends in _total only grows."""
 
 
 def run_server(
@@ -151,7 +166,7 @@ def _answer_all(
                     if idle > SILENCE and not is_waiting:
                         notify(f"no message for {idle:.0f} s; the server may be waiting for other clients")
                         is_waiting = True
-                    time.sleep(_pause(idle))
+                    time.sleep(min(max(idle / PATIENCE, LEAST_PAUSE), LONGEST_PAUSE))
                     continue
                 answer = _answer(member, question, notify)
             connection.send(question, answer)
@@ -172,5 +187,180 @@ def _answer(member: ClientSession, question: ServerMessage, notify: Notify) -> b
     return failure(question.problem, "message").encoded()
 
 
-def _pause(idle: float) -> float:
-    return min(max(idle / PATIENCE, LEAST_PAUSE), LONGEST_PAUSE)
+def address(text: str) -> tuple[str, int]:
+    """Return (host, port). Raises ConfigError where it is no HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"an address is HOST:PORT, such as 127.0.0.1:8000, but is '{text}'")
+    return host.strip("[]"), int(port)
+
+
+def in_the_way(server: str, tls: Tls | None) -> str:
+    """Return why a server cannot be reached now, "" where it can.
+
+    Raises:
+        RunError: it never will be as things stand: one side does not take the other's certificate, or one of them uses
+            TLS and the other does not.
+    """
+    host, port = address(server)
+    try:
+        if tls is None:
+            return _plain_trouble(host, port, server)
+        ended = not _first_bytes(host, port, tls.for_client())
+        return "it ends the connection, as where it does not take this client's certificate" if ended else ""
+    except ssl.SSLCertVerificationError as error:
+        raise RunError(
+            f"the server at {server} does not prove to be the one that this client's keys are for "
+            f"({error.verify_message}); check the address, and that both sides have keys of one authority that still "
+            "hold"
+        ) from error
+    except ssl.SSLError as error:
+        if any(word in (error.reason or "") for word in _REFUSED):
+            raise RunError(
+                f"the server at {server} does not take this client's certificate ({_words(error)}); it needs one of "
+                "the federation's authority that still holds (tailorfl deploy keys --renew)"
+            ) from error
+        if _speaks_plainly(host, port):
+            raise RunError(
+                f"the server at {server} uses no TLS, but this client has keys; start the server with --keys, or this "
+                "client with --insecure"
+            ) from error
+        return f"the TLS connection fails: {error.reason or error}"
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+
+
+def _words(error: ssl.SSLError) -> str:
+    return (error.reason or "").lower().replace("_", " ").partition("alert ")[2] or str(error)
+
+
+def _first_bytes(host: str, port: int, context: ssl.SSLContext) -> bytes:
+    """Return what a server says to a request; only then TLS has taken both sides' certificates."""
+    with (
+        socket.create_connection((host, port), timeout=LOOK_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        secured.settimeout(REFUSAL_SECONDS)
+        with suppress(TimeoutError):
+            return secured.recv(5)  # a refusal of this side's certificate comes unasked
+        secured.settimeout(LOOK_SECONDS)
+        secured.sendall(_ASKED)
+        return secured.recv(5)
+
+
+def _plain_trouble(host: str, port: int, server: str) -> str:
+    if _speaks_plainly(host, port):
+        return ""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    try:
+        _first_bytes(host, port, anybody)
+    except ssl.SSLError as error:
+        if not any(word in (error.reason or "") for word in _REFUSED):
+            return "what listens there does not answer as a server of a federation"
+    raise RunError(
+        f"the server at {server} uses TLS and lets in only clients with keys; give this client's folder of tailorfl "
+        "deploy keys with --keys"
+    )
+
+
+def _speaks_plainly(host: str, port: int) -> bool:
+    """Whether HTTP is spoken without TLS. Raises OSError where nobody listens."""
+    with socket.create_connection((host, port), timeout=LOOK_SECONDS) as connection:
+        try:
+            connection.sendall(_ASKED)
+            return connection.recv(5) == b"HTTP/"
+        except ConnectionResetError:
+            return False
+
+
+class Reach:
+    """Says when a server can no longer be reached, why, and when it can again.
+
+    Args:
+        server: HOST:PORT.
+        tls: what secures the connection.
+        notify: called with a sentence for the person who looks on.
+    """
+
+    def __init__(self, server: str, tls: Tls | None, notify: Notify) -> None:
+        self._server, self._tls, self._notify = server, tls, notify
+        self.trouble = ""
+        """Why it could not be reached at the last try, "" where it could."""
+
+    def failed(self, reason: str) -> None:
+        """Note that a call has failed.
+
+        Raises:
+            RunError: all will as things stand, see `in_the_way`.
+        """
+        trouble = in_the_way(self._server, self._tls) or reason
+        if trouble != self.trouble:
+            self._notify(
+                f"the server at {self._server} cannot be reached: {trouble}; it is tried until it can"
+            )
+        self.trouble = trouble
+
+    def succeeded(self) -> None:
+        """Note that a call was answered."""
+        if self.trouble:
+            self._notify(f"the server at {self._server} can be reached")
+        self.trouble = ""
+
+
+@contextmanager
+def served(port: int | None, state: State) -> Iterator[None]:
+    """Answers at a port of this machine meanwhile; None: nowhere.
+
+    GET /healthz has status 200, or 503 and what is wrong; GET /metrics the numbers as Prometheus reads them.
+
+    Raises:
+        RunError: the port is taken.
+    """
+    if port is None:
+        yield
+        return
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            trouble, numbers = state()
+            if self.path == "/healthz":
+                text = json.dumps({"status": trouble or "ok"})
+                self._answer(503 if trouble else 200, "application/json", text)
+            elif self.path == "/metrics":
+                self._answer(
+                    200, "text/plain; version=0.0.4", exposition({"up": float(not trouble), **numbers})
+                )
+            else:
+                self._answer(404, "text/plain", "there are /healthz and /metrics\n")
+
+        def _answer(self, status: int, kind: str, text: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: who watches asks every few seconds."""
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise RunError(f"cannot listen at 127.0.0.1:{port} (--health): {error.strerror}") from error
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def exposition(numbers: Mapping[str, float]) -> str:
+    """Return numbers as Prometheus reads them."""
+    lines: list[str] = []
+    for name, value in numbers.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# TYPE tailorfl_{name} {kind}", f"tailorfl_{name} {value:.17g}"]
+    return "\n".join(lines) + "\n"

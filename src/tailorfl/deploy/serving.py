@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailorfl.data.dealing import client_number
-from tailorfl.data.federation import PARTS, Federation
-from tailorfl.data.public import public_set, subset
+from tailorfl.data.build import public_set
+from tailorfl.data.federation import PARTS, Federation, client_number
 from tailorfl.data.remote_federation import remote_federation, remote_source
-from tailorfl.data.source import Source
+from tailorfl.data.source import Source, subset
 from tailorfl.data.summaries import JsonRecord
 from tailorfl.data.table_files import name_lacking, shared_columns
 from tailorfl.deploy.checks import (
@@ -26,13 +25,12 @@ from tailorfl.deploy.checks import (
     unfit,
     usable,
 )
-from tailorfl.deploy.codec import Packet
 from tailorfl.deploy.connected_clients import ConnectedClients, goodbye, named
 from tailorfl.deploy.experiment import for_deployment
 from tailorfl.deploy.membership import DescribedClients, Membership, Sizes, agreement_of, why_nobody_joins
+from tailorfl.deploy.messages import Packet, Transport
 from tailorfl.deploy.own_files import kind_of
 from tailorfl.deploy.remote_rounds import LOOK, OTHER_SETTINGS, RemoteRounds, evaluate_remotely
-from tailorfl.deploy.transport import Transport
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailorfl.data.rouge import rouge1
+from tailorfl.data.instructions import rouge1
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer
 from tailorfl.errors import DataError, ModelError

@@ -1,9 +1,9 @@
-"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in five files.
+"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in four files.
 
 `skew`: iid, quantity, dirichlet, dirichlet_perada. `classes`: labels_per_client, class_groups, shards, classes_prob,
-fedclup_classes. `groups`: natural, domain. `published`: niid_bench, sorted_shards. `flower`: those of
-Flower Datasets. A recipe is a function `(strata, clients, rng, *, test, **options) -> Deal` that looks at labels (or
-group ids) only; everything random comes from `rng`.
+fedclup_classes. `groups`: natural, domain. `published`: niid_bench, sorted_shards, those of Flower Datasets.
+A recipe is a function `(strata, clients, rng, *, test, **options) -> Deal` that looks at labels (or group ids) only;
+everything random comes from `rng`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,10 @@ from typing import Any
 from numpy.random import Generator
 
 from tailorfl.errors import DataError, check_known
-from tailorfl.partition.classes import (
-    class_groups,
-    classes_prob,
-    fedclup_classes,
-    labels_per_client,
-    shards,
-)
+from tailorfl.partition.classes import class_groups, classes_prob, fedclup_classes, labels_per_client, shards
 from tailorfl.partition.deal import Deal
-from tailorfl.partition.flower import flwr
 from tailorfl.partition.groups import domain, natural
-from tailorfl.partition.published import niid_bench, sorted_shards
+from tailorfl.partition.published import flwr, niid_bench, sorted_shards
 from tailorfl.partition.rows import Ints
 from tailorfl.partition.skew import dirichlet, dirichlet_perada, iid, quantity
 

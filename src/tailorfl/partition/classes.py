@@ -7,15 +7,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tailorfl.errors import DataError, check_known
-from tailorfl.partition.deal import (
-    NOBODY,
-    Deal,
-    Floats,
-    assign,
-    compress,
-    require_whole,
-    share_out,
-)
+from tailorfl.partition.deal import NOBODY, Deal, Floats, assign, compress, require_whole, share_out
 from tailorfl.partition.rows import Ints
 
 CUTS = ("none", "drawn", "sorted")
@@ -48,13 +40,7 @@ def labels_per_client(
 
 
 def class_groups(
-    strata: Ints,
-    clients: int,
-    rng: Generator,
-    *,
-    test: Ints | None = None,
-    groups: int = 4,
-    classes: int = 3,
+    strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None, groups: int = 4, classes: int = 3
 ) -> Deal:
     """Clients in groups: those of one hold the same `classes` distinct classes, equally shared by all who hold them.
 
@@ -235,9 +221,7 @@ class _Pool:
             )
         self.strata, self.test, _ = compress(strata, test)
         self.sizes = np.bincount(self.strata, minlength=self.count)
-        self.test_sizes = np.bincount(
-            self.test if self.test is not None else np.empty(0, dtype=np.int64), minlength=self.count
-        )
+        self.test_sizes = np.bincount([] if self.test is None else self.test, minlength=self.count)
 
     def deal(self, weights: Floats, slots: Ints, rng: Generator) -> Deal:
         """Cut every class by `weights` `[classes, clients]`, both parts alike.

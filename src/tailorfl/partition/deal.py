@@ -120,6 +120,25 @@ def count_table(owner: Ints, strata: Ints, count: int, clients: int) -> Ints:
     return np.bincount(cells, minlength=count * clients).reshape(count, clients).astype(np.int64)
 
 
+def assign_alike(
+    test: Ints | None, owner: Ints, strata: Ints, count: int, clients: int, rng: Generator
+) -> Ints | None:
+    """Return the owners of an official test part, each stratum in the proportions of its training samples.
+
+    Args:
+        test: `[test samples]` int64 strata in 0..count-1; None where there is no such part.
+        owner: `[samples]` int64 client of each training sample, or NOBODY.
+        strata: `[samples]` int64 stratum of each training sample.
+        count: number of strata.
+        clients: number of clients.
+        rng: source of randomness.
+    """
+    if test is None:
+        return None
+    realised = count_table(owner, strata, count, clients).astype(np.float64)
+    return assign(test, cut(np.bincount(test, minlength=count), realised), rng)
+
+
 def log_dirichlet(alpha: float, shape: tuple[int, ...], rng: Generator) -> Floats:
     """Logarithms, up to a constant per row, of symmetric Dirichlet(alpha) draws along the last axis.
 

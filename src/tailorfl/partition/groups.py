@@ -8,15 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from tailorfl.errors import DataError
-from tailorfl.partition.deal import (
-    NOBODY,
-    Deal,
-    are_small,
-    assign,
-    present,
-    require_whole,
-    share_out,
-)
+from tailorfl.partition.deal import NOBODY, Deal, are_small, assign, present, require_whole, share_out
 from tailorfl.partition.rows import Ints
 
 log = logging.getLogger(__name__)

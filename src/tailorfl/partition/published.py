@@ -1,18 +1,22 @@
-"""Partitions of published benchmarks, drawn step by step as their released code draws them."""
+"""Partitions of others: NIID-Bench and sorted shards, drawn as their released code draws them, and Flower Datasets."""
 
 from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
-from tailorfl.errors import DataError, check_known
+from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
 from tailorfl.partition.deal import (
     NOBODY,
     Deal,
-    assign,
+    assign_alike,
     compress,
-    count_table,
-    cut,
+    positions_of,
     require_alpha,
     require_enough,
     require_whole,
@@ -106,12 +110,7 @@ def niid_bench(
             f"partition 'niid_bench' found no deal with min_size={min_size} samples for each of {clients} clients; use "
             "fewer clients, a larger alpha or a smaller min_size"
         )
-    test_owner = None
-    if test_ids is not None:
-        dealt = owner != NOBODY
-        realised = count_table(owner[dealt], ids[dealt], count, clients).astype(np.float64)
-        test_owner = assign(test_ids, cut(np.bincount(test_ids, minlength=count), realised), rng)
-    return Deal.of(owner, test_owner, clients)
+    return Deal.of(owner, assign_alike(test_ids, owner, ids, count, clients, rng), clients)
 
 
 def _by_shard(labels: Ints, client_of_shard: Ints) -> Ints:
@@ -168,3 +167,94 @@ def _labels(ids: Ints, clients: int, classes: int, draws: Generator) -> Ints:
         if holders[label].any():
             owner[positions] = _parts(len(positions), np.flatnonzero(holders[label]))
     return owner
+
+
+COLUMN = "label"
+"""The name of the column of classes for partitioners."""
+_NOT_OURS = ("Partitioner", "IdToSizeFncPartitioner")
+
+
+def flwr(
+    strata: Ints,
+    clients: int,
+    rng: Generator,
+    *,
+    test: Ints | None = None,
+    partitioner: str = "DirichletPartitioner",
+    options: Mapping[str, Any] = {},
+) -> Deal:
+    """Deal samples with a partitioner of Flower Datasets.
+
+    `data.partition: {flwr: DirichletPartitioner, alpha: 0.3}` is the short form. It is given the classes as the
+    column "label", the number of clients, and a seed drawn from that of the data, each only where it takes it and
+    `options` have none. It deals the training part alone.
+
+    Args:
+        strata: `[samples]` int64 class of each sample.
+        clients: number of clients; partitioners that are given sizes have as many as there are sizes.
+        rng: source of the seed.
+        test: refused.
+        partitioner: name of a partitioner class of Flower Datasets.
+        options: arguments of the partitioner.
+
+    Raises:
+        ConfigError: no such partitioner, or one that splits columns, or unknown arguments.
+        DataError: what the partitioner does not accept, a client without samples, or an official test part that
+            would have to be dealt too.
+        MissingExtraError: if `flwr-datasets` is not installed.
+    """
+    if test is not None:
+        raise DataError(
+            "a partitioner of Flower Datasets deals one part, and the source has an official test part too; test on "
+            "all of it (data.split={test: global}) or on a share of the training part (data.split={test: 0.2})"
+        )
+    flower_partitioner = make_partitioner(partitioner, clients, int(rng.integers(2**31)), options)
+    import datasets
+
+    rows = datasets.Dataset.from_dict({COLUMN: strata, "row": np.arange(len(strata))})
+    owner = np.full(len(strata), NOBODY, dtype=np.int64)
+    try:
+        flower_partitioner.dataset = rows
+        number = flower_partitioner.num_partitions
+        for client in range(number):
+            client_rows = np.asarray(flower_partitioner.load_partition(client)["row"][:], dtype=np.int64)
+            if len(client_rows) == 0 or (owner[client_rows] != NOBODY).any():
+                problem = "no samples" if len(client_rows) == 0 else "samples of another client"
+                raise DataError(f"partitioner '{partitioner}' gives client {client} {problem}")
+            owner[client_rows] = client
+    except (ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        raise DataError(f"partitioner '{partitioner}' cannot deal these samples: {error}") from error
+    return Deal(positions_of(owner, number))
+
+
+def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, Any]) -> Any:
+    """Return the partitioner `name` with these arguments, and those that it takes beside them.
+
+    Raises as `flwr`.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # the package would tell its makers of its use
+    try:
+        from flwr_datasets import partitioner as theirs
+    except ImportError as missing:
+        raise MissingExtraError("flwr-datasets", "flwr-data") from missing
+    known_names = [
+        each for each in theirs.__all__ if each not in _NOT_OURS and not each.startswith("Vertical")
+    ]
+    check_known("partitioner of Flower Datasets", name, known_names)
+    function = getattr(theirs, name)
+    takes = [option for option in inspect.signature(function.__init__).parameters if option != "self"]
+    for option in options:
+        check_known(f"option of partitioner '{name}'", option, takes)
+    if options.get("partition_by", COLUMN) != COLUMN:
+        raise ConfigError(
+            f"partitioner '{name}' is given classes as the column '{COLUMN}', so partition_by cannot be "
+            f"{options['partition_by']!r}; clients of a column are data.partition=natural"
+        )
+    ours = {"num_partitions": clients, "partition_by": COLUMN, "seed": seed}
+    arguments = {key: value for key, value in ours.items() if key in takes} | dict(options)
+    try:
+        if "distribution_array" in arguments:
+            arguments["distribution_array"] = np.asarray(arguments["distribution_array"])
+        return function(**arguments)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"partitioner '{name}' does not take {dict(options)}: {error}") from error

@@ -12,8 +12,8 @@ from tailorfl.partition.deal import (
     Deal,
     Floats,
     assign,
+    assign_alike,
     compress,
-    count_table,
     cut,
     log_dirichlet,
     proportions,
@@ -126,11 +126,7 @@ def dirichlet(
     sizes = np.bincount(ids, minlength=classes)
     counts = _best_draw(sizes, clients, alpha, min_size, rng)
     owner = raise_to_minimum(assign(ids, counts, rng), ids, clients, min_size, rng)
-    test_owner = None
-    if test_ids is not None:
-        realised = count_table(owner, ids, classes, clients).astype(np.float64)
-        test_owner = assign(test_ids, cut(np.bincount(test_ids, minlength=classes), realised), rng)
-    return Deal.of(owner, test_owner, clients)
+    return Deal.of(owner, assign_alike(test_ids, owner, ids, classes, clients, rng), clients)
 
 
 def dirichlet_perada(
@@ -209,8 +205,7 @@ def _reserved(ids: Ints, labels: Ints, clients: int, reserve: int, rng: Generato
                 f"{clients} clients, but class {label} has only {sizes[k]}; use fewer clients or a smaller "
                 "reserve"
             )
-    counts = np.where(sizes[:, None] > 0, reserve, 0) * np.ones((1, clients), dtype=np.int64)
-    return assign(ids, counts, rng)
+    return assign(ids, np.tile(reserve * (sizes[:, None] > 0), clients), rng)
 
 
 def _server_part(owner: Ints, count: int, rng: Generator) -> Ints:

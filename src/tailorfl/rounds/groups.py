@@ -21,8 +21,7 @@ from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replie
 from tailorfl.core.method import Method, needs_one_architecture, needs_public
 from tailorfl.core.reduction import hold
 from tailorfl.data.federation import Federation
-from tailorfl.data.public import subset
-from tailorfl.data.source import Source
+from tailorfl.data.source import Source, subset
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model

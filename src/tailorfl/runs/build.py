@@ -16,12 +16,11 @@ import torch
 
 from tailorfl.core.method import check_aggregates, make_method, needs_one_architecture, needs_public
 from tailorfl.data.build import build as build_federation
-from tailorfl.data.federation import Federation
-from tailorfl.data.locations import data_file
+from tailorfl.data.federation import Federation, weaknesses
 from tailorfl.data.registry import loader_of
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.source import Source
-from tailorfl.data.validate import weaknesses
+from tailorfl.data.storage import data_file
 from tailorfl.engines.make import make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError, unknown
 from tailorfl.evaluation.selection import refuse_private

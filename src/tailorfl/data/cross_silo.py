@@ -1,7 +1,8 @@
-"""Two federations of real hospitals, after FLamby (du Terrail et al., NeurIPS 2022 Datasets and Benchmarks).
+"""Real federations of a few institutions: the hospitals of FLamby, and the schools of London.
 
-Both follow the released protocol in every choice that moves a number: the rows that are dropped, the split,
-the encoding and the scaling. Natural clients are group `client`; the protocol's split is `test`.
+Heart and TCGA-BRCA (du Terrail et al., NeurIPS 2022 Datasets and Benchmarks) follow the released protocol in every
+choice that moves a number: the rows that are dropped, the split, the encoding and the scaling. Natural clients are
+group `client`; the protocol's split is `test`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from tailorfl.data.locations import data_file
+from tailorfl.archives import load_arrays
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import PRIVATE_SCALING, SCALING, PrivateScaling, Scaling
 from tailorfl.data.source import Source
+from tailorfl.data.storage import data_file
 from tailorfl.errors import DataError, check_known
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only where tables are read: it takes 60 MB
+
 
 HEART_CENTRES = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
@@ -44,6 +47,10 @@ LARGEST = 3.0
 """The magnitude at which publicly scaled features are cut off: a cholesterol of 0 means that it was not measured."""
 LEVELS = {2: (1.0, 2.0, 3.0, 4.0), 6: (0.0, 1.0, 2.0)}
 """The values of the categorical columns by the description of the data: kind of chest pain, ECG at rest."""
+LOWEST_SCORE, SCORE_WIDTH = 1.0, 69.0
+"""Scores are from 1 to 70, and become (score − 1)/69."""
+PERCENTAGES = (3, 4)
+"""Columns in percent, of a school's pupils; all others are 0 or 1."""
 
 
 @data_source(
@@ -163,3 +170,48 @@ def tcga() -> Source:
         group_names={"client": TCGA_REGIONS},
         info={"features": tuple(features)},
     )
+
+
+@data_source(
+    "exam scores of 15,362 pupils, 139 London schools, 28 features, regression", files="school/school.npz"
+)
+def school(scaling: Literal["none", "public"] = "none") -> Source:
+    """Exam scores of 15,362 pupils of 139 schools (ILEA), in [0, 1], from 28 features; group `client` is the school.
+
+    Two features are percentages of a school, the others 0 or 1 and the last always 1. The protocol of Motley (Wu et
+    al., 2022) and of Liu et al. (NeurIPS 2022) standardises them by each school's training pupils
+    (`data.normalise: client`), and its linear model has a bias. With `scaling` "public" they are mapped from their
+    range to [-1, 1] in place of that, pupil by pupil, as differential privacy of a pupil needs it. There is no official
+    split. Task `regression`; the metric of both is the squared error, which Motley prints halved.
+
+    Args:
+        scaling: "none" leaves features as they are, "public" maps their ranges to [-1, 1].
+
+    Raises:
+        ConfigError: another `scaling`.
+        DataError: school.npz is missing, damaged, or not `x` `[pupils, 28]`, `y` `[pupils]`, `sizes` `[schools]`.
+    """
+    check_known("scaling", scaling, ("none", "public"))
+    file = data_file("school/school.npz")
+    try:
+        arrays = load_arrays(file)
+        x, y, sizes = (arrays[name] for name in ("x", "y", "sizes"))
+        client = np.repeat(np.arange(len(sizes)), sizes)
+        info: dict[str, Any] = {}
+        if scaling == "public":
+            middle = np.full((1, x.shape[1]), 0.5)
+            middle[0, PERCENTAGES] = 50.0
+            info[SCALING] = Scaling(torch.from_numpy(middle), torch.from_numpy(middle.copy()))
+            x = (x - middle) / middle
+        return Source(
+            name="school",
+            x=torch.from_numpy(x.astype(np.float32)),
+            y=torch.from_numpy(((y - LOWEST_SCORE) / SCORE_WIDTH).astype(np.float32)).unsqueeze(1),
+            task="regression",
+            outputs=1,
+            groups={"client": torch.from_numpy(client)},
+            group_names={"client": tuple(f"school {number}" for number in range(1, len(sizes) + 1))},
+            info=info,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"school: '{file}' cannot be used: {error}") from error

@@ -1,7 +1,9 @@
-"""What travels: facts as JSON beside named tensors, in the format of safetensors; nothing is pickled.
+"""Messages between a server and its clients: packets, their bytes, and the transport that carries them.
 
-A packet's bytes are the 32 bytes of a SHA-256 and then one safetensors file, whose metadata has the facts. The digest
-tells bytes that were damaged on the way; who sent them, TLS and the keys of nodes tell.
+A packet is facts as JSON beside named tensors, in the format of safetensors; nothing is pickled. Its bytes are the 32
+bytes of a SHA-256 and then one safetensors file, whose metadata has the facts. The digest tells bytes that were damaged
+on the way; who sent them, TLS and the keys of nodes tell. A transport (a post) sends such bytes as letters, and knows
+nothing of what is in them.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from tensordict import TensorDict
@@ -40,6 +42,8 @@ _FACTS = "tailorfl"
 
 Kind = Literal["hello", "describe", "summarise", "setup", "train", "evaluate", "finish", "goodbye", "failure"]
 """What a packet asks for; its answer is of the same kind, or a failure."""
+LetterKind = Literal["query", "train", "evaluate"]
+"""What a post calls a letter."""
 
 
 @dataclass(frozen=True)
@@ -221,3 +225,46 @@ def uses_from_facts(facts: Any) -> Uses:
 def structure(tensors: Iterable[tuple[str, Any]]) -> list[list[Any]]:
     """Return the names, shapes and types of tensors, as JSON can hold them."""
     return [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors]
+
+
+@dataclass(frozen=True)
+class Letter:
+    """Bytes for one node."""
+
+    node: int
+    kind: LetterKind
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What came back for a letter.
+
+    Attributes:
+        ticket: of the letter.
+        body: the answer; None where there will be none.
+        problem: why there is none.
+    """
+
+    ticket: str
+    body: bytes | None
+    problem: str = ""
+
+
+class Transport(Protocol):
+    """Sends letters to nodes and brings their answers."""
+
+    def nodes(self) -> dict[int, str]:
+        """Return the nodes that can be reached now, each with the name in its certificate, or "".
+
+        One that comes back may have another number.
+        """
+
+    def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
+        """Send letters that nobody waits for longer than `seconds`; returns a ticket for each, "" where it fails."""
+
+    def receive(self, tickets: Sequence[str]) -> list[Arrival]:
+        """Return what has come back for any of these letters, without waiting. Each is brought once."""
+
+    def close(self) -> None:
+        """End it, within seconds; letters under way are lost."""

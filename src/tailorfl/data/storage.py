@@ -1,7 +1,8 @@
-"""Data made once and cached under a key: in a folder of its own, which gets its name when all is there.
+"""Where data lie: files that are given, in the folder TAILORFL_DATA, and what was made once, in TAILORFL_CACHE.
 
-What was interrupted leaves nothing that anybody takes for whole, and is made again. Samples lie in files that are
-mapped: pages are read when they are used, and given back when memory is short.
+Data are made in a folder of their own, which gets its name when all is there. What was interrupted leaves nothing that
+anybody takes for whole, and is made again. Samples lie in files that are mapped: pages are read when they are used, and
+given back when memory is short.
 """
 
 from __future__ import annotations
@@ -19,18 +20,73 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-VARIABLE = "TAILORFL_CACHE"
+from tailorfl.errors import DataError
+
+DATA_VARIABLE = "TAILORFL_DATA"
+"""Names the folder of data files; by default `../shared/data` next to the project."""
+CACHE_VARIABLE = "TAILORFL_CACHE"
 """Names the folder of data that are cached; by default tailorfl in the user's cache folder."""
 _PART = ".part"
 _FINITE = WeakIdKeyDictionary()
 """Tensors of which somebody has seen that all numbers are finite."""
+_REPOSITORY = Path(__file__).resolve().parents[3]
 
+Content = TypeVar("Content")
 Opened = TypeVar("Opened")
+
+
+def data_folders() -> tuple[Path, ...]:
+    """Return the folders searched for data files, in order.
+
+    The folder that TAILORFL_DATA names is searched alone, so that a wrong setting is an error and not another
+    file.
+    """
+    setting = os.environ.get(DATA_VARIABLE)
+    if setting:
+        return (Path(setting).expanduser(),)
+    relative = Path("..") / "shared" / "data"
+    return tuple(dict.fromkeys([(Path.cwd() / relative).resolve(), (_REPOSITORY / relative).resolve()]))
+
+
+def has_data_file(name: str) -> bool:
+    """Return whether one of the searched folders holds data file `name`."""
+    return any((folder / name).is_file() for folder in data_folders())
+
+
+def data_file(name: str) -> Path:
+    """Return the path of data file `name`, such as `"mnist.npz"`.
+
+    Raises:
+        DataError: if no searched folder holds it; the message says which file, where, and how to set
+            TAILORFL_DATA.
+    """
+    folders = data_folders()
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    state = "names this folder" if os.environ.get(DATA_VARIABLE) else "is not set"
+    raise DataError(
+        f"data file '{name}' was not found in {' or '.join(map(str, folders))} ({DATA_VARIABLE} {state}). "
+        f"Point {DATA_VARIABLE} at the folder that holds it: export {DATA_VARIABLE}=/path/to/data"
+    )
+
+
+def read_data_file(name: str, read: Callable[[Path], Content]) -> Content:
+    """Return what `read` makes of data file `name`.
+
+    Raises:
+        DataError: it is nowhere, see `data_file`, or cannot be read.
+    """
+    path = data_file(name)
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"data file {path} cannot be read: {error}; fetch it again") from error
 
 
 def cache_folder() -> Path:
     """Return the folder in which data are cached by default."""
-    setting = os.environ.get(VARIABLE)
+    setting = os.environ.get(CACHE_VARIABLE)
     if setting:
         return Path(setting).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailorfl"

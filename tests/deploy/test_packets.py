@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deploy.federation import packed
-from tailorfl.deploy.codec import Packet
+from tailorfl.deploy.messages import Packet
 from tailorfl.errors import MessageError
 
 
