@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -133,25 +133,6 @@ class Federation:
         distinct, which = self.part(part).once()
         cells = distinct.owners() * width + strata[distinct.flat()]
         return np.bincount(cells, minlength=len(distinct) * width).reshape(len(distinct), width)[which]
-
-    def summary(self) -> list[dict[str, Any]]:
-        """One row per client, for a table: name, role, sizes, number of classes, largest share of a class."""
-        table = self.describe("train")
-        classes, largest = (table > 0).sum(axis=1), table.max(axis=1, initial=0)
-        train, val, test = self.sizes("train"), self.sizes("val"), self.sizes("test")
-        return [
-            {
-                "client": client,
-                "name": self.names[client],
-                "role": "train" if client < self.num_clients else "held out",
-                "train": int(train[client]),
-                "val": int(val[client]),
-                "test": int(test[client]),
-                "classes": int(classes[client]),
-                "largest_class": float(largest[client] / max(1, train[client])),
-            }
-            for client in range(len(self))
-        ]
 
 
 def client_number(names: Sequence[str], name: str) -> int:
