@@ -29,10 +29,10 @@ from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.engines.devices import computing
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.in_process import MOST, Vectorized
 from tailorfl.engines.memory import fitting
-from tailorfl.engines.vectorized import MOST, Vectorized
 from tailorfl.models import cohort_convs
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

@@ -70,7 +70,7 @@ def library(engine: str, chunk: int | None, base: str, clients: int) -> Any:
     """Return a function that runs one round of FedIT."""
     from tailorfl.core.method import make_method
     from tailorfl.data.build import build as federate
-    from tailorfl.engines.make import make_engine
+    from tailorfl.engines.choice import make_engine
     from tailorfl.models.functional import Model
     from tailorfl.rounds.simulation import Simulation
     from tailorfl.training.cohort import TrainConfig

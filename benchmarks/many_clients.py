@@ -50,7 +50,7 @@ STATES, SCALARS = 20_000, 7_850
 def simulation(method: str, data: Any, cohort: int) -> Any:
     """A simulation of which `cohort` clients are sampled a round."""
     from tailorfl.core.method import make_method
-    from tailorfl.engines.make import make_engine
+    from tailorfl.engines.choice import make_engine
     from tailorfl.models.functional import Model
     from tailorfl.models.registry import build
     from tailorfl.rounds.simulation import Simulation

@@ -25,7 +25,7 @@ import torch
 
 from tailorfl.benchmark.clock import processor
 from tailorfl.core.method import make_method
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation

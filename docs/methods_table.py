@@ -30,7 +30,7 @@ from torch import nn
 from tailorfl.core.messages import PerArchitecture, PerClient
 from tailorfl.core.method import Method, all_methods
 from tailorfl.data.build import build as build_federation
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.in_process import Sequential
 from tailorfl.models.functional import Model
 from tailorfl.models.lora import inject_lora, lora_parts
 from tailorfl.models.selectors import select

@@ -38,11 +38,11 @@ from tailorfl.cli.screen import PROSE, print_json, show_table, stdout
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
-from tailorfl.privacy.accounting import epsilon
+from tailorfl.privacy import epsilon
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.privacy import UNBOUND, BatchSampling
 from tailorfl.training.cohort import TrainConfig

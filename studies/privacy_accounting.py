@@ -22,8 +22,7 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from tailorfl.privacy.accounting import epsilon
-from tailorfl.privacy.ledger import Entry
+from tailorfl.privacy import Entry, epsilon
 
 GRID = np.linspace(-30.0, 60.0, 900_001)
 

@@ -12,7 +12,7 @@ import torch
 
 from tailorfl import modules
 from tailorfl.data.storage import data_file
-from tailorfl.engines import auto
+from tailorfl.engines import choice
 from tailorfl.errors import DataError
 from tailorfl.report import plots
 from tailorfl.report.result import ExperimentResult
@@ -119,8 +119,8 @@ def find_or_skip(file: str) -> Path:
 @pytest.fixture(autouse=True)
 def a_quick_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The automatic engine tries each way once, for one step: only its own tests care which one is faster."""
-    monkeypatch.setattr(auto, "PROBE_STEPS", 1)
-    monkeypatch.setattr(auto, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "PROBE_STEPS", 1)
+    monkeypatch.setattr(choice, "PROBE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ assert {"local", "fedavg", "ditto"} <= names
 
 import logging
 from importlib.util import find_spec
-from tailorfl.privacy.accounting import epsilon
+from tailorfl.privacy import epsilon
 if find_spec("opacus"):
     epsilon([(1.0, 1.0, 1)], 1e-5)
 assert not logging.getLogger().handlers, "opacus sets up logging"

@@ -29,7 +29,7 @@ from tailorfl.cli.main import run as command_line
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.in_process import Sequential
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig

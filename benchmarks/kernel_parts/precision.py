@@ -12,7 +12,7 @@ from kernel_parts.timing import BATCH, RATE, Table, in_turn
 from torch.nn import functional as F
 
 from tailorfl.core.method import make_method
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation

@@ -18,7 +18,7 @@ from tailorfl.core.method import make_method
 from tailorfl.data.build import build as federate
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
     from tailorfl.settings.loading import load as load_config
     from tailorfl.training.cohort import TrainConfig
+    from tailorfl.training.objective import Seen, Term
     from tailorfl.training.plan import Length
-    from tailorfl.training.terms import Seen, Term
     from tailorfl.training.update import Optimizer
     from tailorfl.tuning.outcome import Tuning
 
@@ -95,11 +95,11 @@ _HOMES = {
     "Tuning": "tailorfl.tuning.outcome:Tuning",
     "Replies": "tailorfl.core.messages:Replies",
     "RoundResult": "tailorfl.rounds.one_round:RoundResult",
-    "Seen": "tailorfl.training.terms:Seen",
+    "Seen": "tailorfl.training.objective:Seen",
     "Simulation": "tailorfl.rounds.simulation:Simulation",
     "Source": "tailorfl.data.source:Source",
     "Split": "tailorfl.models.split:Split",
-    "Term": "tailorfl.training.terms:Term",
+    "Term": "tailorfl.training.objective:Term",
     "TrainConfig": "tailorfl.training.cohort:TrainConfig",
     "build_federation": "tailorfl.data.build:build",
     "predict": "tailorfl.export.predict:predict",

@@ -71,7 +71,7 @@ def perada_scalars() -> bool:
 
 def perada_epsilon() -> bool:
     """Table 4's ε covers both trainings of a client: 10 rounds of an epoch, 2,250 samples, batches of 64, δ = 1e-5."""
-    from tailorfl.privacy.accounting import epsilon
+    from tailorfl.privacy import epsilon
     from tailorfl.theory.privacy import releases
 
     entries = {noise: releases(2250, 64, 1, 10, trainings=2, noise=noise) for noise in PERADA_DP}

@@ -28,7 +28,7 @@ from tailorfl.runs.store import RunStore
 from tailorfl.runs.tuned import NAME as TUNING
 from tailorfl.runs.tuned import read
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.training.round_schedule import RoundSchedule
+from tailorfl.training.update import RoundSchedule
 
 OWN = ("val", "local", "participants")
 """Sets of which every client has a part of its own."""

@@ -17,7 +17,7 @@ from tailorfl.benchmark.clock import alternate, timed
 from tailorfl.benchmark.recommend import LOOP, recommend
 from tailorfl.benchmark.result import Way
 from tailorfl.engines import devices
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.in_process import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation

@@ -97,7 +97,7 @@ def test_warnings_stand_on_lines_of_their_own_above_the_bars(quiet: bool) -> Non
     before = list(log.handlers)
     with observer(console, CONFIG, quiet=quiet):
         logging.getLogger("tailorfl.runs.runner").warning("3 of %d clients [bold]: %s", 20, "x" * 90)
-        logging.getLogger("tailorfl.engines.auto").info("not for everybody")
+        logging.getLogger("tailorfl.engines.choice").info("not for everybody")
     assert log.handlers == before
     assert f"warning: 3 of 20 clients [bold]: {'x' * 90}" in shown(console).replace("\n", "")
     assert "not for everybody" not in shown(console)

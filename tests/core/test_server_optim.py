@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from tensordict import TensorDict
 
-from tailorfl.core.server_optim import ServerOptimizer
+from tailorfl.core.server_training import ServerOptimizer
 
 CASES: list[dict[str, Any]] = [
     {"kind": "sgd"},

@@ -34,7 +34,7 @@ from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.policy import DEFAULT_POLICY, Policy, experiment_digest, template
 from tailorfl.deploy.release_log import HEAD, HEADS, MISSING, NAME, table_rows, verified
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.privacy.accounting import epsilon
+from tailorfl.privacy import epsilon
 from tailorfl.runs.files import decode
 from tailorfl.settings.experiment import ExperimentConfig
 

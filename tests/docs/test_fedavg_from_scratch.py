@@ -12,7 +12,7 @@ from blocks import ROOT, blocks
 
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
 from tailorfl.rounds.simulation import Simulation

@@ -18,10 +18,9 @@ import tailorfl.engines.devices as devices
 from methods.settings import NAMES
 from methods.small import CLASSES, NEWCOMER, SIZES, TRAIN, everything, federation, personal, simulation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine, Inference
-from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.choice import Auto
+from tailorfl.engines.in_process import Sequential, Vectorized
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig

@@ -30,7 +30,7 @@ from ray.cluster_utils import Cluster as TwoNodes
 from engines.networks import outcome
 from methods.settings import make
 from methods.small import SIZES, TRAIN, everything, federation, simulation
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.ray_pool import RayPool
 from tailorfl.errors import TailorflError

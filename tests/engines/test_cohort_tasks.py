@@ -14,15 +14,12 @@ from torch import Tensor
 from engines.networks import Linear
 from methods.small import SIZES, assert_same, everything, personal, simulation
 from tailorfl.core.client import Client
-from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import CohortTask, Engine, Inference, Stored
-from tailorfl.engines.in_process import InProcessEngine
+from tailorfl.engines.base import CohortTask, CohortUpdates, Engine, Inference, Parts, Stored
+from tailorfl.engines.choice import Auto
+from tailorfl.engines.in_process import InProcessEngine, Sequential, Vectorized
 from tailorfl.engines.pool import ChunkStates, PooledEngine, Task
 from tailorfl.engines.ray_pool import CarriedStates, to_bytes
-from tailorfl.engines.results import CohortUpdates, Parts
-from tailorfl.engines.sequential import Sequential
 from tailorfl.engines.state import StateStore
-from tailorfl.engines.vectorized import Vectorized
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.training.plan import Length

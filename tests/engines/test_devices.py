@@ -14,9 +14,9 @@ import torch
 from methods.settings import NAMES
 from methods.small import assert_close, everything, federation, personal, simulation
 from tailorfl.engines import devices
+from tailorfl.engines.choice import make_engine
 from tailorfl.engines.devices import Fetched, Place, device_of
-from tailorfl.engines.make import make_engine
-from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.in_process import Vectorized
 from tailorfl.errors import ConfigError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")

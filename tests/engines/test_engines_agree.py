@@ -27,9 +27,9 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core.method import make_method
-from tailorfl.engines import auto
-from tailorfl.engines.auto import Auto
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines import choice
+from tailorfl.engines.choice import Auto
+from tailorfl.engines.in_process import Sequential
 from tailorfl.errors import ClientError
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation
@@ -91,8 +91,8 @@ def own(module: type[nn.Module], engine: Auto | Sequential, name: str = "local")
 
 @pytest.mark.parametrize("name", one_of(6, NAMES))
 def test_chooses_an_engine_and_equals_it_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "PROBE_STEPS", 1)  # how long it looks is no matter of the method
-    monkeypatch.setattr(auto, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(choice, "PROBE_STEPS", 1)  # how long it looks is no matter of the method
+    monkeypatch.setattr(choice, "PROBE_SECONDS", 0.0)
     sim = simulation(name, "dropout", "auto", rounds=2, fraction=0.6)
     assert sim.engine.name in {"sequential", "vectorized"}
     same = simulation(name, "dropout", sim.engine.name, rounds=2, fraction=0.6)
@@ -131,7 +131,7 @@ def test_looking_at_models_before_training_does_not_decide(
         engine.map(*part)
         return 1.0 if engine.name == "sequential" else 0.0
 
-    monkeypatch.setattr(auto, "_seconds", vectorized_looks_faster)
+    monkeypatch.setattr(choice, "_seconds", vectorized_looks_faster)
     sim = own(Undecided, Auto(), name)
     personal(sim)
     for _ in range(2):
@@ -152,10 +152,10 @@ def test_the_faster_engine_is_kept(looped: float, batched: float, monkeypatch: p
         times[engine.name].append(true + 5.0 if disturbed else true)
         return times[engine.name][-1]
 
-    monkeypatch.setattr(auto, "_seconds", seconds)
+    monkeypatch.setattr(choice, "_seconds", seconds)
     sim = simulation("fedavg", engine="auto", rounds=1)
     assert sim.engine.name == ("vectorized" if batched < looped else "sequential")
-    runs = 1 if looped + batched >= auto.PROBE_SECONDS else 1 + min(7, 1 + int(2.0 / (looped + batched)))
+    runs = 1 if looped + batched >= choice.PROBE_SECONDS else 1 + min(7, 1 + int(2.0 / (looped + batched)))
     assert [len(found) for found in times.values()] == [runs, runs]
 
 

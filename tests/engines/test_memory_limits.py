@@ -15,13 +15,10 @@ from tensordict import TensorDict
 
 from methods.small import SIZES, assert_close, everything, model, simulation
 from tailorfl.core.client import Client
-from tailorfl.engines import memory, vectorized
-from tailorfl.engines.base import CohortTask
-from tailorfl.engines.in_process import evenly
+from tailorfl.engines import in_process, memory
+from tailorfl.engines.base import CohortTask, Parts, Stacked
+from tailorfl.engines.in_process import Sequential, Vectorized, evenly
 from tailorfl.engines.memory import Room
-from tailorfl.engines.results import Parts, Stacked
-from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ClientError, MemoryLimitError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig
@@ -35,7 +32,7 @@ sys.path[:0] = [sys.argv[1], sys.argv[1] + "/engines"]
 import torch
 from methods.small import simulation
 from tailorfl.training.tree import empty
-from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.in_process import Vectorized
 from tensordict import TensorDict
 
 sim = simulation("fedavg", "logistic", Vectorized(5), rounds=1)
@@ -171,7 +168,7 @@ def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits
     # The device is a name here: nothing is moved and nothing is asked of a GPU.
     monkeypatch.setattr(type(engine.place), "is_host", True)
     peak = {"clients": 0, "bytes": lambda: 100 * chunks[-1]}
-    monkeypatch.setattr(vectorized, "Peak", lambda device: SimpleNamespace(**peak))
+    monkeypatch.setattr(in_process, "Peak", lambda device: SimpleNamespace(**peak))
     monkeypatch.setattr(memory, "free_memory", lambda device: int(free / memory.USABLE))
 
     def function(client: Client, state: TensorDict, received: TensorDict) -> Parts:

@@ -22,17 +22,13 @@ from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines import auto, devices
-from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import CohortTask, Inference
+from tailorfl.engines import choice, devices
+from tailorfl.engines.base import CohortTask, Inference, Parts
+from tailorfl.engines.choice import Auto, make_engine
 from tailorfl.engines.devices import HOST, chosen, computing
-from tailorfl.engines.in_process import InProcessEngine
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.in_process import InProcessEngine, Sequential, Vectorized
 from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
-from tailorfl.engines.results import Parts
-from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.vectorized import Vectorized
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
@@ -302,7 +298,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, times: dict[str, float], ratio: fl
         engine.map(*part)
         return times[engine.kind] / (ratio if engine.precision == "bfloat16" else 1.0)
 
-    monkeypatch.setattr(auto, "_seconds", seconds)
+    monkeypatch.setattr(choice, "_seconds", seconds)
 
 
 @pytest.mark.usefixtures("has_bfloat16")
@@ -322,7 +318,7 @@ def test_auto_takes_what_it_measured_and_says_so(
     same = simulation("fedavg", "mlp", KINDS[kind](precision=taken), rounds=2)
     assert_same(everything(sim), everything(same))
     # What a checkpoint says goes on likewise, without another measurement.
-    monkeypatch.setattr(auto, "_seconds", None)
+    monkeypatch.setattr(choice, "_seconds", None)
     resumed = simulation("fedavg", "mlp", make_engine(name, precision="auto"))
     resumed.load(*sim.dump())
     assert resumed.engine.name == sim.engine.name

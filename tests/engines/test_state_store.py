@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from tailorfl.engines import state
-from tailorfl.engines.shared_memory import ALIGNMENT, Block, aligned
+from tailorfl.engines.memory import ALIGNMENT, Block, aligned
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import RunError, TailorflError
 from tailorfl.training import tree

@@ -26,11 +26,10 @@ from processes import fork
 from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.engines import pool, process_pool
-from tailorfl.engines.auto import Auto
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import Auto, make_engine
+from tailorfl.engines.in_process import Sequential
 from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
-from tailorfl.engines.sequential import Sequential
 from tailorfl.errors import ClientError, ConfigError, MissingExtraError, WorkerError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.ditto import Ditto

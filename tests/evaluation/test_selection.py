@@ -18,7 +18,7 @@ from methods.small import SIZES, assert_same, federation, model, personal, simul
 from rounds.helpers import MODELS, two_architectures
 from tailorfl.core.method import methods
 from tailorfl.data.federation import Federation
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.selection import RoundChoice, Selection

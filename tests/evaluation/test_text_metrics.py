@@ -23,7 +23,7 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.registry import load_source
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import load_tokenizer
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import DataError, ModelError
 from tailorfl.evaluation import generation, metrics
 from tailorfl.evaluation.generation import earned, prompts, reference, teacher_forced

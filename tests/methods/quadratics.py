@@ -20,7 +20,7 @@ from tailorfl.core.method import Method, make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.data.synthetic import closed_form, pooled_optimum, synthetic_quadratic
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation

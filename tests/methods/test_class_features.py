@@ -33,9 +33,9 @@ from tailorfl.models.dropout import Gumbel, PlainGumbel, dropout_key, plain_drop
 from tailorfl.models.split import Split
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree
+from tailorfl.training.objective import Seen, Term
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
-from tailorfl.training.terms import Seen, Term
 
 CONTRACTS = {
     "gpfl": Row(

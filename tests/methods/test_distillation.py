@@ -27,7 +27,7 @@ from methods.small import (
 )
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 from tailorfl.methods.perfed_ckt import cluster, nearest
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole

@@ -23,7 +23,7 @@ from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.methods.fedfomo import FedFomo, mixing
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

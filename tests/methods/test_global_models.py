@@ -37,7 +37,7 @@ from tailorfl.methods.fednova import accumulated
 from tailorfl.methods.mixtures import on_simplex
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
-from tailorfl.rounds.sampling import sample_clients
+from tailorfl.rounds.participation import sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.settings.experiment import Weights

@@ -15,17 +15,16 @@ from torch import Tensor
 from methods.reductions import fedavg, nothing_personal
 from methods.settings import Card, Row, make
 from methods.small import NEWCOMER, SIZES, TRAIN, federation, simulation
-from tailorfl.core.answers import Memory, Shown
+from tailorfl.core.answers import Memory, Shown, Voting, best_weight, chosen
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.knn_per import KNNPer
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
-from tailorfl.training.nearest import Voting, best_weight, chosen
 
 CONTRACTS = {
     # Its weights are FedAvg's: what is its own is how a deployed model answers.

@@ -29,7 +29,7 @@ from methods.small import (
 )
 from references.world import LoRALinear
 from tailorfl.core.client import Client
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.methods.fedit import mean_of_products
 from tailorfl.models.frozen_features import find_boundary
 from tailorfl.models.functional import Model

@@ -27,15 +27,14 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core.messages import Replies
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.class_features import near
 from tailorfl.methods.fedgh import stepped
 from tailorfl.methods.fedtgp import FedTGP, apart
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
-from tailorfl.training.objective import LOSSES
-from tailorfl.training.terms import Seen
+from tailorfl.training.objective import LOSSES, Seen
 
 CONTRACTS = {
     "fedproto": Row(

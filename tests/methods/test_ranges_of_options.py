@@ -8,8 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tailorfl.core.method import methods
-from tailorfl.core.server_distill import ServerDistillation
-from tailorfl.core.server_optim import ServerOptimizer
+from tailorfl.core.server_training import ServerDistillation, ServerOptimizer
 from tailorfl.methods.fedclup_lambda import Corollary, Dynamic, Heuristic
 
 SMALL = 1e-9

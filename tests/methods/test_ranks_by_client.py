@@ -24,7 +24,7 @@ from methods.small import (
 )
 from methods.test_lora_factors import IN, OUT, RANK, WIDE, FromZero, simulation_with_lora
 from tailorfl.core.messages import PerClient, count_down
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.methods.fedit import svd_of_products
 from tailorfl.methods.hetlora import product_square, size_of
 from tailorfl.models.functional import Model

@@ -17,7 +17,7 @@ from tailorfl.core.method import make_method
 from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_table
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.export.folder import export
 from tailorfl.export.predict import predict

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tailorfl.core.method import make_method
 from tailorfl.data.build import build as build_federation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ModelError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

@@ -16,7 +16,7 @@ from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation, weaknesses
 from tailorfl.data.scaling import standardised
 from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import DataError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from tailorfl.errors import ConfigError, TailorflError
-from tailorfl.privacy.accounting import LARGEST, Entry, epsilon, noise_for
+from tailorfl.privacy import LARGEST, Entry, epsilon, noise_for
 from tailorfl.theory.privacy import releases
 
 pytestmark = pytest.mark.skipif(

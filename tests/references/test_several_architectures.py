@@ -9,7 +9,7 @@ from references.cases import MAIN
 from references.settings import CKT, DISTIL, FEDGH, FEDTGP, Case
 from references.test_references import PLAIN, SOME, compare, same
 from tailorfl.core.method import make_method
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.rounds.simulation import Simulation
 
 ANY = ("mlp", "deep", "deep", "mlp", "norm")

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from references.plain import Batch, Batches, Problem, Settings, State
 from tailorfl.core.messages import table_of
 from tailorfl.core.method import make_method
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.hashing import uniform
 from tailorfl.models.functional import Model
 from tailorfl.rounds.simulation import Simulation

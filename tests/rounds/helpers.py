@@ -10,7 +10,7 @@ from torch import Tensor
 
 from methods.settings import make
 from methods.small import TRAIN, federation, model
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 

@@ -13,8 +13,8 @@ from methods.settings import make
 from methods.small import NEWCOMER, SIZES, TRAIN, after, assert_close, federation, model, replaced
 from rounds.helpers import ASSIGNMENT, MODELS, dumped, two_architectures
 from tailorfl.core.method import methods
-from tailorfl.engines.auto import Auto
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.choice import Auto
+from tailorfl.engines.in_process import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model

@@ -24,13 +24,12 @@ from methods.small import (
     shared,
 )
 from rounds.helpers import ASSIGNMENT, MODELS, digest, dumped
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.rounds.availability import Listed
 from tailorfl.rounds.buffered import Buffered
 from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.system import System
+from tailorfl.rounds.system import Listed, System
 from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 from tailorfl.settings.server import RobustConfig

@@ -19,11 +19,11 @@ from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
-from tailorfl.privacy.ledger import EVERYONE
+from tailorfl.privacy import EVERYONE
 from tailorfl.rounds.client_privacy import ClientDP, private_replies
+from tailorfl.rounds.one_round import ClientUpdates
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.updates import ClientUpdates
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
 

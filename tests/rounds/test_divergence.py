@@ -22,7 +22,7 @@ from methods.small import (
     simulation,
 )
 from tailorfl.core.method import Method
-from tailorfl.engines.results import all_finite, finite_clients
+from tailorfl.engines.base import all_finite, finite_clients
 from tailorfl.errors import DivergenceError
 from tailorfl.rounds.divergence import check_server, why_all_diverged
 from tailorfl.training import tree

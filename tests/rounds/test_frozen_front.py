@@ -17,7 +17,7 @@ from methods.settings import make
 from methods.small import CLASSES, PUBLIC, assert_same, federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from methods.small import SIZES, assert_same, everything, simulation
 from tailorfl import Client, Context, Method, Simulation, Term
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ClientError, ConfigError, DivergenceError, TailorflError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.training import tree
@@ -226,7 +226,7 @@ def test_conditions_on_values_are_no_reason_for_the_slow_engine(engine: str, loc
 def test_replies_that_differ_between_clients_are_named(
     engine: str, more: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailorfl.engines.sequential.PIECE_BYTES", 0)  # no two clients run together
+    monkeypatch.setattr("tailorfl.engines.in_process.PIECE_BYTES", 0)  # no two clients run together
     with pytest.raises(ClientError, match=r"^Mine, 'local' of client .*round 1") as caught:
         run(replying(more, trained=False), engine).step()
     assert words in str(caught.value)

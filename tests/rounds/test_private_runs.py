@@ -17,15 +17,14 @@ from methods.small import FACTORIES, NEWCOMER, SIZES, TRAIN, federation, replace
 from rounds.helpers import server_vector
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
-from tailorfl.engines.auto import Auto
-from tailorfl.engines.base import CohortTask
-from tailorfl.engines.results import Parts
-from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.base import CohortTask, Parts
+from tailorfl.engines.choice import Auto
+from tailorfl.engines.in_process import Vectorized
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
-from tailorfl.privacy.ledger import PrivacyLedger, Use
+from tailorfl.privacy import PrivacyLedger, Use
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints

@@ -17,10 +17,10 @@ from methods.small import BOTH, assert_close, assert_same, everything, personal,
 from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.client_privacy import ClientDP
+from tailorfl.rounds.one_round import ClientUpdates
 from tailorfl.rounds.robust import RULES as REGISTERED
 from tailorfl.rounds.robust import RuleInput, find_rule, krum, median, trimmed_mean
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.updates import ClientUpdates
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree
 

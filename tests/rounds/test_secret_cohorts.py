@@ -20,8 +20,7 @@ from rounds.helpers import server_vector
 from tailorfl import run as run_experiment
 from tailorfl.core.method import Method
 from tailorfl.errors import DivergenceError
-from tailorfl.privacy.accounting import epsilon
-from tailorfl.privacy.ledger import EVERYONE
+from tailorfl.privacy import EVERYONE, epsilon
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation

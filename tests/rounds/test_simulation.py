@@ -15,10 +15,10 @@ from methods.settings import NAMES, one_of
 from methods.small import SIZES, after, assert_same, everything, federation, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient
-from tailorfl.engines.auto import Auto
+from tailorfl.engines.choice import Auto
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.participation import sample_clients
 from tailorfl.rounds.planning import work_of
-from tailorfl.rounds.sampling import sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
 from tailorfl.training.plan import batch_sizes, batches_of, make_plan

@@ -13,10 +13,9 @@ from scipy import stats
 from methods.small import BOTH, SIZES, after, assert_same, everything, model, simulation
 from rounds.helpers import digest, two_architectures
 from tailorfl.errors import ConfigError, DataError
-from tailorfl.rounds.availability import ByChance, Listed, Wave, make_availability
 from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.system import ClientWork, Devices, System
+from tailorfl.rounds.system import ByChance, ClientWork, Devices, Listed, System, Wave, make_availability
 from tailorfl.settings.system import AvailabilityConfig, SystemConfig
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP

@@ -22,8 +22,7 @@ from tailorfl import run
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, TailorflError
-from tailorfl.privacy.accounting import epsilon
-from tailorfl.privacy.ledger import PrivacyLedger, Use
+from tailorfl.privacy import PrivacyLedger, Use, epsilon
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import check, make_federation
 from tailorfl.runs.cost_estimate import estimate

@@ -14,7 +14,7 @@ import pytest
 import tailorfl
 from runs.killing import assert_identical, ended, forked, killed, numbers
 from runs.small import contents
-from tailorfl.engines.auto import Auto
+from tailorfl.engines.choice import Auto
 from tailorfl.errors import RunError
 from tailorfl.runs.store import RunStore
 

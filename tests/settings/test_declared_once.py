@@ -11,17 +11,17 @@ from typing import Any
 
 import tailorfl
 from tailorfl.data.build import build
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training.cohort import TrainConfig
-from tailorfl.training.round_schedule import RoundSchedule
+from tailorfl.training.update import RoundSchedule
 
 PACKAGE = Path(tailorfl.__file__).parent
 SETTINGS = PACKAGE / "settings"
 LAYERS = ("core", "training", "privacy", "data", "engines", "rounds", "evaluation")
-READERS = {layer: sorted((PACKAGE / layer).rglob("*.py")) for layer in LAYERS}
+READERS = {layer: sorted((PACKAGE / layer).rglob("*.py")) or [PACKAGE / f"{layer}.py"] for layer in LAYERS}
 GROUPS = (DEFAULT, DEFAULT.train, DEFAULT.train.round_schedule, DEFAULT.eval, DEFAULT.engine)
 NAMES = {name for group in GROUPS for name in type(group).model_fields} - {
     "name", "description", "seeds", "data", "model", "methods", "kind",

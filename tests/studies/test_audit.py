@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from studies.audit import Attack, app, at_least, at_most, attack, audit_samples
 from tailorfl.errors import ConfigError
-from tailorfl.privacy import ledger
+from tailorfl.privacy import PrivacyRecord
 from tailorfl.training import custom_gradient
 from tailorfl.training import sample_privacy as privacy
 from tailorfl.training.sample_privacy import SampleDP
@@ -89,12 +89,12 @@ def loose_clip(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_ledger(patch: pytest.MonkeyPatch) -> None:
     """Batches are written down with ten times the noise that they had."""
-    original = ledger.PrivacyRecord.add
+    original = PrivacyRecord.add
 
     def add(self: Any, client: int, rate: float, noise: float, gradients: Any) -> None:
         original(self, client, rate, 10 * noise, gradients)
 
-    patch.setattr(ledger.PrivacyRecord, "add", add)
+    patch.setattr(PrivacyRecord, "add", add)
 
 
 @opacus

@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tailorfl.core.client import Client
 from tailorfl.data.source import Source
 from tailorfl.engines.base import CohortTask, Engine
-from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.vectorized import Vectorized
+from tailorfl.engines.in_process import Sequential, Vectorized
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.models.split import Split

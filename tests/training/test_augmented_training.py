@@ -14,10 +14,10 @@ from torch import Tensor
 from methods.small import assert_close
 from tailorfl.core.context import Context
 from tailorfl.core.method import make_method
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Augmentation, Source, augment
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

@@ -17,8 +17,8 @@ from methods.small import assert_close, assert_same, everything, federation, sim
 from tailorfl.core.client import Client
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.engines.base import Inference
+from tailorfl.engines.choice import make_engine
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.make import make_engine
 from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build

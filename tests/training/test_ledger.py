@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.methods.perfed_ckt import towards
-from tailorfl.privacy.ledger import EVERYONE, PrivacyLedger, PrivacyRecord, Use
+from tailorfl.privacy import EVERYONE, PrivacyLedger, PrivacyRecord, Use
 from tailorfl.training.ascent import sam
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length, make_plan

@@ -16,7 +16,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.runs.build import train_config
 from tailorfl.runs.job import Job
 from tailorfl.settings.loading import load
-from tailorfl.training.round_schedule import RoundSchedule
+from tailorfl.training.update import RoundSchedule
 
 HALVED = RoundSchedule("step", milestones=(1,), factor=0.5)
 OWN_RATES = {

@@ -20,9 +20,9 @@ from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.gradients import public_rows
 from tailorfl.training.keys import derive
+from tailorfl.training.objective import Seen, Term
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP
-from tailorfl.training.terms import Seen, Term
 from training import cohorts
 from training.cohorts import (
     SIZES,

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from tailorfl.benchmark.plain_loop import LoopClient, PlainLoop, fastest, shuffled
-from tailorfl.engines.auto import Auto
 from tailorfl.engines.base import Engine
+from tailorfl.engines.choice import Auto
 from tailorfl.engines.devices import HOST, available
-from tailorfl.engines.in_process import evenly
+from tailorfl.engines.in_process import Sequential, Vectorized, evenly
 from tailorfl.engines.pool import PooledEngine
 from tailorfl.engines.process_pool import ProcessPool
-from tailorfl.engines.sequential import Sequential
-from tailorfl.engines.vectorized import Vectorized
 from tailorfl.rounds.groups import Group, by_group
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation

@@ -18,7 +18,7 @@ from tailorfl.benchmark.clock import alternate, one_thread, processor, timed
 from tailorfl.benchmark.recommend import LOOP, paired, recommend
 from tailorfl.benchmark.result import Bench, Way
 from tailorfl.engines.base import unsupported
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.in_process import Sequential
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig

@@ -254,7 +254,7 @@ def dp(
         sampling: How batches are drawn: poisson, or shuffle (passes).
         target (--target-epsilon): Also show the noise that reaches this epsilon.
     """
-    from tailorfl.privacy.accounting import epsilon, noise_for
+    from tailorfl.privacy import epsilon, noise_for
     from tailorfl.settings.privacy import Accountant, BatchSampling
     from tailorfl.theory.privacy import releases
 

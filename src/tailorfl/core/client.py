@@ -21,14 +21,14 @@ from torch import Tensor
 from tailorfl.errors import ClientError, TailorflError, first_few
 from tailorfl.hooks import check_hooks
 from tailorfl.models.layers import Groups, layer_groups
-from tailorfl.training import inference, operations, tree
+from tailorfl.training import inference, tree
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.fit import fit
 from tailorfl.training.gradients import Directions, Gradient
-from tailorfl.training.operations import NOTHING, Computed, Drawn, ExternalTraining, Packed
+from tailorfl.training.objective import Given, Term
+from tailorfl.training.operations import NOTHING, Computed, Drawn, ExternalTraining, Packed, apply, who
 from tailorfl.training.plan import Length, steps_of
 from tailorfl.training.request import FitRequest, by_component, resolved
-from tailorfl.training.terms import Given, Term
 from tailorfl.training.update import OF_RUN, Optimizer
 
 Start = TypeVar("Start", TensorDict, Mapping[str, TensorDict])
@@ -80,9 +80,9 @@ class Client:
         """The client, or those that run together and cannot be told apart, for messages."""
         ids = self._cohort.ids
         try:
-            return operations.who([ids[int(self._position)]])
+            return who([ids[int(self._position)]])
         except RuntimeError:  # mapped over all of them
-            return operations.who(ids)
+            return who(ids)
 
     def rate(self, lr: float | None) -> float | None:
         """Return a rate of the method's own as it is in this round (`train.round_schedule`).
@@ -130,9 +130,9 @@ class Client:
                 `given`, not by closure. Of several models it moves all together; a mapping with one for each
                 lets them take their steps in its order, so that a direction sees the models before its own as
                 they are after this step, whatever the optimizer, and returns what its own descends along.
-            term: one or more terms of the loss, or in its place, see `tailorfl.training.terms`; of one model at a time.
-                Tensors of `start` that the model does not have train along, unless `train` leaves them out; the run's
-                clip bounds their gradient apart from the model's.
+            term: one or more terms of the loss, or in its place, see `tailorfl.training.objective`; of one model at a
+                time. Tensors of `start` that the model does not have train along, unless `train` leaves them out; the
+                run's clip bounds their gradient apart from the model's.
             length: how long, and which batches; the run's unless told. So many epochs of steps with several batches
                 each end with a whole step: its last batches may come from a further pass. The loss that is reported is
                 that of the first gradient of a step.
@@ -184,10 +184,7 @@ class Client:
         """
         self._refuse_look(f"client.loss(..., '{part}')", part)
         self._check_model("client.loss", state)
-        loss: Tensor = operations.apply(
-            inference.mean_loss(self._cohort, part), self._position, tree.tensors(state)
-        )
-        return loss
+        return apply(inference.mean_loss(self._cohort, part), self._position, tree.tensors(state))
 
     def summed(
         self,
@@ -201,8 +198,8 @@ class Client:
 
         Args:
             state: a model state, in evaluation mode.
-            of: a function of what a batch shows (`tailorfl.training.terms.Seen`) that returns [batch, ...], an entry
-                for each sample that depends on that sample alone.
+            of: a function of what a batch shows (`tailorfl.training.objective.Seen`) that returns [batch, ...], an
+                entry for each sample that depends on that sample alone.
             given: per-client tensors and TensorDicts for it.
             by_class: sums by label, [classes, ...], of a task of classification; else [...].
             most: over so many training samples at most, which are drawn at random in every round; default all.
@@ -215,11 +212,9 @@ class Client:
         self._refuse_look("client.summed(...)")
         self._check_model("client.summed", state)
         packed = Packed.of((state, tuple(given)))
-        call = inference.sample_sum(
-            self._cohort, of, packed.form, self._classes() if by_class else None, most
-        )
-        total: Tensor = operations.apply(call, self._position, packed.leaves)
-        return total
+        classes = self._classes() if by_class else None
+        call = inference.sample_sum(self._cohort, of, packed.form, classes, most)
+        return apply(call, self._position, packed.leaves)
 
     def compute(self, of: Computed, given: TensorDict) -> TensorDict:
         """Return what another library makes of this client's training samples: `of(samples, given)`.
@@ -236,7 +231,7 @@ class Client:
         """
         self._refuse_look("client.compute(...)")
         call = ExternalTraining(self._cohort, of)
-        return TensorDict(operations.apply(call, self._position, tree.tensors(given)), batch_size=[])
+        return TensorDict(apply(call, self._position, tree.tensors(given)), batch_size=[])
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of these parameters of the model by name."""
@@ -251,7 +246,7 @@ class Client:
         """
         dtype = self._cohort.model.module.get_parameter(self.split.trainable[0]).dtype
         drawn = Drawn(self._cohort, tuple(shapes.values()), dtype, purpose)
-        return TensorDict(dict(zip(shapes, operations.apply(drawn, self._position), strict=True)))
+        return TensorDict(dict(zip(shapes, apply(drawn, self._position), strict=True)))
 
     def class_counts(self) -> Tensor:
         """Return how many training samples of each class the client has, [classes] float.
@@ -274,10 +269,7 @@ class Client:
         """
         self._refuse_look("client.fisher(...)")
         self._check_model("client.fisher", state)
-        trace: Tensor = operations.apply(
-            inference.fisher_trace(self._cohort), self._position, tree.tensors(state)
-        )
-        return trace
+        return apply(inference.fisher_trace(self._cohort), self._position, tree.tensors(state))
 
     def _classes(self) -> int:
         source = self._cohort.source
@@ -320,9 +312,7 @@ class Client:
                 "method so that a run says so at its start"
             )
         self._check_model("client.predict_public", state)
-        call = inference.PublicOutputs(self._cohort, public)
-        outputs: Tensor = operations.apply(call, self._position, tree.tensors(state))
-        return outputs
+        return apply(inference.PublicOutputs(self._cohort, public), self._position, tree.tensors(state))
 
     def gradient(self, state: TensorDict) -> TensorDict:
         """Return the gradient of the first training batch's loss at `state`, over the trainable parameters.

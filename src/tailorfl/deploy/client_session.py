@@ -40,7 +40,7 @@ from tailorfl.deploy.own_data import DataShare
 from tailorfl.deploy.own_files import FileOfAnyKind, own_data
 from tailorfl.deploy.policy import DEFAULT_POLICY, NO_CONSENT, Consent, Policy, described
 from tailorfl.deploy.release_log import MISSING, LoggedQuestion, Release, ReleaseLog
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import (
     ConfigError,
     DataError,
@@ -51,7 +51,7 @@ from tailorfl.errors import (
     RunError,
     TailorflError,
 )
-from tailorfl.privacy.ledger import Uses
+from tailorfl.privacy import Uses
 from tailorfl.runs.build import make_simulation
 from tailorfl.runs.eval_schedule import protocol_of
 from tailorfl.settings.experiment import ExperimentConfig

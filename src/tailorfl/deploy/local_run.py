@@ -18,7 +18,7 @@ from tailorfl.errors import MessageError, ModelError, TailorflError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import Record
 from tailorfl.export.folder import write
-from tailorfl.privacy.ledger import Uses
+from tailorfl.privacy import Uses
 from tailorfl.rounds.groups import Group, by_group
 from tailorfl.rounds.one_round import counted
 from tailorfl.rounds.simulation import Simulation

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.errors import MessageError
-from tailorfl.privacy.ledger import Use, Uses
+from tailorfl.privacy import Use, Uses
 from tailorfl.runs.files import decode, encode
 from tailorfl.training import tree
 

@@ -26,7 +26,7 @@ from tailorfl.data.source import Source
 from tailorfl.data.summaries import CLASSES
 from tailorfl.errors import ConfigError, MessageError, PolicyError
 from tailorfl.models.registry import build
-from tailorfl.privacy.ledger import Uses
+from tailorfl.privacy import Uses
 from tailorfl.runs.build import with_all_options
 from tailorfl.runs.files import encode, reporting
 from tailorfl.runs.fingerprint import HARMLESS, changes

@@ -21,8 +21,7 @@ from typing import Any
 
 from tailorfl.deploy.messages import Packet, structure, uses_as_facts, uses_from_facts
 from tailorfl.errors import MessageError, MissingExtraError, RunError, TailorflError, first_few
-from tailorfl.privacy.accounting import epsilon
-from tailorfl.privacy.ledger import Uses
+from tailorfl.privacy import Uses, epsilon
 from tailorfl.runs.files import append_lines, decode, encode, keep_lines, read_lines, reporting, write_text
 
 NAME = "left.jsonl"

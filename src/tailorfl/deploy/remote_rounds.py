@@ -32,18 +32,16 @@ from tailorfl.deploy.client_state import NEVER
 from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, named
 from tailorfl.deploy.membership import DescribedClients, Membership, agreement_of
 from tailorfl.deploy.messages import LEFT, Packet, all_finite, flat, same_shape, uses_from_facts
-from tailorfl.engines.results import CohortUpdates
+from tailorfl.engines.base import CohortUpdates
 from tailorfl.errors import DivergenceError, MessageError, RunError, TailorflError
 from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import Record
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
-from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, counted
-from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, RoundTrace
-from tailorfl.rounds.sampling import sample_clients
+from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, Trained, counted
+from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, RoundTrace, sample_clients
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.rounds.updates import Trained
 from tailorfl.runs.job import Job
 from tailorfl.training import tree
 

@@ -6,7 +6,6 @@ what comes out is moved back. Data and frozen tensors lie on the device once, fo
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -220,13 +219,13 @@ class Place:
             device=self.device,
         )
 
-    def calculating(self) -> contextlib.AbstractContextManager[Any]:
+    def calculating(self) -> AbstractContextManager[Any]:
         """Return a block of its precision, in which new tensors lie on the device, those of a method's own code too."""
         if self.is_host:
             return computing(self.precision, self.device)
         return self.device if self.precision == "float32" else self._calculating()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _calculating(self) -> Iterator[None]:
         with self.device, computing(self.precision, self.device):
             yield

@@ -2,15 +2,21 @@
 
 How a cohort is cut depends on the cohort and the engine alone, never on how many workers there are, so neither their
 number nor the order in which they finish changes a bit of the result.
+
+Tasks and results travel as bytes, and beside them the tensors, which each pool moves in its own way. What stays the
+same for a whole run (data, models, methods, stores of states) is known to both sides and travels as a number.
+Everything else is pickled, between processes of one program that trust each other.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import queue
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from logging.handlers import QueueHandler
 from typing import Any, Protocol
@@ -19,14 +25,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl import errors
 from tailorfl.core.client import Client
-from tailorfl.engines.base import CohortTask, Inference, Stored
+from tailorfl.core.method import Method
+from tailorfl.data.source import Source
+from tailorfl.engines.base import CohortTask, CohortUpdates, Inference, Parts, Stacked, Stored, finite_clients
 from tailorfl.engines.in_process import InProcessEngine
-from tailorfl.engines.results import CohortUpdates, Parts, Stacked, finite_clients
 from tailorfl.engines.state import StateStore
-from tailorfl.privacy.ledger import PrivacyRecord
-from tailorfl.training.cohort import Cohort
+from tailorfl.errors import ClientError
+from tailorfl.models.functional import Model
+from tailorfl.models.split import Split
+from tailorfl.privacy import PrivacyRecord
 
 WORTH = 2e8
 """Products (samples times scalars of the model) from which on an evaluation is shared: what takes some milliseconds."""
@@ -159,7 +167,7 @@ class PooledEngine:
         while parts and not watched.trained:
             local_part = replace(parts.pop(0), function=watched)
             out.put(positions.pop(0), self._kind.map(local_part, states))
-            _note(task.cohort, local_part.cohort.record)
+            task.note(local_part.cohort.record)
         self._collect(out, positions, parts, states, task, training=False)
         return out.parts()
 
@@ -194,17 +202,14 @@ class PooledEngine:
         for k, (results, record, new) in self.pool.run(tasks):
             copies = [part.clone() if is_only_chunk else part for part in results]
             out.put(positions[k], copies)
-            _note(task.cohort, record)
+            task.note(record)
             if new is not None:
                 states.store.stage(parts[k].cohort.ids, new)
 
     def _cut(self, task: CohortTask) -> tuple[list[Tensor], list[CohortTask]]:
         """Return the positions of each chunk, and the chunks, each with a ledger of its own if the cohort has one."""
         positions = list(self._kind.chunks(task.cohort))
-        parts = [task.part(positions) for positions in positions]
-        if task.cohort.record is not None:
-            parts = [replace(part, cohort=replace(part.cohort, record=PrivacyRecord())) for part in parts]
-        return positions, parts
+        return positions, [task.chunk(chosen) for chosen in positions]
 
 
 class WatchedFunction:
@@ -218,12 +223,6 @@ class WatchedFunction:
         parts = self._function(client, state, message)
         self.trained = self.trained or bool(client.metrics)
         return parts
-
-
-def _note(cohort: Cohort, record: PrivacyRecord | None) -> None:
-    """Add what a chunk of a cohort used of private data."""
-    if cohort.record is not None and record is not None:
-        cohort.record.merge(record)
 
 
 @dataclass(frozen=True)
@@ -276,6 +275,91 @@ def _portable(error: Exception) -> Exception:
     try:
         sent: Exception = pickle.loads(pickle.dumps(error))
     except Exception:  # many errors of libraries cannot be pickled
-        sent = errors.ClientError(f"{type(error).__name__}: {error}")
+        sent = ClientError(f"{type(error).__name__}: {error}")
     sent.add_note(note)
     return sent
+
+
+LASTING = (Source, Model, Split, Method, StateStore)
+"""Types of objects that are sent once; so are functions without a name to import them by."""
+
+Load = Callable[[int, torch.dtype, tuple[int, ...]], Tensor]
+"""(number of a tensor in its message, dtype, shape) -> the tensor."""
+
+
+class Known:
+    """The objects that both sides have, by number."""
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self.objects: list[Any] = list(objects)
+        self._numbers = {id(o): n for n, o in enumerate(self.objects)}
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    def number(self, value: Any) -> int:
+        """Return the number of an object, a new one if it was not known."""
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return self._numbers[id(value)]
+
+
+class Packing:
+    """Mixin of pickle.Pickler: takes tensors out of the message, and known objects too unless `known` is None."""
+
+    known: Known | None
+    tensors: list[Tensor]
+    numbers: dict[int, int]
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands in the message for a tensor or a known object; None for what is pickled."""
+        if type(value) is Tensor and value.device.type == "cpu" and value.layout is torch.strided:
+            number = self.numbers.setdefault(id(value), len(self.tensors))
+            if number == len(self.tensors):
+                self.tensors.append(value)
+            return "tensor", number, value.dtype, tuple(value.shape)
+        if self.known is None:
+            return None
+        nameless = isinstance(value, types.FunctionType) and "<" in value.__qualname__
+        return ("known", self.known.number(value)) if nameless or isinstance(value, LASTING) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Take a TensorDict apart by its own items; leave the rest to the base class."""
+        if isinstance(value, TensorDict):
+            return TensorDict, (dict(value.items()), tuple(value.batch_size))
+        inherited = getattr(super(), "reducer_override", None)
+        return NotImplemented if inherited is None else inherited(value)
+
+
+class Packer(Packing, pickle.Pickler):
+    """Packs for processes that have the same modules."""
+
+
+def pack(value: Any, known: Known | None, packer: Any = Packer) -> tuple[bytes, list[Tensor]]:
+    """Return the message that says `value`, and its tensors by number."""
+    buffer = io.BytesIO()
+    writer = packer(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    writer.known, writer.tensors, writer.numbers = known, [], {}
+    writer.dump(value)
+    return buffer.getvalue(), writer.tensors
+
+
+def unpack(message: bytes, load: Load, known: Known) -> Any:
+    """Return what a message says, with its tensors from `load`."""
+    return _Unpacker(io.BytesIO(message), load, known).load()
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, load: Load, known: Known) -> None:
+        super().__init__(buffer)
+        self._load, self._known = load, known
+        self._loaded: dict[int, Tensor] = {}
+
+    def persistent_load(self, mark: Any) -> Any:
+        if mark[0] == "known":
+            return self._known.objects[mark[1]]
+        _, number, dtype, shape = mark
+        if number not in self._loaded:
+            self._loaded[number] = self._load(number, dtype, shape)
+        return self._loaded[number]

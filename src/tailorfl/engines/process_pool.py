@@ -28,10 +28,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.engines.base import Stored
-from tailorfl.engines.memory import keep_freed_memory
-from tailorfl.engines.pool import ChunkStates, Task, TaskResult, logged_records, result_of
-from tailorfl.engines.serialization import Known, pack, unpack
-from tailorfl.engines.shared_memory import Block, aligned
+from tailorfl.engines.memory import Block, aligned, keep_freed_memory
+from tailorfl.engines.pool import (
+    ChunkStates,
+    Known,
+    Task,
+    TaskResult,
+    logged_records,
+    pack,
+    result_of,
+    unpack,
+)
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, WorkerError, first_few
 

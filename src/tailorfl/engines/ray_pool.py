@@ -21,8 +21,18 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.engines.base import Stored, first_line
-from tailorfl.engines.pool import ChunkStates, Task, TaskResult, logged_records, result_of
-from tailorfl.engines.serialization import Known, Packing, pack, unpack
+from tailorfl.engines.memory import keep_freed_memory
+from tailorfl.engines.pool import (
+    ChunkStates,
+    Known,
+    Packing,
+    Task,
+    TaskResult,
+    logged_records,
+    pack,
+    result_of,
+    unpack,
+)
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import MissingExtraError, WorkerError
 from tailorfl.settings.experiment import DEFAULT
@@ -97,8 +107,6 @@ class RayWorker:
     """A worker: an actor of Ray with one thread."""
 
     def __init__(self) -> None:
-        from tailorfl.engines.memory import keep_freed_memory
-
         torch.set_num_threads(1)
         keep_freed_memory()
         self._known, self._learned, self._records = Known(), 0, logged_records()

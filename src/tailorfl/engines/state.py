@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.engines.shared_memory import Block, aligned
+from tailorfl.engines.memory import Block, aligned
 from tailorfl.errors import TailorflError
 from tailorfl.training import tree
 

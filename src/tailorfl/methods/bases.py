@@ -13,7 +13,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method
 from tailorfl.core.reduction import as_settings, untrained
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 
 
 class ServerModel(Method):

@@ -12,7 +12,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.errors import ConfigError
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 FAR = 1e9
 """Squared distance of the prototypes that a client does not look at."""

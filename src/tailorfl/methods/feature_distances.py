@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tailorfl.errors import TailorflError, unknown
-from tailorfl.training.objective import mean_of
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term, mean_of
 
 Distance = Literal["mean_l2", "batch_l2", "cosine", "pearson", "sdr"]
 TOGETHER: tuple[Distance, ...] = ("batch_l2", "sdr")

@@ -38,7 +38,7 @@ from tailorfl.methods.class_features import class_means, classes_only
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 from tailorfl.training.update import Optimizer
 
 FISHER = "fisher"

@@ -33,7 +33,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Family, Method, register
 from tailorfl.core.reduction import becomes, to_fedavg
-from tailorfl.core.server_optim import ServerOptimizer
+from tailorfl.core.server_training import ServerOptimizer
 from tailorfl.training import tree
 from tailorfl.training.ascent import sam
 

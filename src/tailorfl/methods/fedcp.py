@@ -40,7 +40,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.gated_head import add_gate, common, is_own
 from tailorfl.models.split import Split
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 

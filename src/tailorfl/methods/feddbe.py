@@ -40,7 +40,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.layers import head_layer
 from tailorfl.models.split import Split
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 MEAN = "running mean of the features"
 """What r is called while it trains along."""

@@ -30,7 +30,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import PerArchitecture, Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import to_fedavg
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 
 PREFIX = "w "
 

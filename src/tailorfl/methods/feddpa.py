@@ -46,7 +46,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.models.two_adapters import OWN, is_own, with_two_adapters
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen
+from tailorfl.training.objective import Seen
 
 
 @register

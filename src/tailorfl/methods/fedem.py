@@ -42,7 +42,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.mixture import LEAST, SHARES, Mixture, apart, is_shares
 from tailorfl.models.split import Split
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 ROUNDS = "rounds"
 """Of a client's state: how many rounds it took part in."""

@@ -44,7 +44,7 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.feature_distances import feature_pull
-from tailorfl.training.terms import Term
+from tailorfl.training.objective import Term
 
 
 class FeatureRegularised(TwoModels):

@@ -36,8 +36,8 @@ from tailorfl.methods.mixtures import mixing_weights
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.training import tree
+from tailorfl.training.objective import Term
 from tailorfl.training.plan import Length
-from tailorfl.training.terms import Term
 from tailorfl.training.update import Optimizer
 
 NOBODY = 2**31  # the id of a client without a head of its own, which gets the mean

@@ -42,7 +42,7 @@ from tailorfl.methods.class_features import classes_only
 from tailorfl.methods.discrepancy import mmd_by_mean_distance
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 TEMPERATURE = 4.0
 MOST = 0.9

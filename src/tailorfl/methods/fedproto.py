@@ -41,7 +41,7 @@ from tailorfl.methods.class_features import (
     no_prototypes,
     shared_prototypes,
 )
-from tailorfl.training.terms import Term
+from tailorfl.training.objective import Term
 
 
 @register

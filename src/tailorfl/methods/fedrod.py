@@ -39,8 +39,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.methods.class_features import linear_head
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.training import tree
-from tailorfl.training.objective import class_prior
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term, class_prior
 from tailorfl.training.update import Optimizer
 
 OWN = "personal."

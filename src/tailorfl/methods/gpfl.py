@@ -47,7 +47,7 @@ from tailorfl.models.conditional_head import add_condition, is_own
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 
 @register

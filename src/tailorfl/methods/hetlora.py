@@ -33,7 +33,7 @@ from tailorfl.core.reduction import exposure
 from tailorfl.methods.fedit import lora_pairs
 from tailorfl.methods.ranks import RankedLoRA, own_rank, rest_of
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 
 @register

@@ -35,14 +35,13 @@ from pydantic import Field
 from tensordict import TensorDict
 from torch import nn
 
-from tailorfl.core.answers import Memory
+from tailorfl.core.answers import Memory, Unaided, Voting, best_weight, chosen
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
 from tailorfl.methods.fedavg import FedAvg
-from tailorfl.training.nearest import Unaided, Voting, best_weight, chosen
 
 
 @register

@@ -39,7 +39,7 @@ from tailorfl.errors import ModelError
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.models.layers import head_layer
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 
 @register

@@ -38,7 +38,7 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import becomes, to_local
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 from tailorfl.methods.bases import Distilled, PersonalLength, TwoModels
 from tailorfl.training.update import Optimizer
 

@@ -53,7 +53,7 @@ from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 RESTARTS = 10
 

@@ -35,8 +35,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, ModelError
-from tailorfl.privacy.ledger import EVERYONE, Use, Uses
-from tailorfl.rounds.updates import ClientUpdates, Trained, noise_like
+from tailorfl.privacy import EVERYONE, Use, Uses
+from tailorfl.rounds.one_round import ClientUpdates, Trained, noise_like
 from tailorfl.settings.experiment import Sampling
 from tailorfl.training import tree
 from tailorfl.training.keys import Keys, derive

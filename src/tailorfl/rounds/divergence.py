@@ -19,15 +19,14 @@ from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
-from tailorfl.engines.base import CohortTask, Engine, Stored
-from tailorfl.engines.results import Parts
+from tailorfl.engines.base import CohortTask, Parts, Stored
 from tailorfl.errors import DivergenceError, ModelError, TailorflError, first_few
 from tailorfl.models.mapping import physical
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import message_for
-from tailorfl.rounds.updates import Trained
+from tailorfl.rounds.one_round import Trained
 from tailorfl.training import tree
-from tailorfl.training.terms import Seen, Term
+from tailorfl.training.objective import Seen, Term
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +60,23 @@ def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, .
 
 
 def _blamed_term(run: FederatedRun, done: Sequence[Trained]) -> str:
-    """Return the term that made the first diverged client's update not finite; "" if none did."""
-    if run.client_dp is not None:
+    """Return which term of the first client that diverged was the first that was not finite; "" if none was.
+
+    Looked at are the terms of batches whose loss is finite, their values and their gradients. Under privacy, which must
+    not show what single batches or clients are, the answer is "".
+    """
+    if run.level is not None:
         return ""
     bad = ((t, k) for t in done for k, ok in enumerate(t.finite.tolist()) if not ok)
     part, k = next((t, k) for t, k in bad if t.ids[k] not in run.malicious.clients)
     message = message_for(part.message, part.group, (k,))
-    visit = CohortTask.of(run.local, run.cohort((part.ids[k],)), message)
-    with torch.no_grad():
-        return term_to_blame(run.method, visit, Stored(part.group.states), run.engine)
+    watched = CohortTask.of(_Watched(run.method), run.cohort((part.ids[k],)), message)
+    try:
+        with torch.no_grad():
+            run.engine.map(watched, Stored(part.group.states))
+    except _NotFiniteError as blamed:
+        return f"{run.local.about} of client {part.ids[k]}, round {run.round + 1}: {blamed}"
+    return ""
 
 
 def check_server(old: TensorDict, new: TensorDict, round: int, options: Sequence[str]) -> None:
@@ -119,21 +126,6 @@ def listed(clients: Sequence[int], most: int = 20) -> str:
 
 class _NotFiniteError(TailorflError):
     """A term is to blame; ends the training that is watched."""
-
-
-def term_to_blame(method: Method, visit: CohortTask, states: Stored, engine: Engine) -> str:
-    """Return which term of the one client of `visit` was the first that was not finite; "" if none was.
-
-    Looked at are the terms of batches whose loss is finite, their values and their gradients. Under sample-level
-    privacy, which must not show what single batches are, the answer is "".
-    """
-    if visit.cohort.config.dp is not None:
-        return ""
-    try:
-        engine.map(replace(visit, function=_Watched(method)), states)
-    except _NotFiniteError as blamed:
-        return f"{visit.about} of client {visit.cohort.ids[0]}, round {visit.cohort.round + 1}: {blamed}"
-    return ""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,28 @@ from tailorfl.core.messages import Broadcast, PerArchitecture, PerClient, Replie
 from tailorfl.core.method import Method, check_aggregates
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.engines.auto import Auto, keep_choice
-from tailorfl.engines.base import ClientFunction, CohortTask, Engine, Stored
+from tailorfl.engines.base import ClientFunction, CohortTask, Engine, Parts, Stored
+from tailorfl.engines.choice import Auto, keep_choice
 from tailorfl.engines.memory import keep_freed_memory
-from tailorfl.engines.results import Parts
 from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
-from tailorfl.privacy.ledger import PrivacyLedger, PrivacyRecord, Purpose
+from tailorfl.privacy import PrivacyLedger, PrivacyRecord, Purpose
 from tailorfl.rounds.client_privacy import ClientDP, PrivateUpdates
 from tailorfl.rounds.frozen_front import FEATURES, FeatureSettings, frozen_front
 from tailorfl.rounds.groups import Group, by_group, in_parts, make_groups, message_for, trained_models
 from tailorfl.rounds.malicious import drawn
-from tailorfl.rounds.one_round import DeploymentFunction, TrainingFunction
-from tailorfl.rounds.participation import RoundTrace, Trace
+from tailorfl.rounds.one_round import DeploymentFunction, Trained, TrainingFunction
+from tailorfl.rounds.participation import (
+    Population,
+    RoundTrace,
+    Trace,
+    round_half_up,
+    sample_clients,
+    sampled_clients,
+)
 from tailorfl.rounds.requirements import check_fraction, check_kinds, check_private, check_samples
 from tailorfl.rounds.robust import Robust, check_robust
-from tailorfl.rounds.sampling import Population, round_half_up, sample_clients, sampled_clients
 from tailorfl.rounds.system import System
-from tailorfl.rounds.updates import Trained
 from tailorfl.settings.experiment import CYCLIC, DEFAULT, Sampling, Weights
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.settings.server import RobustConfig
@@ -83,10 +87,13 @@ class FederatedRun:
         models = trained_models(method, federation, model, assignment)
         self.features, self.features_note = frozen_front(models, federation, seed, features)
         self.given = self.federation = federation
-        see: Callable[[Source], Source] = _as_it_is
         if self.features is not None:
             models = dict.fromkeys(models, self.features.model)
-            self.federation, see = self.features.federation, self.features.see
+            self.federation = self.features.federation
+
+        def see(source: Source | None) -> Source | None:
+            return source if source is None or self.features is None else self.features.see(source)
+
         groups = make_groups(method, federation, models, assignment, train, seed, state_folder, see)
         self.groups = tuple(replace(g, states=self.engine.hold(g.states)) for g in groups)
         first = self.groups[0]
@@ -96,12 +103,10 @@ class FederatedRun:
         self.server = method.server_state(self.context)
         self.traffic = Traffic()
         self.ledger = PrivacyLedger()
-        self.gradients = self.turns = 0
-        self.round = 0
+        self.gradients = self.turns = self.round = 0
         self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
         self.is_blamed = False  # whether a client that diverged was looked at for the term to blame
-        poisoned = self.malicious.poisoned(federation)
-        poisoned = None if poisoned is None else see(poisoned)
+        poisoned = see(self.malicious.poisoned(federation))
         self.population = Population(
             self.federation, self.groups, seed, method.pooled, poisoned, system.malicious.from_round
         )
@@ -333,10 +338,6 @@ class FederatedRun:
         self.clock = float(facts.get("clock", 0.0))
         self.ledger = PrivacyLedger.restore(facts["ledger"]) if "ledger" in facts else PrivacyLedger()
         keep_choice(self.engine, str(facts["engine"]))
-
-
-def _as_it_is(source: Source) -> Source:
-    return source
 
 
 def _place(group: Group) -> str:

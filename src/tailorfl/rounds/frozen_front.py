@@ -25,8 +25,7 @@ from torch import Tensor
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source, copied
 from tailorfl.engines.devices import HOST
-from tailorfl.engines.memory import free_memory
-from tailorfl.engines.shared_memory import Block
+from tailorfl.engines.memory import Block, free_memory
 from tailorfl.errors import RunError
 from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeaturesError, find_boundary
 from tailorfl.models.functional import Model

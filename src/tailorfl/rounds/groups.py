@@ -76,21 +76,15 @@ def make_groups(
     train: TrainConfig,
     seed: int,
     state_folder: Path | None,
-    see: Callable[[Source], Source] = lambda source: source,
+    see: Callable[[Source | None], Source | None],
 ) -> tuple[Group, ...]:
     """Return the groups of a federation; `assignment` names every client's architecture, held-out ones included.
 
     `models` are those of `trained_models`, which read samples as `see` gives them.
     """
-    wrapped, public = models, federation.public
-    owners = assignment  # nobody's where there is one architecture: all have it
+    source, rows = federation.source, federation.server
     sizes = federation.sizes()[: federation.num_clients]
-    server_rows = federation.server
-    validation = (
-        subset(federation.source, server_rows, "the server's validation samples")
-        if len(server_rows)
-        else None
-    )
+    validation = subset(source, rows, "the server's validation samples") if len(rows) else None
     contexts = tuple(
         Context(
             model,
@@ -100,14 +94,14 @@ def make_groups(
             # As `torch.manual_seed(seed)` before building the model gives it: the start other code has, too.
             model.init(seed),
             seed,
-            task=federation.source.task,
-            public=None if public is None else see(public),
-            validation=None if validation is None else see(validation),
+            task=source.task,
+            public=see(federation.public),
+            validation=see(validation),
             samples=float(sizes[sizes > 0].mean()),
             sizes=tuple(sizes.tolist()),
             architecture=name,
         )
-        for name, model in wrapped.items()
+        for name, model in models.items()
     )
     everyone = range(len(federation.train))
     groups = []
@@ -116,8 +110,9 @@ def make_groups(
         start = method.client_state(full)
         individual = functools.partial(own_start, method, full) if method.individual_start else None
         store = StateStore(start, state_folder, individual)
-        theirs = frozenset(i for i, owner in enumerate(owners) if owner == full.architecture)
-        groups.append(Group(full, start, store, theirs if owners else everyone))
+        # Where there is one architecture nothing is assigned: all clients have it.
+        theirs = frozenset(i for i, name in enumerate(assignment) if name == full.architecture)
+        groups.append(Group(full, start, store, theirs if assignment else everyone))
     return tuple(groups)
 
 

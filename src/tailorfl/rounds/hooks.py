@@ -27,14 +27,13 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.messages import PerArchitecture, PerClient, count_down, count_up
-from tailorfl.privacy.ledger import EVERYONE
+from tailorfl.privacy import EVERYONE
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import by_group
-from tailorfl.rounds.one_round import RoundState
+from tailorfl.rounds.one_round import RoundState, Trained
+from tailorfl.rounds.participation import sampled_clients
 from tailorfl.rounds.planning import nobody, uses_unheard, work_of
-from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.system import ClientWork
-from tailorfl.rounds.updates import Trained
 
 
 class RoundHook:

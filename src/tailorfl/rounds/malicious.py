@@ -4,8 +4,8 @@
     nan          Δ ← not a number, so the server refuses the reply and the client keeps its state of before
     label_flip   trains on wrong labels: C − 1 − y of C classes, 1 − y of a binary or multilabel task
 
-Δ is the update of the parameters (`rounds/updates.py`); running statistics and whole numbers are sent as they are. All
-kinds but label_flip train as everybody does. Who is malicious is drawn from the seed alone, so all methods have the
+Δ is the update of the parameters (`rounds/one_round.py`); running statistics and whole numbers are sent as they are.
+All kinds but label_flip train as everybody does. Who is malicious is drawn from the seed alone, so all methods have the
 same attackers, and those of a smaller share are among those of a larger one.
 """
 
@@ -23,9 +23,9 @@ from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
+from tailorfl.rounds.one_round import Trained, noise_like
+from tailorfl.rounds.participation import sampled_clients
 from tailorfl.rounds.requirements import check_federated
-from tailorfl.rounds.sampling import sampled_clients
-from tailorfl.rounds.updates import Trained, noise_like
 from tailorfl.settings.malicious import MaliciousConfig
 from tailorfl.training import tree
 from tailorfl.training.keys import derive, generator

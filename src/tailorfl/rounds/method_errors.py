@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from tensordict import TensorDict
-from torch import Tensor
 
 from tailorfl.core.client import Client
 from tailorfl.core.method import Method
@@ -170,8 +169,4 @@ def _names(part: TensorDict) -> str:
 
 def _versions(part: TensorDict) -> Mapping[str, tuple[int, int]]:
     """Return the identity of each tensor, and how often it was written to."""
-    return {path: (id(tensor), _version(tensor)) for path, tensor in tree.leaves(part)}
-
-
-def _version(tensor: Tensor) -> int:
-    return physical(tensor)[0]._version
+    return {path: (id(tensor), physical(tensor)[0]._version) for path, tensor in tree.leaves(part)}

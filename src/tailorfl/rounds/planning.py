@@ -14,14 +14,13 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.messages import Broadcast, PerClient, count_down, count_up
-from tailorfl.engines.results import Parts
-from tailorfl.privacy.ledger import PrivacyLedger, PrivacyRecord, Uses
+from tailorfl.engines.base import Parts
+from tailorfl.privacy import PrivacyLedger, PrivacyRecord, Uses
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, in_parts, message_for
-from tailorfl.rounds.one_round import WORK, DeploymentFunction, counted
+from tailorfl.rounds.one_round import WORK, DeploymentFunction, Trained, counted
 from tailorfl.rounds.participation import RoundTrace
 from tailorfl.rounds.system import ClientWork
-from tailorfl.rounds.updates import Trained
 
 
 def _counted_groups(

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError, unknown
+from tailorfl.rounds.one_round import ClientUpdates, Trained, noise_like
 from tailorfl.rounds.requirements import check_federated, check_mean_only
-from tailorfl.rounds.updates import ClientUpdates, Trained, noise_like
 from tailorfl.settings.privacy import PrivacyLevel
 from tailorfl.settings.server import RobustConfig
 from tailorfl.training import tree

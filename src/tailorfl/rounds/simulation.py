@@ -11,20 +11,17 @@ from tensordict import TensorDict
 
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import CohortTask
+from tailorfl.engines.base import CohortTask, CohortUpdates
 from tailorfl.engines.devices import at_server
-from tailorfl.engines.results import CohortUpdates
 from tailorfl.errors import ConfigError
-from tailorfl.privacy.ledger import PrivacyRecord
+from tailorfl.privacy import PrivacyRecord
 from tailorfl.rounds.divergence import check_server, rejected_clients
 from tailorfl.rounds.federated_run import FederatedRun
 from tailorfl.rounds.groups import Group, by_group, extended, gather, message_for, why_fixed
 from tailorfl.rounds.hooks import HOOKS
 from tailorfl.rounds.method_errors import changed_replies_named, check_replies_used, shapes_of_replies
-from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, means_of
-from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, RoundTrace
-from tailorfl.rounds.sampling import Population
-from tailorfl.rounds.updates import Trained
+from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, Trained, means_of
+from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, Population, RoundTrace
 from tailorfl.settings.experiment import CYCLIC
 from tailorfl.training import tree
 

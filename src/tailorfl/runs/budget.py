@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from tailorfl.core.messages import payload_size
-from tailorfl.rounds.sampling import sample_clients
+from tailorfl.rounds.participation import sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training.cohort import TrainConfig

@@ -21,7 +21,7 @@ from tailorfl.data.registry import loader_of
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.source import Source
 from tailorfl.data.storage import data_file
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError, unknown
 from tailorfl.evaluation.selection import refuse_private
 from tailorfl.models.functional import Model
@@ -51,8 +51,8 @@ from tailorfl.settings.model import OneModelConfig
 from tailorfl.settings.names import check_distinct
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.keys import generator
-from tailorfl.training.round_schedule import RoundSchedule
 from tailorfl.training.sample_privacy import SampleDP
+from tailorfl.training.update import RoundSchedule
 
 log = logging.getLogger(__name__)
 OF_TOKENIZER = ("pad", "end", "vocabulary")

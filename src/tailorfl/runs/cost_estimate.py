@@ -19,22 +19,17 @@ import torch
 from tensordict import TensorDict
 
 from tailorfl.core.messages import count_up
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 from tailorfl.data.federation import Federation
-from tailorfl.engines.base import CohortTask, unsupported
-from tailorfl.engines.in_process import InProcessEngine
-from tailorfl.engines.results import CohortUpdates, Parts
-from tailorfl.engines.sequential import Sequential
+from tailorfl.engines.base import CohortTask, CohortUpdates, Parts, unsupported
+from tailorfl.engines.in_process import InProcessEngine, Sequential, Vectorized
 from tailorfl.engines.state import StateStore
-from tailorfl.engines.vectorized import Vectorized
 from tailorfl.evaluation.leading import first_metric
-from tailorfl.rounds.buffered import Buffered
-from tailorfl.rounds.events import Timeline
+from tailorfl.rounds.buffered import Buffered, Timeline
 from tailorfl.rounds.groups import by_group, message_for
 from tailorfl.rounds.one_round import WORK, RoundResult
-from tailorfl.rounds.participation import TOO_FEW, RoundTrace
+from tailorfl.rounds.participation import TOO_FEW, RoundTrace, sampled_clients
 from tailorfl.rounds.planning import work_of
-from tailorfl.rounds.sampling import sampled_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.system import ClientWork
 from tailorfl.runs.budget import limit_of

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from tailorfl.evaluation.protocols import Protocol, common_sets
-from tailorfl.rounds.sampling import sampled_clients
+from tailorfl.rounds.participation import sampled_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
 

@@ -26,7 +26,7 @@ from tailorfl.runs.job import Job, Way
 from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.store import RunStore, amend, reconfigure, record_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
-from tailorfl.training.round_schedule import RoundSchedule
+from tailorfl.training.update import RoundSchedule
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tailorfl.engines.auto import keep_choice
+from tailorfl.engines.choice import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.predictions import Kept

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tailorfl.errors import TailorflError
-from tailorfl.privacy.accounting import epsilon, noise_for
-from tailorfl.privacy.ledger import EVERYONE, Entry, PrivacyLedger
+from tailorfl.privacy import EVERYONE, Entry, PrivacyLedger, epsilon, noise_for
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
@@ -58,7 +57,7 @@ def with_privacy(job: Job, build: Build[Simulated]) -> Simulated:
 
     Raises:
         ConfigError: privacy does not cover what the method does, or the wanted ε cannot be reached.
-        TailorflError, MissingExtraError: as `tailorfl.privacy.accounting.epsilon`.
+        TailorflError, MissingExtraError: as `tailorfl.privacy.epsilon`.
     """
     settings = privacy_of(job)
     if settings is None:

@@ -8,7 +8,7 @@ from typing import Any
 from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.models.layers import layer_groups
-from tailorfl.rounds.sampling import sampled_clients
+from tailorfl.rounds.participation import sampled_clients
 from tailorfl.rounds.simulation import Simulation
 
 MODELS = {"personal": "its personal models", "global": "its global model"}

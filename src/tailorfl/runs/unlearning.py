@@ -19,7 +19,7 @@ from tailorfl.core.method import Method, make_method
 from tailorfl.core.reduction import hold
 from tailorfl.data.federation import Federation
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
-from tailorfl.engines.auto import keep_choice
+from tailorfl.engines.choice import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 from tailorfl.rounds.participation import ClientOutcome, RoundTrace, Trace

@@ -157,11 +157,6 @@ def parametrize_with_checks(*methods: Contract | Method | type[Method]) -> Any:
     return pytest.mark.parametrize("check", checks, ids=str)
 
 
-def is_pooled(contract: Contract) -> bool:
-    """Whether the method trains on pooled data."""
-    return contract.method.pooled
-
-
 def is_federated(contract: Contract) -> bool:
     """Whether clients train by themselves."""
     return not contract.method.pooled

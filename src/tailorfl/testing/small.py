@@ -15,7 +15,7 @@ from tailorfl.core.method import Method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine
-from tailorfl.engines.make import make_engine
+from tailorfl.engines.choice import make_engine
 from tailorfl.models.functional import Model
 from tailorfl.models.mixture import Mixture
 from tailorfl.models.registry import build
@@ -214,9 +214,5 @@ def assert_close(
     """Equal names and tensors equal up to float32 rounding that a few training steps amplify."""
     assert a.keys() == b.keys()
     for name, tensor in a.items():
-        message = partial(_of, name)
+        message = partial("{}: {}".format, name)
         torch.testing.assert_close(tensor, b[name], atol=atol, rtol=rtol, msg=message)
-
-
-def _of(name: str, message: str) -> str:
-    return f"{name}: {message}"

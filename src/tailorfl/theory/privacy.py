@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from tailorfl.errors import ConfigError
-from tailorfl.privacy.ledger import Entry
+from tailorfl.privacy import Entry
 from tailorfl.settings.privacy import UNBOUND, BatchSampling
 
 
@@ -26,7 +26,7 @@ def releases(
     noise: float = 1.0,
     sampling: BatchSampling = UNBOUND.sampling,
 ) -> Entry:
-    """Return (q, σ', steps) of a client with `samples` samples, for `tailorfl.privacy.accounting`.
+    """Return (q, σ', steps) of a client with `samples` samples, for `tailorfl.privacy`.
 
     Args:
         samples: n.

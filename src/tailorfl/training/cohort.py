@@ -15,16 +15,15 @@ from torch import Tensor
 from tailorfl.data.source import Source
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
-from tailorfl.privacy.ledger import PrivacyRecord
+from tailorfl.privacy import PrivacyRecord
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.settings.train import ClassWeights, ObjectiveName, OptimizerName, Schedule
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
 from tailorfl.training.objective import Loss
 from tailorfl.training.plan import BatchPlan, Rows, Steps, make_plan
-from tailorfl.training.round_schedule import CONSTANT, RoundSchedule
 from tailorfl.training.sample_privacy import SampleDP
-from tailorfl.training.update import UpdateRule
+from tailorfl.training.update import CONSTANT, RoundSchedule, UpdateRule
 
 INPUT_BYTES = 8 * 2**20
 """Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""

@@ -23,7 +23,6 @@ of a batch a direction asks for is found by running it on gradients of zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ from tailorfl.training.gradients import (
     cohort_gradient,
     single_users,
 )
-from tailorfl.training.operations import CohortLayout, Layout, Packed, apply, where
+from tailorfl.training.operations import CohortLayout, Layout, Operation, Packed, apply
 from tailorfl.training.plan import BatchPlan, batch_sizes, batches_of, batches_per_pass
 from tailorfl.training.request import FitRequest, FitResult
 from tailorfl.training.update import along, clip_norm
@@ -313,15 +312,14 @@ def fit(position: Tensor, request: FitRequest) -> FitResult | None:
     """
     if not request.takes_a_step:
         return None
-    result: FitResult = apply(Fit(request), position, request.inputs())
-    return result
+    return apply(Fit(request), position, request.inputs())
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
+class Fit(Operation[FitResult]):
     """A training of a cohort as an operation."""
 
-    request: FitRequest
+    def __init__(self, request: FitRequest) -> None:
+        self.request, self.cohort, self.stage = request, request.cohort, request.purpose
 
     def run(self, positions: tuple[int, ...], inputs: dict[str, Any], stacked: bool) -> FitResult:
         """Train the clients at `positions` from the tensors of a request, `Mapped` where `stacked`."""
@@ -345,7 +343,3 @@ class Fit:
             for name, component in zip(request.start, clients.components, strict=True)
         }
         return FitResult(numbers["loss"], numbers["work"], models)
-
-    def where(self, positions: Sequence[int]) -> str:
-        """Name clients, round and stage for error messages."""
-        return where(self.request.cohort, positions, self.request.purpose)

@@ -24,10 +24,9 @@ from tailorfl.models.dropout import dropout_key
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import over_clients
 from tailorfl.training.keys import Keys
-from tailorfl.training.objective import Loss
+from tailorfl.training.objective import Loss, Seen, Term
 from tailorfl.training.operations import NOTHING, Packed
 from tailorfl.training.plan import make_plan
-from tailorfl.training.terms import Seen, Term
 
 Gradient = Callable[..., TensorDict]
 """`grad(parameters, of="", batch=0)`: the gradient of component `of` at `parameters` on a batch of the step."""

@@ -28,9 +28,9 @@ from tailorfl.models.layouts import laid_out
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.keys import generator
-from tailorfl.training.operations import Packed, where
+from tailorfl.training.objective import Seen
+from tailorfl.training.operations import Operation, Packed
 from tailorfl.training.plan import Rows
-from tailorfl.training.terms import Seen
 
 CACHED_FLOATS, FEWEST_IMAGES = 40_000, 20
 """A network of convolutions alone sees inputs of so many numbers at once, 50 images of 28 x 28, or so many images."""
@@ -40,8 +40,8 @@ Pieces = Iterator[tuple[Tensor, Tensor | None]]
 """(rows of the source [clients, samples], 1 for real ones or None if all are), without the axis of one client alone."""
 
 
-@dataclass(frozen=True, eq=False)
-class ClientInference:
+@dataclass(eq=False)
+class ClientInference(Operation[Tensor]):
     """One evaluation of a cohort's models, as an operation: a function of one client, over pieces of its samples.
 
     Attributes:
@@ -81,10 +81,6 @@ class ClientInference:
             return torch.zeros(shape, dtype=cohort.dtype, device=cohort.device)
         result = self.join(values, weights)
         return result[0] if mapped and not stacked else result
-
-    def where(self, positions: Sequence[int]) -> str:
-        """Name clients, round and stage for error messages."""
-        return where(self.cohort, positions, self.stage)
 
 
 def mean_loss(cohort: Cohort, part: str) -> ClientInference:
@@ -178,8 +174,10 @@ def fisher_trace(cohort: Cohort) -> ClientInference:
     return ClientInference(cohort, "fisher", value, pieces, _sum_of, alone=False)
 
 
-class PublicOutputs:
+class PublicOutputs(Operation[Tensor]):
     """The outputs of a cohort's models on the public set, as an operation."""
+
+    stage = "predictions on the public set"
 
     def __init__(self, cohort: Cohort, source: Source) -> None:
         self.cohort, self.source = cohort, source
@@ -198,10 +196,6 @@ class PublicOutputs:
             return outputs.expand(len(positions), *outputs.shape).clone() if stacked else outputs
         models = partial(vmap(model, in_dims=(axes, None)), state)
         return in_passes(models, source, all_rows, len(positions), dim=1)
-
-    def where(self, positions: Sequence[int]) -> str:
-        """Name clients, round and stage for error messages."""
-        return where(self.cohort, positions, "predictions on the public set")
 
 
 def in_passes(

@@ -10,8 +10,9 @@ directions and terms) is flattened on one side and put together on the other, by
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from tailorfl.errors import ClientError, TailorflError
 from tailorfl.hashing import uniform
 from tailorfl.models.functional import Model
 from tailorfl.training.cohort import Cohort
+
+Result = TypeVar("Result", covariant=True)
 
 
 class Packed(NamedTuple):
@@ -142,10 +145,14 @@ class CohortLayout(Layout):
         return {name: tensor.detach().index_select(0, back) for name, tensor in tensors.items()}
 
 
-class Operation(Protocol):
-    """Something that clients do with tensors."""
+class Operation(ABC, Generic[Result]):
+    """Something that clients of a cohort do with tensors; `stage` is its name in messages."""
 
-    def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Any:
+    cohort: Cohort
+    stage: str
+
+    @abstractmethod
+    def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Result:
         """Return the result for the clients at `positions` of the cohort, a tree of tensors [clients, ...].
 
         `inputs` is a tree (dicts, lists, tuples) whose leaves are `Mapped` if `stacked`. Else there is one client, and
@@ -154,9 +161,11 @@ class Operation(Protocol):
 
     def where(self, positions: Sequence[int]) -> str:
         """Name clients, round and stage for error messages."""
+        clients = who([self.cohort.ids[p] for p in positions])
+        return f"{clients}, round {self.cohort.round + 1}, stage '{self.stage}'"
 
 
-def apply(operation: Operation, position: Tensor, inputs: Any = ()) -> Any:
+def apply(operation: Operation[Result], position: Tensor, inputs: Any = ()) -> Result:
     """Return the result of an operation of the client at `position`, alone or under `torch.func.vmap`.
 
     Raises:
@@ -168,13 +177,14 @@ def apply(operation: Operation, position: Tensor, inputs: Any = ()) -> Any:
     leaves, form = tree_flatten(inputs)
     call = _Call(operation, form)
     flat = _CohortFunction.apply(call, position, *leaves)  # type: ignore[no-untyped-call]
-    return tree_unflatten(list(flat), call.result)
+    result: Result = tree_unflatten(list(flat), call.result)
+    return result
 
 
 class _Call:
     """An operation with flat tensors in and out, and the forms of both trees."""
 
-    def __init__(self, operation: Operation, form: TreeSpec) -> None:
+    def __init__(self, operation: Operation[Any], form: TreeSpec) -> None:
         self.operation, self.form, self.result = operation, form, form
 
     def run(self, positions: tuple[int, ...], leaves: Sequence[Any], stacked: bool) -> tuple[Tensor, ...]:
@@ -204,7 +214,7 @@ class _CohortFunction(torch.autograd.Function):
         return out, tuple(0 for _ in out)
 
 
-def _guarded(operation: Operation, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Any:
+def _guarded(operation: Operation[Result], positions: tuple[int, ...], inputs: Any, stacked: bool) -> Result:
     try:
         with torch.no_grad():  # the loop writes in place; gradients are recorded where it asks for them
             return operation.run(positions, inputs, stacked)
@@ -214,27 +224,23 @@ def _guarded(operation: Operation, positions: tuple[int, ...], inputs: Any, stac
         raise ClientError(f"{operation.where(positions)}: {type(error).__name__}: {error}") from error
 
 
-class Drawn:
+class Drawn(Operation[tuple[Tensor, ...]]):
     """Uniform numbers of some shapes, by each client's key of the round: what a method itself draws on its clients."""
 
     def __init__(
         self, cohort: Cohort, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, purpose: str
     ) -> None:
-        self.cohort, self.shapes, self.dtype, self.purpose = cohort, shapes, dtype, f"drawn: {purpose}"
+        self.cohort, self.shapes, self.dtype, self.stage = cohort, shapes, dtype, f"drawn: {purpose}"
 
     def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> tuple[Tensor, ...]:
         """Return the numbers, [clients, ...] each, or [...] of one client."""
-        keys = torch.from_numpy(self.cohort.keys(positions, self.purpose).astype(np.int64))
+        keys = torch.from_numpy(self.cohort.keys(positions, self.stage).astype(np.int64))
         device = self.cohort.device
         drawn = [
             torch.stack([uniform(key, number, torch.Size(shape), device, self.dtype) for key in keys])
             for number, shape in enumerate(self.shapes)
         ]
         return tuple(t if stacked else t[0] for t in drawn)
-
-    def where(self, positions: Sequence[int]) -> str:
-        """Return in words whose fit this is, and its purpose."""
-        return where(self.cohort, positions, self.purpose)
 
 
 class TrainingSamples(NamedTuple):
@@ -262,8 +268,10 @@ Computed = Callable[[TrainingSamples, TensorDict], Mapping[str, Tensor]]
 none."""
 
 
-class ExternalTraining:
+class ExternalTraining(Operation[dict[str, Tensor]]):
     """What a function of another library makes of every client's samples, one client after another."""
+
+    stage = "training by another library"
 
     def __init__(self, cohort: Cohort, of: Computed) -> None:
         self.cohort, self.of = cohort, of
@@ -285,20 +293,11 @@ class ExternalTraining:
         with host:
             return self.of(samples, TensorDict(given, batch_size=[]))
 
-    def where(self, positions: Sequence[int]) -> str:
-        """Name clients, round and stage for error messages."""
-        return where(self.cohort, positions, "training by another library")
-
 
 def _client_tensor(tensor: Tensor | Mapped, k: int) -> Tensor:
     if isinstance(tensor, Tensor):
         return tensor
     return tensor.tensor if tensor.axis is None else tensor.tensor.select(tensor.axis, k)
-
-
-def where(cohort: Cohort, positions: Sequence[int], stage: str) -> str:
-    """Name clients, round and stage for error messages."""
-    return f"{who([cohort.ids[p] for p in positions])}, round {cohort.round + 1}, stage '{stage}'"
 
 
 def who(ids: Sequence[int]) -> str:

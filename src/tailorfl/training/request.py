@@ -12,10 +12,10 @@ from torch import Tensor
 from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.training.cohort import Cohort, TrainConfig
 from tailorfl.training.gradients import Directions
+from tailorfl.training.objective import Term
 from tailorfl.training.operations import NOTHING, Packed
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import check_separable
-from tailorfl.training.terms import Term
 from tailorfl.training.update import OF_RUN, Optimizer
 
 States = Mapping[str, Mapping[str, Any]]

@@ -11,7 +11,7 @@ samples a client has is public), so the sum changes by C at most. `sampling` say
 | `shuffle` | the next ones of a random order | its size | one Gaussian mechanism: it is in one batch, whichever |
 
 Noise is drawn from the client's key, so every engine adds the same noise; every gradient of a round has noise
-of its own, and every training batches of its own. What was spent is in the ledger (`tailorfl.privacy.ledger`).
+of its own, and every training batches of its own. What was spent is in the ledger (`tailorfl.privacy`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from torch.func import grad_and_value, vmap
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models.dropout import fold_key
 from tailorfl.settings.privacy import BatchSampling
-from tailorfl.training.objective import Loss
-from tailorfl.training.terms import Term
+from tailorfl.training.objective import Loss, Term
 
 LossOf = Callable[
     [dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, dict[str, Tensor]]

@@ -1,4 +1,6 @@
-"""The rule by which gradients move parameters, for one client or a whole cohort at once, in place.
+"""The step of local training: the rule by which gradients move parameters, and the fall of its rate over the rounds.
+
+The rule is for one client or a whole cohort at once, in place:
 
     sgd      v = μ v + g + δ p;   p = p − η v                                     as torch.optim.SGD
     adamw    p = (1 − η δ) p;   m = β₁ m + (1 − β₁) g;   s = β₂ s + (1 − β₂) g²     as torch.optim.AdamW
@@ -14,32 +16,42 @@ fits therefore starts a fresh optimizer, and a fresh decay, with each: a fit of 
 |---|---|
 | μ, δ | `momentum`, `weight_decay` |
 | β₁, β₂, ε | `BETA_1`, `BETA_2`, `EPS`, torch's defaults |
+
+From round to round the rate falls:
+
+    η_t = lr · s(t),   t the rounds before this one, T the rounds of the run
+
+    constant   s = 1
+    step       s = factor^(number of milestones passed), a milestone m < 1 after m·T rounds, m ≥ 1 after m rounds
+    cosine     s = floor + (1 − floor) (1 + cos(π t/T)) / 2
+    inverse    s = shift / (shift + t)                     the 1/t of stochastic approximation
+
+Every rate by which a client moves a model is multiplied: the run's, and those that a method has of its own. What is
+part of an objective (Per-FedAvg's α) and steps of the server are not. Tuning for deployment, of clients that trained
+and of late ones, takes the rate of the last round, or with `deployment: first` that of the first.
+
+| symbol | here |
+|---|---|
+| T | `rounds` |
+| s(t) | `share` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypedDict, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, unknown
-from tailorfl.settings.train import OptimizerName, Schedule, check_momentum
+from tailorfl.settings.experiment import DEFAULT
+from tailorfl.settings.train import Deployment, Fall, OptimizerName, Schedule, check_momentum
 
-
-class Plain(TypedDict):
-    """The settings of `PLAIN`."""
-
-    optimizer: OptimizerName
-    schedule: Schedule
-    momentum: float
-    weight_decay: float
-
-
-PLAIN = Plain(optimizer="sgd", schedule="constant", momentum=0.0, weight_decay=0.0)
+PLAIN: Mapping[str, Any] = {"optimizer": "sgd", "schedule": "constant", "momentum": 0.0, "weight_decay": 0.0}
 """Training settings under which a step is p − η g and nothing else."""
 BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
 CLIP_EPS = 1e-6
@@ -159,11 +171,7 @@ class Optimizer:
     @classmethod
     def plain(cls, lr: float | Tensor | None = None, clip_each: bool = False) -> Optimizer:
         """Return one whose steps are p − η g and nothing else, whatever the run's settings are."""
-        kind, settings = (
-            PLAIN["optimizer"],
-            {name: value for name, value in PLAIN.items() if name != "optimizer"},
-        )
-        return cls(lr, kind, **settings, clip_each=clip_each)  # type: ignore[arg-type]
+        return cls(lr, "sgd", "constant", momentum=0.0, weight_decay=0.0, clip_each=clip_each)
 
     def rule(self, run: UpdateRule) -> UpdateRule:
         """Return the rule of a fit in a run of rule `run`; a rate that is a tensor is not in it."""
@@ -199,3 +207,53 @@ def clip_norm(gradient: Sequence[Tensor], limit: float, stacked: bool) -> None:
 def along(scale: Tensor, like: Tensor) -> Tensor:
     """Return `scale` [clients] (or 0-d) shaped to multiply `like` [clients, ...]."""
     return scale.reshape(scale.shape + (1,) * (like.ndim - scale.ndim))
+
+
+_SET = DEFAULT.train.round_schedule
+
+
+@dataclass(frozen=True)
+class RoundSchedule:
+    """A fall of the rate over rounds, as `tailorfl.settings.train` declares it.
+
+    Raises:
+        ConfigError: unknown kind, or one that needs to know the number of rounds and does not.
+    """
+
+    kind: Fall = _SET.kind
+    rounds: int | None = None
+    """Rounds of the run."""
+    milestones: tuple[float, ...] = _SET.milestones
+    factor: float = _SET.factor
+    floor: float = _SET.floor
+    shift: float = _SET.shift
+    deployment: Deployment = _SET.deployment
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Fall):
+            raise unknown("round schedule", self.kind, get_args(Fall))
+        relative = self.kind == "step" and any(m < 1 for m in self.milestones)
+        if self.rounds is None and (relative or self.kind == "cosine"):
+            raise ConfigError(
+                f"a round schedule of kind {self.kind} falls with the share of the rounds that are done; say how many "
+                f"there are, as RoundSchedule('{self.kind}', rounds=100)"
+            )
+
+    def share(self, round: int) -> float:
+        """Return s(t) for a round counted from 0."""
+        if self.kind == "step":
+            total = self.rounds or 0
+            # 0.7 · 10 is a little more than 7.
+            passed = sum(round + 1e-9 >= (m * total if m < 1 else m) for m in self.milestones)
+            return float(self.factor**passed)
+        if self.kind == "cosine":
+            done = min(round / (self.rounds or 1), 1.0)
+            return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
+        return self.shift / (self.shift + round) if self.kind == "inverse" else 1.0
+
+    def deployed(self, rounds: int) -> float:
+        """Return the share of the rate with which models are tuned after so many rounds."""
+        return self.share(max(rounds - 1, 0)) if self.deployment == "last" else 1.0
+
+
+CONSTANT = RoundSchedule()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tailorfl.data.federation import Federation
-from tailorfl.engines.auto import keep_choice
+from tailorfl.engines.choice import keep_choice
 from tailorfl.errors import ConfigError, DataError, DivergenceError, MemoryLimitError, ModelError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.protocols import Protocol, evaluate

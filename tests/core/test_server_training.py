@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from methods.small import CLASSES, PUBLIC, assert_close, assert_same, federation, simulation
-from tailorfl.core import server_distill
+from tailorfl.core import server_training
 from tailorfl.core.context import Context
-from tailorfl.core.server_distill import ServerDistillation
+from tailorfl.core.server_training import ServerDistillation
 from tailorfl.data.source import Source
 from tailorfl.training import tree
 
@@ -97,8 +97,8 @@ class TestEarlyStopping:
     @staticmethod
     def losses(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[float]:
         left = list(values)
-        fake = {**server_distill.LOSSES, "classification": lambda *_: torch.tensor(left.pop(0))}
-        monkeypatch.setattr(server_distill, "LOSSES", fake)
+        fake = {**server_training.LOSSES, "classification": lambda *_: torch.tensor(left.pop(0))}
+        monkeypatch.setattr(server_training, "LOSSES", fake)
         return left
 
     @pytest.mark.parametrize(

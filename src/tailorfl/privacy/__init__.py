@@ -1,1 +1,0 @@
-"""Accounting of sample-level and client-level differential privacy."""
