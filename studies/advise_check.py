@@ -30,9 +30,9 @@ from studies.claims.folders import gathered
 from tailorfl.cli.advise import pilot
 from tailorfl.core.method import find_method
 from tailorfl.errors import TailorflError
+from tailorfl.evaluation.comparisons import interval
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-from tailorfl.evaluation.seeds import interval
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import REFERENCES
 from tailorfl.runs.build import make_federation

@@ -18,7 +18,7 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 
-from tailorfl.evaluation.seeds import Paired, interval, paired
+from tailorfl.evaluation.comparisons import Paired, interval, paired
 from tailorfl.report.merging import merge
 from tailorfl.report.result import ExperimentResult
 

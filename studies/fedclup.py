@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 from studies.linear_errors import Truth, linear_models
 from tailorfl.data.synthetic import closed_form
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.comparisons import interval
 from tailorfl.methods.fedclup import FedCLUP
 from tailorfl.report.plots import COLOURS, DPI
 from tailorfl.rounds.simulation import Simulation

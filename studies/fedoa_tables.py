@@ -16,7 +16,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.comparisons import interval
 from tailorfl.report.result import results
 from tailorfl.settings.loading import load
 

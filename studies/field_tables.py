@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailorfl.evaluation.ranks import holm
-from tailorfl.evaluation.seeds import Paired, interval, paired
+from tailorfl.evaluation.comparisons import Paired, holm, interval, paired
 from tailorfl.report.result import ExperimentResult
 
 ALONE = "LocalTrain"

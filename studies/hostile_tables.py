@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.comparisons import interval
 from tailorfl.report.result import results
 
 MODELS = ("personal", "global")

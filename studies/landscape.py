@@ -31,8 +31,8 @@ from tailorfl.cli.arguments import AsJson, Imports
 from tailorfl.cli.screen import print_json, say, stdout
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, RunError, unknown
+from tailorfl.evaluation.further_measures import mean_loss
 from tailorfl.evaluation.selection import Selection
-from tailorfl.evaluation.sharpness import mean_loss
 from tailorfl.models.functional import Model
 from tailorfl.report.plots import DPI, literal
 from tailorfl.rounds.simulation import Simulation

@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from tailorfl.evaluation.seeds import interval, paired
+from tailorfl.evaluation.comparisons import interval, paired
 from tailorfl.report.result import ExperimentResult
 from tailorfl.settings.loading import load
 

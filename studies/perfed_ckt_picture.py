@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from tailorfl.evaluation.seeds import interval, paired
+from tailorfl.evaluation.comparisons import interval, paired
 from tailorfl.report.plots import COLOURS
 from tailorfl.report.result import ExperimentResult, results
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from tailorfl.evaluation.seeds import interval, paired
+from tailorfl.evaluation.comparisons import interval, paired
 from tailorfl.report.merging import merge
 from tailorfl.report.result import ExperimentResult
 

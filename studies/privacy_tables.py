@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.comparisons import interval
 from tailorfl.report.result import results
 from tailorfl.settings.loading import load
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tailorfl.training.objective import Seen, Term
     from tailorfl.training.plan import Length
     from tailorfl.training.update import Optimizer
-    from tailorfl.tuning.outcome import Tuning
+    from tailorfl.tuning.run import Tuning
 
 __version__ = "0.1.0"
 
@@ -92,7 +92,7 @@ _HOMES = {
     "Model": "tailorfl.models.functional:Model",
     "Observer": "tailorfl.runs.job:Observer",
     "Optimizer": "tailorfl.training.update:Optimizer",
-    "Tuning": "tailorfl.tuning.outcome:Tuning",
+    "Tuning": "tailorfl.tuning.run:Tuning",
     "Replies": "tailorfl.core.messages:Replies",
     "RoundResult": "tailorfl.rounds.one_round:RoundResult",
     "Seen": "tailorfl.training.objective:Seen",

@@ -35,9 +35,8 @@ from tailorfl.runs.tuned import beside
 from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig, Scale
 from tailorfl.settings.loading import expand, load
-from tailorfl.tuning.outcome import Tuning
 from tailorfl.tuning.plan import TuningRequest
-from tailorfl.tuning.run import tune_experiment
+from tailorfl.tuning.run import Tuning, tune_experiment
 
 if TYPE_CHECKING:
     from tailorfl.data.own import Data

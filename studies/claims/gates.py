@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from studies.claims.claim import Claim, Floor, Gate, Paper, Setting
 from studies.claims.evidence import Evidence
 from studies.claims.verdicts import POINT
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.comparisons import interval
 
 ABOVE_CHANCE, BELOW_CEILING = 0.15, 0.10
 MEAN_TURNS, LEAST_TURNS = 10, 5

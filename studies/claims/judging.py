@@ -24,7 +24,7 @@ from studies.claims.verdicts import (
     sampling_error,
 )
 from tailorfl.errors import MissingExtraError, unknown
-from tailorfl.evaluation.ranks import LEVEL
+from tailorfl.evaluation.comparisons import LEVEL
 
 Status = Verdict | Literal["not tested", "not tested at this scale", "elsewhere", "not run", "impossible"]
 """`not tested`: what the comparison needs was not there, see the gates of `studies.claims`."""

@@ -12,10 +12,9 @@ import torch
 
 import tailorfl
 from tailorfl.benchmark import measure
-from tailorfl.benchmark.candidates import LoopRound, Round, candidates
 from tailorfl.benchmark.clock import alternate, timed
-from tailorfl.benchmark.recommend import LOOP, recommend
-from tailorfl.benchmark.result import Way
+from tailorfl.benchmark.measure import LoopRound, Round, candidates
+from tailorfl.benchmark.result import LOOP, Way, recommend
 from tailorfl.engines import devices
 from tailorfl.engines.in_process import Sequential
 from tailorfl.errors import ConfigError

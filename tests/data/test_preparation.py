@@ -22,7 +22,7 @@ from tailorfl.data.preparation import own_strata
 from tailorfl.data.summaries import Summary, made_roles, summarise
 from tailorfl.data.table_files import read_table
 from tailorfl.errors import ConfigError, DataError
-from tailorfl.export.written_table import prepare_table
+from tailorfl.export.written_model import prepare_table
 from tailorfl.partition.splits import own_rows, read_split
 from tailorfl.settings.data import SplitShares
 

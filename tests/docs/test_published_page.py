@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import tailorfl
-from tailorfl.evaluation.seeds import noise
+from tailorfl.evaluation.comparisons import noise
 from tailorfl.report.published import beside
 from tailorfl.settings.loading import load
 

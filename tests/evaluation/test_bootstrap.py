@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics as reference
 
-from tailorfl.evaluation.bootstrap import RESAMPLES, _draws, interval, resampled, value
+from tailorfl.evaluation.bootstrap import RESAMPLES, _draws, _measured, interval, resampled
 from tailorfl.evaluation.calibration import probabilities
 from tailorfl.evaluation.predictions import Predictions
 
@@ -43,7 +43,7 @@ def test_every_resample_is_measured_as_scikit_learn_measures_it(task: str, metri
     given, of = said(task), BY_SCIKIT_LEARN[task, metric]
     given.outputs[:] = given.outputs.round()  # so that scores are equal
     p = probabilities(task, given.outputs)
-    assert value(metric, given) == pytest.approx(of(given.y, p))
+    assert _measured(metric, given, np.array([60]))[0] == pytest.approx(of(given.y, p))
     found = resampled(metric, given, seed=5, resamples=50)
     drawn = np.concatenate(list(_draws(5, given, 50)))
     assert drawn.shape == (50, 60)
@@ -81,7 +81,7 @@ def test_what_is_undefined_has_no_interval() -> None:
     given = said("binary", samples=8)
     y = np.zeros(8, dtype=np.int64)
     one_class = Predictions("binary", given.client, given.row, y, given.outputs)
-    assert math.isnan(value("auc", one_class))
+    assert math.isnan(_measured("auc", one_class, np.array([len(one_class.y)]))[0])
     assert interval(resampled("auc", one_class, seed=0)) is None
     y = y.copy()
     y[0] = 1  # a third of the resamples lack it

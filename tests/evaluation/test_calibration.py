@@ -16,9 +16,18 @@ from sklearn import metrics as reference
 
 import tailorfl
 from tailorfl.errors import ConfigError
-from tailorfl.evaluation.calibration import BINS, Reliability, error_by_chance, further_parts, probabilities
+from tailorfl.evaluation.calibration import (
+    BINS,
+    FEWEST,
+    HIGHEST,
+    Reliability,
+    error_by_chance,
+    fitted,
+    further_parts,
+    measures,
+    probabilities,
+)
 from tailorfl.evaluation.predictions import Predictions
-from tailorfl.evaluation.temperature import FEWEST, HIGHEST, fitted, measures
 
 # -- probabilities ---------------------------------------------------------------------------------------------------
 

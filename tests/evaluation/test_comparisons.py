@@ -11,9 +11,7 @@ from scipy import stats
 from scipy.special import betainc
 from scipy.stats import friedmanchisquare, wilcoxon
 
-from tailorfl.evaluation.expected import expected_best
-from tailorfl.evaluation.ranks import holm, ranking
-from tailorfl.evaluation.seeds import Paired, interval, noise, paired
+from tailorfl.evaluation.comparisons import Paired, expected_best, holm, interval, noise, paired, ranking
 
 # -- intervals over seeds --------------------------------------------------------------------------------------------
 

@@ -13,10 +13,9 @@ from torch.func import functional_call
 from methods.settings import make
 from methods.small import personal, simulation
 from tailorfl.data.source import Source
-from tailorfl.evaluation import sharpness as module
-from tailorfl.evaluation.features import feature_distances, features
+from tailorfl.evaluation import further_measures as module
+from tailorfl.evaluation.further_measures import feature_distances, features, mean_loss, sharpness
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.evaluation.sharpness import mean_loss, sharpness
 from tailorfl.evaluation.summary import summaries
 from tailorfl.models.functional import Model
 

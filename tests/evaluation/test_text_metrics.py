@@ -221,11 +221,11 @@ def test_tokens_are_judged_one_place_on() -> None:
 def test_metrics_of_responses() -> None:
     nan = math.nan
     scores = torch.tensor([[1.0, 2, 0.5, 0.25, 0.4], [3, 6, nan, nan, nan], [0, 0, 1.0, 0.75, 0.6]])
-    found = metrics.compute("generation", scores, torch.zeros(3, 5))
-    assert found == pytest.approx(
+    found = metrics.compute_parts("generation", scores, torch.zeros(3, 5), [3])
+    assert {name: float(of[0]) for name, of in found.items()} == pytest.approx(
         {"rouge1": 50.0, "rouge1_precision": 75.0, "rouge1_recall": 50.0, "token_accuracy": 0.5}
     )
-    assert math.isnan(metrics.compute("generation", scores[1:2], torch.zeros(1, 5))["rouge1"])
+    assert math.isnan(metrics.compute_parts("generation", scores[1:2], torch.zeros(1, 5), [1])["rouge1"][0])
 
 
 def test_what_cannot_generate_is_named(data: Federation) -> None:

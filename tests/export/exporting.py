@@ -14,8 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tailorfl.evaluation.judges import make_judge
-from tailorfl.evaluation.portions import Portions
+from tailorfl.evaluation.judges import Portions, make_judge
 from tailorfl.export.folder import loaded
 from tailorfl.runs.trained_models import Restored
 from tailorfl.settings.eval import GenerationConfig

@@ -22,9 +22,8 @@ from safetensors.torch import load_file
 import tailorfl
 from export.exporting import QUICK
 from tailorfl.errors import ConfigError
-from tailorfl.export.card import CARD, card_of, upload
-from tailorfl.export.facts import FORMAT
 from tailorfl.export.folder import Exported, export
+from tailorfl.export.model_card import CARD, FORMAT, card_of, upload
 from tailorfl.report.clients import clients_of
 
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from tailorfl.data.build import build
 from tailorfl.data.overview import Overview, overview
 from tailorfl.errors import ConfigError
-from tailorfl.report import data_picture
-from tailorfl.report.data_picture import draw_federation
+from tailorfl.report import plots
+from tailorfl.report.plots import draw_federation
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_bars_are_the_sizes_of_the_parts_end_to_end_and_cells_the_shares(
 def test_of_many_clients_some_are_drawn_from_large_to_small(
     found: Overview, drawn: list[Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_picture, "MOST_CLIENTS", 3)
-    monkeypatch.setattr(data_picture, "MOST_NAMES", 2)
+    monkeypatch.setattr(plots, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(plots, "MOST_NAMES", 2)
     draw_federation(found, tmp_path / "some.svg")
     ranked = np.sort(found.sizes["train"])[::-1]
     assert bars(drawn[0])["train"][1] == ranked[[0, len(ranked) // 2, -1]].tolist()

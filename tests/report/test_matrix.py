@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 import tailorfl
 from report.tiny import TINY, invoke
 from tailorfl.report.matrix import Matrix, by_federation, matrix
-from tailorfl.report.page.ranks import page
+from tailorfl.report.page.page import matrix_page
 from tailorfl.report.result import ExperimentResult
 
 SETTINGS = {**TINY, "seeds": 2, "model": "logistic", "eval": {"every": 0, "final": ["local"]}}
@@ -68,7 +68,7 @@ def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: 
     displayed = federations.displayed
     assert displayed.labels == ["LocalTrain", "FedAvg"]
     text = Path("all/report.html").read_text()
-    assert text == page(displayed).replace(f"From {folder}/", "From ")
+    assert text == matrix_page(displayed).replace(f"From {folder}/", "From ")
     assert text.count("<svg xmlns=") == 2
     plain = re.sub("</?span>", "", text)
     for row in displayed.table.rows:
@@ -90,5 +90,5 @@ def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: 
 def test_too_few_federations_have_a_table_and_no_ranks(folder: Path) -> None:
     found = loaded(folder, "more", "ditto")
     assert found.ranking is None
-    assert "Ranks: they need two methods" in page(found)
-    assert "Average rank" in page(found)
+    assert "Ranks: they need two methods" in matrix_page(found)
+    assert "Average rank" in matrix_page(found)

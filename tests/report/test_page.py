@@ -18,10 +18,10 @@ import torch
 import tailorfl
 from report.tiny import TINY, invoke
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.evaluation.ranks import holm
+from tailorfl.evaluation.comparisons import holm
 from tailorfl.report.document import latex, write_report
 from tailorfl.report.findings import differences, findings
-from tailorfl.report.page.look import Look
+from tailorfl.report.page.charts import Look
 from tailorfl.report.page.others import paired_differences
 from tailorfl.report.page.page import page
 from tailorfl.report.result import ExperimentResult

@@ -207,14 +207,14 @@ def test_what_cannot_be_plotted_or_written_is_a_run_error(
 def test_one_client_one_round_one_seed(tmp_path: Path) -> None:
     row = pd.DataFrame({"label": ["a"], "seed": [0], "round": [1], "bytes": [10], "mse": [2.5]})
     for plot, _ in PLOTS:
-        plot(row, tmp_path / "plot.png", metric="mse", title="A title")
+        plot(row, tmp_path / "plot.png", metric="mse")
         inside = pixels(tmp_path / "plot.png")[60:-120, 250:-250]  # without title, ticks and labels
         assert inside.min() < 100
 
 
 IMPORTS = """
 import sys
-import tailorfl.evaluation.metrics, tailorfl.evaluation.seeds, tailorfl.evaluation.summary
+import tailorfl.evaluation.metrics, tailorfl.evaluation.comparisons, tailorfl.evaluation.summary
 import tailorfl.report.plots, tailorfl.runs.store, tailorfl.report.tables
 heavy = {"torch", "pandas", "matplotlib", "sklearn", "scipy", "rich", "pyarrow"} & set(sys.modules)
 assert not heavy, heavy
@@ -285,5 +285,5 @@ def test_no_text_of_a_picture_lies_outside_of_it(
 @pytest.mark.parametrize("label", ["[/x] $a$", r"$\frac{$", "50 $", "_{"])
 def test_a_label_is_shown_as_it_is_and_never_read_as_a_formula(tmp_path: Path, label: str) -> None:
     for plot, frame in PLOTS:
-        plot(frame().replace({"Ditto": label}), tmp_path / "plot.png", title=label)
+        plot(frame().replace({"Ditto": label}), tmp_path / "plot.png")
         assert pixels(tmp_path / "plot.png").shape[0] > 400

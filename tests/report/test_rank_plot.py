@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tailorfl.report.rank_plot import AXIS, TOP, Diagram, diagram, draw, svg, tikz
+from tailorfl.report.matrix import AXIS, TOP, Diagram, diagram, draw, svg, tikz
 
 NAMES = ["a", "b & <c>", "d", "e", "f"]
 RANKS = [3.0, 1.5, 5.0, 2.5, 3.0]

@@ -15,7 +15,7 @@ import tailorfl
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
-from tailorfl.evaluation.seeds import noise
+from tailorfl.evaluation.comparisons import noise
 from tailorfl.report.columns import columns_of
 from tailorfl.report.published import beside, notes, verdict
 from tailorfl.report.result import ExperimentResult

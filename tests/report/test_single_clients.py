@@ -20,7 +20,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.evaluation.bootstrap import Interval, resampled
 from tailorfl.evaluation.calibration import probabilities
 from tailorfl.report.clients import ClientReport, clients_of
-from tailorfl.report.page.look import Look
+from tailorfl.report.page.charts import Look
 from tailorfl.runs.prediction_log import load_predictions
 
 SETTINGS: dict[str, Any] = {

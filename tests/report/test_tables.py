@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from tailorfl.evaluation.seeds import interval
+from tailorfl.evaluation.comparisons import interval
 from tailorfl.report import tables
 from tailorfl.report.tables import Column, SeedResult, Table, as_table, comparison, csv, without_seeds
 

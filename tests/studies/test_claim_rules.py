@@ -18,7 +18,7 @@ from studies.claims.judging import Outcome, judge_paper, step_down
 from studies.claims.noise import share, shared_variance
 from studies.claims.verdicts import half_width, judge, judge_cells, judge_order, sampling_error
 from studies.claims.words import headline, row, summary
-from tailorfl.evaluation.ranks import holm
+from tailorfl.evaluation.comparisons import holm
 from tailorfl.settings.loading import load
 
 LINES = {"a": [0.7, 0.71, 0.69], "b": [0.6, 0.61, 0.6]}

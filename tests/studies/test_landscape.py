@@ -19,7 +19,7 @@ import tailorfl
 from studies.landscape import LEVELS, app, contours, landscape, losses, plane_through, random_plane
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, RunError
-from tailorfl.evaluation.sharpness import mean_loss
+from tailorfl.evaluation.further_measures import mean_loss
 from tailorfl.models.functional import Model
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.trained_models import restore

@@ -19,11 +19,10 @@ from tailorfl.runs.budget import Limit
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.tuning.budget import Budget, left, parse, tuned_on
-from tailorfl.tuning.outcome import Tuned
-from tailorfl.tuning.plan import TuningRequest, plan
+from tailorfl.tuning.plan import Budget, TuningRequest, parse, plan, tuned_on
 from tailorfl.tuning.run import foreseen
 from tailorfl.tuning.samplers import Sampler
+from tailorfl.tuning.search import Tuned, left
 from tailorfl.tuning.training import Task, Trainer, _shared
 from tailorfl.tuning.trials import Ledger, Trial
 from tuning.tiny import experiment, tuned

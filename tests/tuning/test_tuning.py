@@ -18,8 +18,8 @@ from tailorfl.runs.build import make_federation
 from tailorfl.runs.tuned import value_of
 from tailorfl.settings.loading import load
 from tailorfl.tuning import training
-from tailorfl.tuning.outcome import Tuning
 from tailorfl.tuning.plan import TuningRequest, begin, plan
+from tailorfl.tuning.run import Tuning
 from tuning.tiny import TINY, experiment, tuned, untimed
 
 SEARCH = {"train.lr": [0.05, 0.5, 2.0], "method.lam": [0.1, 1.0]}

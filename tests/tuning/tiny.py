@@ -8,9 +8,8 @@ from typing import Any
 
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
-from tailorfl.tuning.outcome import Tuning
 from tailorfl.tuning.plan import TuningRequest, begin, plan
-from tailorfl.tuning.run import tune
+from tailorfl.tuning.run import Tuning, tune
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 240},

@@ -51,7 +51,7 @@ def show(
         clients: Clients that are shown, at most; --json has all.
     """
     from tailorfl.data.overview import overview
-    from tailorfl.report.data_picture import draw_federation
+    from tailorfl.report.plots import draw_federation
     from tailorfl.report.progress import messages
     from tailorfl.runs.build import make_federation
 

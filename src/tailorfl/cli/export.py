@@ -65,7 +65,7 @@ def export_command(
     for line in models[0].lines.splitlines():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if push is not None:
-        from tailorfl.export.card import upload
+        from tailorfl.export.model_card import upload
 
         say(console, f"\nuploaded: {upload({model.path: model.facts for model in models}, push)}")
 

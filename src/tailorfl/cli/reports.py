@@ -132,11 +132,11 @@ def _write_matrix(
     pdf: Path | None,
 ) -> list[Path]:
     """Write the page of several federations; into a folder with its table, diagram and numbers."""
-    from tailorfl.report.page.ranks import page
-    from tailorfl.report.rank_plot import draw
+    from tailorfl.report.matrix import draw
+    from tailorfl.report.page.page import matrix_page
 
     displayed = federations.displayed
-    texts = {out if page_file is not None else out / "report.html": page(displayed)}
+    texts = {out if page_file is not None else out / "report.html": matrix_page(displayed)}
     if page_file is None:
         _made(out)
         texts |= {out / "matrix.csv": federations.csv, out / "matrix.tex": displayed.latex}

@@ -26,8 +26,8 @@ from tailorfl.printable import quoted
 
 if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
-    from tailorfl.tuning.outcome import Tuning
     from tailorfl.tuning.plan import Plan
+    from tailorfl.tuning.run import Tuning
 
 
 def command(

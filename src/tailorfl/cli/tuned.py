@@ -12,12 +12,12 @@ from rich.text import Text
 from tailorfl.cli.screen import make_table, say, show_table, status
 from tailorfl.report.tables import human_seconds
 from tailorfl.runs.tuned import written
-from tailorfl.tuning.outcome import Tuned
 from tailorfl.tuning.run import Watch
+from tailorfl.tuning.search import Tuned
 
 if TYPE_CHECKING:
-    from tailorfl.tuning.outcome import Tuning
     from tailorfl.tuning.plan import Plan
+    from tailorfl.tuning.run import Tuning
     from tailorfl.tuning.trials import Trial
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1)

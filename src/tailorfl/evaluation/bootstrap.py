@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.evaluation import parts
 from tailorfl.evaluation.calibration import FURTHER, further_parts, probabilities
-from tailorfl.evaluation.metrics import ClassCounts, compute_parts
-from tailorfl.evaluation.parts import Floats
+from tailorfl.evaluation.metrics import ClassCounts, Floats, compute_parts, means_where
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.partition.rows import Ints
 from tailorfl.training.keys import generator
@@ -48,11 +46,6 @@ class Interval:
     def leaves_out_zero(self) -> bool:
         """Whether a difference is beyond the noise of the test part."""
         return self.low > 0 or self.high < 0
-
-
-def value(metric: str, predictions: Predictions) -> float:
-    """Return a metric of one client's predictions; NaN where it is undefined."""
-    return float(_measured(metric, predictions, np.array([len(predictions.y)]))[0])
 
 
 def resampled(metric: str, predictions: Predictions, seed: int, resamples: int = RESAMPLES) -> Floats:
@@ -121,7 +114,7 @@ def _areas(predictions: Predictions, times: Floats) -> Floats:
         with np.errstate(invalid="ignore"):  # without positives or negatives it is undefined
             areas.append(((positives @ ordered) * negatives).sum(1) / (positives.sum(1) * negatives.sum(1)))
     by_class = np.ascontiguousarray(np.stack(areas, axis=1))
-    return parts.means_where(by_class, ~np.isnan(by_class))
+    return means_where(by_class, ~np.isnan(by_class))
 
 
 def _measured(metric: str, predictions: Predictions, sizes: Ints) -> Floats:

@@ -1,4 +1,4 @@
-"""Whether probabilities can be believed: Brier score, expected calibration error, and what a reliability diagram shows.
+"""Whether probabilities can be believed, and the temperature that makes them so: Brier score, calibration error, bins.
 
 Brier score: of two classes mean (p − y)², of more mean Σ_k (p_k − [y = k])² (Brier, 1950), as in scikit-learn.
 
@@ -12,6 +12,13 @@ With few samples a bin this is biased upwards: true probabilities (of two classe
 samples, 0.10 with 200 and 0.04 with 1,000. `error_by_chance` says what to expect of true ones.
 
 Both are NaN without samples and where an output is NaN.
+
+Temperature scaling (Guo et al., ICML 2017) divides a client's logits by one number:
+
+    T = argmin_T −(1/n) Σ_j log softmax(z_j / T)[y_j]   over the client's VALIDATION part
+
+The predicted class stays what it is; probabilities become those that the validation samples bear out. In β = 1/T the
+loss is convex, so T is where its derivative mean(Σ_k p_k z_k − z_y) changes its sign, between 1/HIGHEST and HIGHEST.
 """
 
 from __future__ import annotations
@@ -23,9 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tailorfl.evaluation import parts
-from tailorfl.evaluation.metrics import METRICS, auc_parts
-from tailorfl.evaluation.parts import Bools, Floats
+from tailorfl.evaluation.metrics import METRICS, Bools, Floats, auc_parts, float64, starts
+from tailorfl.evaluation.predictions import Predictions
 from tailorfl.partition.rows import Ints
 
 if TYPE_CHECKING:
@@ -34,6 +40,12 @@ if TYPE_CHECKING:
 BINS = 15
 DRAWS = 200
 NAN = float("nan")
+HIGHEST = 10.0
+"""A temperature lies between one over this and this: separable samples would have 0."""
+FEWEST = 50
+"""Validation samples from which on a temperature is fitted. With fewer it does more harm than good: of two classes and
+logits that are 1.5 times as large as they should be, the likelihood of new samples falls on average with 20 and 30
+samples and rises with 50; where logits are right it falls by 0.015 with 50, by 0.002 with 200."""
 FURTHER: dict[str, tuple[str, ...]] = {"classification": ("auc", "brier", "ece"), "binary": ("brier", "ece")}
 """What is measured where it is asked for (`eval.metrics`), beside `METRICS`."""
 
@@ -50,7 +62,7 @@ def probabilities(task: str, outputs: Tensor | NDArray[Any], temperature: float 
     """
     from scipy.special import softmax
 
-    logits = _numpy(outputs) / temperature
+    logits = float64(outputs) / temperature
     if task == "binary":
         flat = logits.reshape(-1, 1)
         logits = np.concatenate([np.zeros_like(flat), flat], axis=1)
@@ -76,7 +88,7 @@ def further_parts(
     requested, lengths = set(names), np.asarray(sizes, dtype=np.int64)
     if not requested:
         return {}
-    p, labels = probabilities(task, outputs), _numpy(y).ravel().astype(np.int64)
+    p, labels = probabilities(task, outputs), float64(y).ravel().astype(np.int64)
     values: dict[str, Floats] = {}
     if "auc" in requested:
         values["auc"] = auc_parts(p, np.eye(p.shape[1])[labels], lengths)
@@ -163,11 +175,51 @@ def _bins(confidence: Floats, right: Bools, bins: int = BINS) -> tuple[Ints, Int
     bins = min(bins, len(order))
     smallest, larger = divmod(len(order), bins)
     sizes = np.array([smallest + (b < larger) for b in range(bins)], dtype=np.int64)
-    cuts = parts.starts(sizes)
+    cuts = starts(sizes)
     return order, cuts, sizes, np.add.reduceat(alike[:, tie], cuts, axis=1) / sizes
 
 
-def _numpy(values: Tensor | NDArray[Any]) -> Floats:
-    if not isinstance(values, np.ndarray):
-        values = values.detach().cpu().double().numpy()
-    return np.asarray(values, dtype=np.float64)
+def fitted(predictions: Predictions) -> float | None:
+    """Return the temperature of one client's validation part.
+
+    None with fewer than `FEWEST` samples, and of a model whose outputs are not finite.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import logsumexp
+
+    if len(predictions.y) < FEWEST or not np.isfinite(predictions.outputs).all():
+        return None
+    logits, y = _logits(predictions), predictions.y.ravel().astype(np.int64)
+
+    def slope(log_beta: float) -> float:
+        beta = float(np.exp(log_beta))
+        scaled = beta * logits
+        p = np.exp(scaled - logsumexp(scaled, axis=1, keepdims=True))
+        return float(((p * logits).sum(1) - logits[np.arange(len(y)), y]).mean())
+
+    end = float(np.log(HIGHEST))
+    low, high = slope(-end), slope(end)
+    if low == high == 0.0:
+        return 1.0  # all logits of a sample are equal: no temperature changes anything
+    if low >= 0:
+        return HIGHEST
+    if high <= 0:
+        return 1 / HIGHEST
+    return float(np.exp(-brentq(slope, -end, end, xtol=1e-10)))
+
+
+def measures(predictions: Predictions, temperature: float = 1.0) -> dict[str, float]:
+    """Return ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without any."""
+    from scipy.special import logsumexp
+
+    y = predictions.y.ravel().astype(np.int64)
+    p = probabilities(predictions.task, predictions.outputs, temperature)
+    logits = _logits(predictions) / temperature
+    nll = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y] if len(y) else np.array([np.nan])
+    return {"ece": Reliability.of(p, y).error, "brier": brier(p, y), "nll": float(nll.mean())}
+
+
+def _logits(predictions: Predictions) -> Floats:
+    """Of every class, float64 [samples, classes]."""
+    logits = predictions.outputs.astype(np.float64)
+    return np.concatenate([np.zeros_like(logits), logits], axis=1) if predictions.task == "binary" else logits

@@ -1,4 +1,4 @@
-"""Texts that a model generates, and what they earn: the responses of test samples against the right ones.
+"""How models of a generation task are judged: the texts that they generate, against the right responses.
 
 A prompt is what stands before the response of a sample. The model's own module continues it (`generate`), greedily or
 with beams, without sampling. Both texts are decoded by the tokenizer of the source before they are compared.
@@ -6,22 +6,106 @@ with beams, without sampling. Both texts are decoded by the tokenizer of the sou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.data.instructions import rouge1
 from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer
+from tailorfl.engines.base import Engine, Inference
 from tailorfl.errors import DataError, ModelError
+from tailorfl.evaluation.metrics import compute_parts
 from tailorfl.models.functional import Model
+from tailorfl.partition.rows import spread_indices
 from tailorfl.settings.eval import GenerationConfig
+from tailorfl.training import tree
+from tailorfl.training.cohort import Cohort, rows_at_once
 from tailorfl.training.objective import next_tokens, response_losses
 
 PROMPTS_AT_ONCE = 32
 """Prompts that are continued together."""
+
+
+class Texts:
+    """Judges a generation task: by each token given the right ones before it, and by the texts that come out.
+
+    The logits of a whole vocabulary for every token of a test set would not fit, so they are dropped batch by batch.
+    What is kept of a sample is (loss, right tokens, tokens, ROUGE-1 precision, recall, F1), the last three NaN where no
+    text was generated.
+    """
+
+    def __init__(self, engine: Engine, settings: GenerationConfig) -> None:
+        self.engine, self.settings = engine, settings
+
+    def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
+        """[rows, 6] of every client."""
+        step, source = rows_at_once(cohort.source, len(rows)), cohort.source
+        blocks: list[list[Tensor]] = [[] for _ in rows]
+        for start in range(0, max(len(r) for r in rows), step):
+            parts = [r[start : start + step] for r in rows]
+            outputs = self.engine.predict(Inference(cohort.model, models, source, parts))
+            for forced, some, part in zip(blocks, outputs, parts, strict=True):
+                forced.append(teacher_forced(some, source.y[part]))
+        return [
+            torch.cat([_joined(forced), self._texts(cohort, models, k, source, r)], dim=1)
+            for k, (forced, r) in enumerate(zip(blocks, rows, strict=True))
+        ]
+
+    def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
+        """[rows, 6] of every client."""
+        forced = self._forced(cohort, models, source, rows)
+        return [
+            torch.cat([tokens, self._texts(cohort, models, k, source, rows)], dim=1)
+            for k, tokens in enumerate(forced)
+        ]
+
+    def shared(
+        self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """[rows, 6] of every list."""
+        models = model.unsqueeze(0)
+        forced = self._forced(cohort, models, source, torch.cat(list(rows)))[0]
+        parts = torch.split(forced, [len(r) for r in rows])
+        return [
+            torch.cat([tokens, self._texts(cohort, models, 0, source, r)], dim=1)
+            for tokens, r in zip(parts, rows, strict=True)
+        ]
+
+    def numbers(
+        self, by_list: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
+    ) -> dict[str, list[float]]:
+        """Return the loss and the task's metrics."""
+        outputs, sizes = torch.cat(list(by_list)), [len(f) for f in by_list]
+        losses = [float(f[:, 0].mean()) if len(f) else float("nan") for f in by_list]
+        measured = compute_parts(source.task, outputs[:, 1:], source.targets(torch.cat(list(rows))), sizes)
+        return {"loss": losses, **{name: values.tolist() for name, values in measured.items()}}
+
+    def _forced(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
+        """[rows, 3] of every client's model."""
+        clients = models.batch_size[0]
+        blocks: list[list[Tensor]] = [[] for _ in range(clients)]
+        for part in torch.split(rows, rows_at_once(source, clients)):
+            outputs = self.engine.predict(Inference(cohort.model, models, source, part))
+            for of_client, some in zip(blocks, outputs, strict=True):
+                of_client.append(teacher_forced(some, source.y[part]))
+        return [_joined(of_client) for of_client in blocks]
+
+    def _texts(self, cohort: Cohort, models: TensorDict, k: int, source: Source, rows: Tensor) -> Tensor:
+        """[rows, 3] of the texts of model `k`."""
+        scores = torch.full((len(rows), 3), float("nan"))
+        chosen = torch.tensor(spread_indices(len(rows), self.settings.samples), dtype=torch.int64)
+        if len(chosen):
+            state = {name: tensor[k] for name, tensor in tree.tensors(models).items()}
+            scores[chosen] = earned(cohort.model, state, source, rows[chosen], self.settings)
+        return scores
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if parts else torch.zeros(0, 3)
 
 
 def teacher_forced(outputs: Tensor, y: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
 """How models are judged on samples: what is found for every sample, and the loss and metrics that follow from it.
 
 Judging has two steps, so that what is found of several clients' samples together can be taken apart again: a judge
-finds a tensor [samples, ...] for a model and rows of a source, and makes numbers of any parts of it.
+finds a tensor [samples, ...] for a model and rows of a source, and makes numbers of any parts of it. How many clients
+and samples are looked at together is what memory holds, and is fastest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,36 +20,98 @@ from tailorfl.core.method import Method
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine, Inference
 from tailorfl.evaluation.calibration import further_parts
-from tailorfl.evaluation.features import features
-from tailorfl.evaluation.generation import earned, teacher_forced
-from tailorfl.evaluation.metrics import compute_parts, credited
-from tailorfl.evaluation.parts import means
-from tailorfl.evaluation.portions import Portions, alike
-from tailorfl.partition.rows import spread_indices
+from tailorfl.evaluation.further_measures import features
+from tailorfl.evaluation.generation import Texts
+from tailorfl.evaluation.metrics import compute_parts, credited, part_means
+from tailorfl.models.functional import Model
+from tailorfl.partition.rows import Ints
+from tailorfl.rounds.groups import Group
+from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.eval import GenerationConfig
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, rows_at_once
 from tailorfl.training.objective import LOSSES, SAMPLE_LOSSES
 
+MODEL_BYTES = 32 * 2**20
+"""Bytes of the models of one portion of clients."""
+LAYER_BYTES = 16 * 2**20
+"""Bytes that a layer's outputs may take in one forward pass. Memory in larger pieces comes fresh from the system for
+every layer, which for a convolution costs twice its arithmetic."""
+OUTPUT_BYTES = 64 * 2**20
+"""Bytes of the outputs of one portion of clients on a common test set."""
+FEWEST_CLIENTS, MOST_CLIENTS = 4, 2048
+"""Of one portion."""
+EVAL_BATCH_SIZE = 160
+"""Samples of a common test set that go through a model in one pass, as long as its layers fit."""
+PADDING = 2.0
+"""Clients are looked at together as long as padding makes this many times their samples at most."""
 
-class Judge(Protocol):
-    """What an evaluation asks; `models` are [clients, ...] in the order of the cohort, `rows` rows of a source."""
 
-    def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Return what is found of every client's model on its own rows of the cohort's source, [rows, ...] each."""
+class Portions:
+    """Sizes of portions for the models and data of a simulation."""
 
-    def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """Return what is found of every client's model on the same rows, [rows, ...] each."""
+    def __init__(self, sim: Simulation) -> None:
+        source = sim.federation.source
+        self._widths = {id(group.model): _widest_layer(group, source) for group in sim.groups}
+        self._largest = max(sum(group.model.sizes.values()) for group in sim.groups)
+        self._source = source
 
-    def shared(
-        self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Return what is found of ONE model on several lists of rows, [rows, ...] each."""
+    def rows(self, model: Model, clients: int) -> int:
+        """How many samples of each of `clients` clients go through their models in one pass."""
+        return max(1, LAYER_BYTES // (4 * clients * self._widths[id(model)]))
 
-    def numbers(
-        self, outputs: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
-    ) -> dict[str, list[float]]:
-        """Return the loss and the metrics on several lists of rows of a source, by name one a list."""
+    def clients(self, samples: float, common: int) -> int:
+        """How many clients' models are made and looked at together.
+
+        `samples` is the mean number of samples of a client, `common` the number of those that all models see.
+        """
+        together = max(1.0, samples)
+        fitting = min(
+            MODEL_BYTES // (4 * self._largest),
+            int(LAYER_BYTES / (4 * together * max(self._widths.values()))),
+            int(rows_at_once(self._source) / together),
+            OUTPUT_BYTES // (4 * max(1, common) * self._source.outputs),
+        )
+        if common:
+            # Many samples of few models rather than few samples of many: layers are at their best there.
+            block = 4 * min(common, EVAL_BATCH_SIZE) * max(self._widths.values())
+            return min(max(min(fitting, LAYER_BYTES // block), 1), MOST_CLIENTS)
+        return min(max(fitting, FEWEST_CLIENTS), MOST_CLIENTS)
+
+
+def _widest_layer(group: Group, source: Source) -> int:
+    """Return the most numbers that a layer with parameters hands on of one sample, pooled where it pools them."""
+    widths = [1]
+
+    def note(_: nn.Module, __: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            widths.append(output.numel())
+
+    sample = source.take(torch.zeros(1, dtype=torch.int64))
+    with torch.no_grad(), group.model.bound(tree.tensors(group.context.init)) as module:
+        hooks = [m.register_forward_hook(note) for m in module.modules() if m._parameters]
+        try:
+            module(sample)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return max(widths)
+
+
+def alike(sizes: Ints) -> list[Ints]:
+    """Positions of clients that can be looked at together without much padding, all of them where that is none."""
+    if len(sizes) * sizes.max(initial=0) <= PADDING * sizes.sum():
+        return [np.arange(len(sizes))]
+    order = np.argsort(-sizes, kind="stable")
+    out, start = [], 0
+    so_far = np.concatenate([[0], np.cumsum(sizes[order])])
+    for end in range(1, len(order) + 1):
+        if end == len(order) or (end + 1 - start) * sizes[order[start]] > PADDING * (
+            so_far[end + 1] - so_far[start]
+        ):
+            out.append(order[start:end])
+            start = end
+    return out
 
 
 def make_judge(
@@ -59,7 +121,7 @@ def make_judge(
     portions: Portions,
     method: Method,
     further: Sequence[str] = (),
-) -> Judge:
+) -> Outputs | Texts:
     """Return the judge of a task and a method.
 
     `further` are metrics out of `tailorfl.evaluation.calibration.FURTHER`.
@@ -72,13 +134,13 @@ def make_judge(
 
 
 class Outputs:
-    """Judges by the outputs of models."""
+    """Judges by the outputs of models; `models` are [clients, ...] in the order of the cohort, `rows` of a source."""
 
     def __init__(self, engine: Engine, portions: Portions, further: Sequence[str] = ()) -> None:
         self.engine, self.portions, self.further = engine, portions, tuple(further)
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """[rows, outputs] of every client."""
+        """Return what is found of every client's model on its own rows of the cohort's source, [rows, outputs] each."""
         together = alike(np.array([len(r) for r in rows], dtype=np.int64))
         if len(together) == 1:
             return self.engine.predict(Inference(cohort.model, models, cohort.source, rows))
@@ -93,14 +155,17 @@ class Outputs:
     def shared(
         self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> list[Tensor]:
-        """[rows, outputs] of every list."""
+        """Return what is found of ONE model on several lists of rows, [rows, outputs] each."""
         outputs = Outputs.common(self, cohort, model.unsqueeze(0), source, torch.cat(list(rows)))[0]
         return list(torch.split(outputs, [len(r) for r in rows]))
 
     def numbers(
         self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """Return the loss and the task's metrics, and `rouge1` where answers earn credit."""
+        """Return the loss and the metrics on several lists of rows of a source, by name one a list.
+
+        `rouge1` is among them where answers earn credit.
+        """
         sizes = [len(r) for r in rows]
         outputs, y = torch.cat(list(found)), source.targets(torch.cat(list(rows)))
         measured = compute_parts(source.task, outputs, y, sizes)
@@ -112,7 +177,7 @@ class Outputs:
         return numbers
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, outputs] of every client, the rows in blocks of nearly equal size."""
+        """Return what is found of every client's model on the same rows, [rows, outputs] each, in blocks alike."""
         blocks = -(-len(rows) // self.portions.rows(cohort.model, models.batch_size[0]))
         inference = Inference(cohort.model, models, source, rows)
         parts = [replace(inference, rows=part) for part in torch.tensor_split(rows, max(1, blocks))]
@@ -178,85 +243,7 @@ def _losses(task: str, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list
     of_samples = SAMPLE_LOSSES.get(task)
     if of_samples is not None:
         values = of_samples(outputs, y).double().numpy()
-        losses: list[float] = means(values, np.array(sizes, dtype=np.int64)).tolist()
+        losses: list[float] = part_means(values, np.array(sizes, dtype=np.int64)).tolist()
         return losses
     parts = zip(torch.split(outputs, list(sizes)), torch.split(y, list(sizes)), strict=True)
     return [float(LOSSES[task](f, t, None)) if len(f) else float("nan") for f, t in parts]
-
-
-class Texts:
-    """Judges a generation task: by each token given the right ones before it, and by the texts that come out.
-
-    The logits of a whole vocabulary for every token of a test set would not fit, so they are dropped batch by batch.
-    What is kept of a sample is (loss, right tokens, tokens, ROUGE-1 precision, recall, F1), the last three NaN where no
-    text was generated.
-    """
-
-    def __init__(self, engine: Engine, settings: GenerationConfig) -> None:
-        self.engine, self.settings = engine, settings
-
-    def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """[rows, 6] of every client."""
-        step, source = rows_at_once(cohort.source, len(rows)), cohort.source
-        blocks: list[list[Tensor]] = [[] for _ in rows]
-        for start in range(0, max(len(r) for r in rows), step):
-            parts = [r[start : start + step] for r in rows]
-            outputs = self.engine.predict(Inference(cohort.model, models, source, parts))
-            for forced, some, part in zip(blocks, outputs, parts, strict=True):
-                forced.append(teacher_forced(some, source.y[part]))
-        return [
-            torch.cat([_joined(forced), self._texts(cohort, models, k, source, r)], dim=1)
-            for k, (forced, r) in enumerate(zip(blocks, rows, strict=True))
-        ]
-
-    def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, 6] of every client."""
-        forced = self._forced(cohort, models, source, rows)
-        return [
-            torch.cat([tokens, self._texts(cohort, models, k, source, rows)], dim=1)
-            for k, tokens in enumerate(forced)
-        ]
-
-    def shared(
-        self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """[rows, 6] of every list."""
-        models = model.unsqueeze(0)
-        forced = self._forced(cohort, models, source, torch.cat(list(rows)))[0]
-        parts = torch.split(forced, [len(r) for r in rows])
-        return [
-            torch.cat([tokens, self._texts(cohort, models, 0, source, r)], dim=1)
-            for tokens, r in zip(parts, rows, strict=True)
-        ]
-
-    def numbers(
-        self, by_list: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
-    ) -> dict[str, list[float]]:
-        """Return the loss and the task's metrics."""
-        outputs, sizes = torch.cat(list(by_list)), [len(f) for f in by_list]
-        losses = [float(f[:, 0].mean()) if len(f) else float("nan") for f in by_list]
-        measured = compute_parts(source.task, outputs[:, 1:], source.targets(torch.cat(list(rows))), sizes)
-        return {"loss": losses, **{name: values.tolist() for name, values in measured.items()}}
-
-    def _forced(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, 3] of every client's model."""
-        clients = models.batch_size[0]
-        blocks: list[list[Tensor]] = [[] for _ in range(clients)]
-        for part in torch.split(rows, rows_at_once(source, clients)):
-            outputs = self.engine.predict(Inference(cohort.model, models, source, part))
-            for of_client, some in zip(blocks, outputs, strict=True):
-                of_client.append(teacher_forced(some, source.y[part]))
-        return [_joined(of_client) for of_client in blocks]
-
-    def _texts(self, cohort: Cohort, models: TensorDict, k: int, source: Source, rows: Tensor) -> Tensor:
-        """[rows, 3] of the texts of model `k`."""
-        scores = torch.full((len(rows), 3), float("nan"))
-        chosen = torch.tensor(spread_indices(len(rows), self.settings.samples), dtype=torch.int64)
-        if len(chosen):
-            state = {name: tensor[k] for name, tensor in tree.tensors(models).items()}
-            scores[chosen] = earned(cohort.model, state, source, rows[chosen], self.settings)
-        return scores
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if parts else torch.zeros(0, 3)

@@ -17,6 +17,11 @@ generates (NaN: none was). ROUGE-1 is reported in percent, token_accuracy as the
 A metric that is not defined is NaN, never a made-up number: every metric of an empty test set, AUC where only
 one class is present. A model that has diverged must not look good by accident: a sample whose output is NaN
 counts as wrong wherever samples are counted, and makes metrics that rank or average outputs NaN.
+
+Metrics of many parts of the samples at once, such as every client's, are equal to the last bit to those of every part
+by itself. Parts lie behind one another in one array, `sizes` [parts] says how long each is. Floating sums depend on
+their order, so parts of equal length are summed together, as the rows of a table: numpy sums a row as it sums an array
+of that length.
 """
 
 from __future__ import annotations
@@ -29,12 +34,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tailorfl.errors import unknown
-from tailorfl.evaluation import parts
-from tailorfl.evaluation.parts import Floats
 from tailorfl.partition.rows import Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "balanced_accuracy", "macro_f1"),
@@ -66,23 +72,13 @@ def primary(task: str) -> tuple[str, bool]:
     return name, name not in LOWER_IS_BETTER
 
 
-def compute(task: str, outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> dict[str, float]:
-    """All metrics of a task, by name; shapes and names in the table above.
-
-    Raises ConfigError for an unknown task and ValueError where outputs and targets do not fit each other.
-    """
-    return {
-        name: float(values[0]) for name, values in compute_parts(task, outputs, y, [len(outputs)]).items()
-    }
-
-
 def compute_parts(
     task: str, outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: ArrayLike
 ) -> dict[str, Floats]:
-    """All metrics of a task for every part of the samples, by name [parts]; equal to `compute` of each to the last bit.
+    """All metrics of a task for every part of the samples, by name [parts]; shapes and names in the table above.
 
-    `sizes` [parts] are the lengths of the parts, which lie behind one another in `outputs` and `y`. Raises as `compute`
-    does.
+    `sizes` [parts] are the lengths of the parts, which lie behind one another in `outputs` and `y`. Raises ConfigError
+    for an unknown task and ValueError where outputs and targets do not fit each other.
     """
     names = _names(task)
     lengths = np.asarray(sizes, dtype=np.int64)
@@ -90,7 +86,7 @@ def compute_parts(
         raise ValueError(f"{len(outputs)} outputs for {len(y)} targets, in parts of {lengths.sum()} samples")
     if task == "classification":
         return ClassCounts.of(_as_given(outputs), _as_given(y), lengths).metrics()
-    scores, targets = _array(outputs), _array(y)
+    scores, targets = float64(outputs), float64(y)
     if task == "binary":
         flat, labels = scores.ravel(), targets.ravel()
         _same_shape(flat, labels)
@@ -100,7 +96,7 @@ def compute_parts(
     if task == "multilabel":
         _same_shape(scores, targets)
         correct = (((scores > 0) == (targets > 0.5)) & ~np.isnan(scores)).astype(np.float64)
-        shares = parts.means(correct.ravel(), lengths * scores.shape[1])
+        shares = part_means(correct.ravel(), lengths * scores.shape[1])
         return {"auc": auc_parts(scores, targets, lengths), "accuracy": shares}
     if task in ("regression", "counts"):
         _same_shape(scores, targets)
@@ -147,7 +143,7 @@ class ClassCounts:
         predicted = outputs.argmax(axis=1)
         # argmax calls a NaN the largest value, which would credit a diverged model with some class
         is_number = ~np.isnan(np.take_along_axis(outputs, predicted[:, None], axis=1)[:, 0])
-        first = parts.owners(lengths) * classes
+        first = owners(lengths) * classes
         of_target, of_prediction = first + labels, (first + predicted)[is_number]
         counted = of_target[is_number & (predicted == labels)], of_target, of_prediction
         shape = (len(lengths), classes)
@@ -165,41 +161,34 @@ class ClassCounts:
         with np.errstate(invalid="ignore"):
             return {
                 "accuracy": self.hits.sum(axis=1) / self.targets.sum(axis=1),
-                "balanced_accuracy": parts.means_where(self.hits / self.targets, self.targets > 0),
-                "macro_f1": parts.means_where(2 * self.hits / either, either > 0),
+                "balanced_accuracy": means_where(self.hits / self.targets, self.targets > 0),
+                "macro_f1": means_where(2 * self.hits / either, either > 0),
             }
 
 
-def auc(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any]) -> float:
-    """Macro mean of the area under the ROC curve over the labels of which both classes are present.
+def auc_parts(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: ArrayLike) -> Floats:
+    """Macro mean of the area under the ROC curve over the labels of which both classes are present, [parts].
 
     `scores` and `y` (0/1) are [samples] or [samples, labels]; any increasing score serves, so logits need no
-    sigmoid. NaN where no label has both classes, and where a score is NaN.
+    sigmoid. NaN for a part where no label has both classes, and where a score is NaN.
     """
-    return float(auc_parts(scores, y, [len(scores)])[0])
-
-
-def auc_parts(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: ArrayLike) -> Floats:
-    """`auc` of every part of the samples, [parts]."""
-    ranked, targets = _columns(_array(scores)), _columns(_array(y)) > 0.5
+    ranked, targets = _columns(float64(scores)), _columns(float64(y)) > 0.5
     _same_shape(ranked, targets)
     lengths, labels = np.asarray(sizes, dtype=np.int64), ranked.shape[1]
     # every label of every part is a curve of its own: [labels, samples], label by label
     curves = np.tile(lengths, labels)
-    positives = np.bincount(parts.owners(curves), weights=targets.T.ravel(), minlength=len(curves)).reshape(
+    positives = np.bincount(owners(curves), weights=targets.T.ravel(), minlength=len(curves)).reshape(
         labels, -1
     )
-    diverged = np.bincount(
-        parts.owners(lengths), weights=np.isnan(ranked).any(axis=1), minlength=len(lengths)
-    )
+    diverged = np.bincount(owners(lengths), weights=np.isnan(ranked).any(axis=1), minlength=len(lengths))
     present = (positives > 0) & (positives < lengths) & (diverged == 0)
     of_present = np.repeat(present.ravel(), curves)
     # only the order of infinite scores matters
     finite = np.clip(ranked.T.ravel()[of_present], -1e300, 1e300)
     areas = np.zeros(present.shape)
     if of_present.any():
-        areas[present] = parts.areas(finite, targets.T.ravel()[of_present], curves[present.ravel()])
-    return parts.means_where(np.ascontiguousarray(areas.T), np.ascontiguousarray(present.T))
+        areas[present] = roc_areas(finite, targets.T.ravel()[of_present], curves[present.ravel()])
+    return means_where(np.ascontiguousarray(areas.T), np.ascontiguousarray(present.T))
 
 
 def concordance_index(
@@ -212,7 +201,7 @@ def concordance_index(
     either t_i < t_j, or t_i = t_j and j is censored (j outlived i). Equal risks count one half. NaN without
     comparable pairs, and where a risk is NaN.
     """
-    happened, times, risks = _array(event) > 0.5, _array(time), _array(risk).ravel()
+    happened, times, risks = float64(event) > 0.5, float64(time), float64(risk).ravel()
     if not len(happened) == len(times) == len(risks):
         raise ValueError(f"{len(happened)} events, {len(times)} times and {len(risks)} risks")
     if np.isnan(risks).any():
@@ -256,7 +245,7 @@ def credited(outputs: Tensor | NDArray[Any], credit: Tensor | NDArray[Any]) -> f
 
     `outputs` and `credit` (in [0, 1]) are [samples, classes].
     """
-    scores, values = _array(outputs), _array(credit)
+    scores, values = float64(outputs), float64(credit)
     _same_shape(scores, values)
     if not len(scores):
         return float("nan")
@@ -290,7 +279,7 @@ def _as_given(values: Tensor | NDArray[Any]) -> NDArray[Any]:
     return np.asarray(values)
 
 
-def _array(values: Tensor | NDArray[Any]) -> Floats:
+def float64(values: Tensor | NDArray[Any]) -> Floats:
     """Return the values as float64 on the CPU, which is exact for float32, float16, bfloat16 and class numbers."""
     if not isinstance(values, np.ndarray) and hasattr(values, "detach"):
         values = values.detach().cpu().double().numpy()
@@ -305,3 +294,71 @@ def _same_shape(scores: NDArray[Any], targets: NDArray[Any]) -> None:
     """Raise ValueError unless shapes agree: broadcasting would turn [n] against [n, 1] into n x n pairs."""
     if scores.shape != targets.shape:
         raise ValueError(f"outputs of shape {list(scores.shape)} for targets of shape {list(targets.shape)}")
+
+
+def owners(sizes: Ints) -> Ints:
+    """Return the part of every sample, [samples]."""
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def starts(sizes: Ints) -> Ints:
+    """Where every part begins, [parts]."""
+    begin: Ints = np.cumsum(sizes) - sizes
+    return begin
+
+
+def part_sums(values: Floats, sizes: Ints) -> Floats:
+    """Return the sum of every part of `values` [samples], [parts]; 0 of an empty one."""
+    begin, out = starts(sizes), np.zeros(len(sizes))
+    for length in np.unique(sizes[sizes > 0]):
+        chosen = np.flatnonzero(sizes == length)
+        out[chosen] = values[begin[chosen, None] + np.arange(length)].sum(axis=1)
+    return out
+
+
+def part_means(values: Floats, sizes: Ints) -> Floats:
+    """Return the mean of every part of `values` [samples], [parts]; NaN of an empty one."""
+    with np.errstate(invalid="ignore"):
+        return part_sums(values, sizes) / sizes
+
+
+def means_where(values: Floats, chosen: Bools) -> Floats:
+    """Return the mean over the chosen entries of every row of `values` [parts, entries], [parts].
+
+    NaN where there are none.
+    """
+    return part_means(values[chosen], chosen.sum(axis=1))
+
+
+def roc_areas(scores: Floats, positive: Bools, sizes: Ints) -> Floats:
+    """Return the area under the ROC curve of every part, [parts]; each has samples of both classes.
+
+    `scores` [samples] are finite, `positive` [samples]. The curve has a corner for every distinct score, without those
+    that lie on a line between their neighbours, and its area is summed by trapezoids, in the order and with the
+    roundings of scikit-learn's `roc_auc_score`, which spends most of its time on checking its arguments.
+    """
+    part = owners(sizes)
+    order = np.lexsort((-scores, part))
+    ranked, part = scores[order], part[order]
+    begin, so_far = starts(sizes), np.cumsum(positive[order], dtype=np.int64)
+    right = so_far - np.concatenate([[0], so_far])[begin][part]
+    wrong = np.arange(1, len(part) + 1) - begin[part] - right
+    # Equal scores are one corner, after the last of them.
+    corner = np.concatenate([(ranked[1:] != ranked[:-1]) | (part[1:] != part[:-1]), [True]])
+    right, wrong, part = right[corner], wrong[corner], part[corner]
+    bends = _bends(right, part) | _bends(wrong, part)
+    right, wrong, part = right[bends], wrong[bends], part[bends]
+    corners = np.bincount(part, minlength=len(sizes))
+    first, last = starts(corners), np.cumsum(corners) - 1
+    y, x = right / right[last][part], wrong / wrong[last][part]
+    before_y, before_x = np.concatenate([[0.0], y[:-1]]), np.concatenate([[0.0], x[:-1]])
+    before_y[first] = before_x[first] = 0.0  # every curve starts at the origin
+    return part_sums((x - before_x) * (y + before_y) / 2.0, corners)
+
+
+def _bends(counts: Ints, part: Ints) -> Bools:
+    """Where the second difference of `counts` is not 0, and at both ends of every part."""
+    bends = np.ones(len(counts), dtype=np.bool_)
+    inner = (part[2:] == part[:-2]) & (counts[2:] - 2 * counts[1:-1] + counts[:-2] == 0)
+    bends[1:-1] = ~inner
+    return bends

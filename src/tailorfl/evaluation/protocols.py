@@ -31,14 +31,12 @@ from torch import Tensor
 
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
-from tailorfl.evaluation.features import feature_distances, features
-from tailorfl.evaluation.judges import make_judge
+from tailorfl.evaluation.further_measures import feature_distances, features, sharpness
+from tailorfl.evaluation.judges import Portions, make_judge
 from tailorfl.evaluation.leading import further
 from tailorfl.evaluation.metrics import primary
-from tailorfl.evaluation.portions import Portions, tensors
 from tailorfl.evaluation.predictions import Kept
 from tailorfl.evaluation.selection import Selection
-from tailorfl.evaluation.sharpness import sharpness
 from tailorfl.evaluation.summary import OF_RECORD, Record
 from tailorfl.models.functional import Model
 from tailorfl.partition.rows import Ints, Rows
@@ -66,8 +64,8 @@ class Protocol:
         max_samples: at most so many samples of the global and of each shifted test set, a fixed random subset;
             None: all.
         feature_distance: whether records of personal models have the metric of that name, see
-            `tailorfl.evaluation.features`.
-        sharpness: ρ of the metric `sharpness` that records have then, see `tailorfl.evaluation.sharpness`; None: none.
+            `tailorfl.evaluation.further_measures`.
+        sharpness: ρ of the metric `sharpness` that records have then, see there; None: none.
         generation: how the responses of a generation task are made.
         metrics: further metrics of classes, see `tailorfl.evaluation.calibration`; those that a task measures anyway
             change nothing.
@@ -176,7 +174,7 @@ class _Measure:
     def _parts(self, part: str, ids: Sequence[int]) -> tuple[list[Tensor], Ints]:
         """Return the distinct lists of rows that clients have, and which of them is whose."""
         distinct, which = self._rows(part, ids).once()
-        return tensors(distinct), which
+        return [torch.from_numpy(rows) for rows in distinct], which
 
     def validation(self, ids: Sequence[int], models: TensorDict) -> dict[str, list[float]]:
         """Return the loss and the metrics of some clients' models [clients, ...] on their own validation parts."""
@@ -296,31 +294,23 @@ class _Measure:
         """
         for group, positions in by_group(self.sim.groups, ids):
             model = self.sim.global_model(group.name)
-            if model is not None:
-                self._shared(model, [ids[k] for k in positions], own, common, name)
-
-    def _shared(
-        self,
-        model: TensorDict,
-        ids: Sequence[int],
-        own: Sequence[str],
-        common: Mapping[str, tuple[Source, Tensor]],
-        name: str | None,
-    ) -> None:
-        source, cohort = self.sim.federation.source, self.sim.cohort(ids[:1], own=True)
-        with torch.no_grad():
-            for part in own:
-                rows, which = self._parts(part, ids)
-                outputs = self.judge.shared(cohort, model, source, rows)
-                sharp = self._sharp(cohort.model, [model] * len(rows), source, rows)
-                if self.kept is not None:
-                    of_clients = [outputs[k] for k in which]
-                    self.kept.note("global", name or part, ids, of_clients, source, [rows[k] for k in which])
-                self._add("global", name or part, ids, outputs, source, rows, sharp, which)
-            for set_name, (source, r) in common.items():
-                outputs = self.judge.shared(cohort, model, source, [r])
-                sharp = self._sharp(cohort.model, [model], source, [r])
-                self._add("global", set_name, [SERVER], outputs, source, [r], sharp)
+            if model is None:
+                continue
+            members = [ids[k] for k in positions]
+            source, cohort = self.sim.federation.source, self.sim.cohort(members[:1], own=True)
+            with torch.no_grad():
+                for part in own:
+                    rows, which = self._parts(part, members)
+                    outputs = self.judge.shared(cohort, model, source, rows)
+                    sharp = self._sharp(cohort.model, [model] * len(rows), source, rows)
+                    if self.kept is not None:
+                        of_clients, of_rows = [outputs[k] for k in which], [rows[k] for k in which]
+                        self.kept.note("global", name or part, members, of_clients, source, of_rows)
+                    self._add("global", name or part, members, outputs, source, rows, sharp, which)
+                for set_name, (source, r) in common.items():
+                    outputs = self.judge.shared(cohort, model, source, [r])
+                    sharp = self._sharp(cohort.model, [model], source, [r])
+                    self._add("global", set_name, [SERVER], outputs, source, [r], sharp)
 
     def _add(
         self,

@@ -8,7 +8,6 @@ looked at.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,9 +122,7 @@ class Selection:
             {"client": client, "round": c.round, f"val/{self.metric}": c.value, "val/loss": c.loss}
             for client, c in sorted(self.choices.items())
         ]
-        text = io.StringIO()
-        pd.DataFrame(rows).to_csv(text, index=False, lineterminator="\n")
-        return text.getvalue()
+        return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 

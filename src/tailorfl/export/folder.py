@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.errors import ConfigError, ModelError, RunError
-from tailorfl.export.card import CARD, LICENSE, card_of
-from tailorfl.export.facts import FORMAT, facts_of
 from tailorfl.export.formats import ONNX, TORCHSCRIPT, compared, several, write_onnx, write_torchscript
+from tailorfl.export.model_card import CARD, FORMAT, LICENSE, card_of, facts_of
 from tailorfl.export.source_code import NotWritableError, written
 from tailorfl.export.transformer import code, head_of, is_transformer, merged, write_parts
 from tailorfl.export.written_model import lines_for, text_of

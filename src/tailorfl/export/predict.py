@@ -19,8 +19,8 @@ from tailorfl.data.registry import load_source
 from tailorfl.data.table_files import READING, SHOWN, read_table
 from tailorfl.data.text import TEXTS, tokenized
 from tailorfl.errors import ConfigError, DataError, ModelError, first_few
-from tailorfl.export.facts import facts_of
 from tailorfl.export.folder import FACTS, checked, loaded, network_of
+from tailorfl.export.model_card import facts_of
 from tailorfl.export.written_model import text_of
 from tailorfl.runs.files import replacing
 from tailorfl.runs.trained_models import restore

@@ -12,10 +12,9 @@ import numpy as np
 
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.evaluation.bootstrap import Interval, interval, resampled
-from tailorfl.evaluation.calibration import error_by_chance, probabilities
+from tailorfl.evaluation.calibration import error_by_chance, measures, probabilities
 from tailorfl.evaluation.predictions import Predictions
-from tailorfl.evaluation.temperature import measures
-from tailorfl.report.page.look import Look, named
+from tailorfl.report.page.charts import Look, named
 from tailorfl.report.result import REFERENCES
 from tailorfl.report.tables import MISSING, Cell, Table
 from tailorfl.runs.prediction_log import TASKS, load_predictions, temperature_of
@@ -152,7 +151,7 @@ def clients_of(
             raise unknown("method of the run", label, labels)
     base = next((job for job in jobs if job.alone), None)
     jobs = [job for job in jobs if not methods or job.label in methods]
-    names = {client: job.name(client) for job in jobs for client in job.records}
+    names = {client: name_of(job.names, client) for job in jobs for client in job.records}
     for name in clients:
         if name not in names.values():
             raise unknown("client of the run", name, list(names.values()))
@@ -193,6 +192,11 @@ def _notes(jobs: list[_Job], base: _Job | None) -> list[str]:
     return notes
 
 
+def name_of(names: Sequence[Any], client: int) -> str:
+    """Return the name of a client, of the `clients` that a job's config lists."""
+    return str(names[client]) if client < len(names) else f"client {client}"
+
+
 class _Job:
     """The numbers and predictions that one job has of its clients."""
 
@@ -201,22 +205,18 @@ class _Job:
     ) -> None:
         self.label, self.seed, self.metric = str(summary["label"]), int(summary["seed"]), result.metric
         self.alone = summary["method"] in REFERENCES
-        self.store = store
-        self._names = [str(name) for name in store.config.get("clients") or ()]
+        self.store, self.names = store, store.config.get("clients") or ()
         self.records = {int(r["client"]): r for r in result.own(summary, store).to_dict("records")}
         """By client, the record of its test part."""
         self.predictions = load_predictions(store.path) if intervals else None
         self.resampled = cache(self._resampled)
-
-    def name(self, client: int) -> str:
-        return self._names[client] if client < len(self._names) else f"client {client}"
 
     @property
     def of_one_class(self) -> list[str]:
         """Names of the clients whose test part has one class only."""
         if self.predictions is None or self.predictions.task not in TASKS:
             return []
-        return [self.name(k) for k in self.records if len(np.unique(self.predictions.of(k).y)) == 1]
+        return [name_of(self.names, k) for k in self.records if len(np.unique(self.predictions.of(k).y)) == 1]
 
     def of(self, client: int) -> Predictions | None:
         """Its predictions, None where there are none."""
@@ -239,8 +239,8 @@ class _Job:
             local = base.of(client)
             if predictions is not None and local is not None and np.array_equal(predictions.row, local.row):
                 line["gain_interval"] = interval(self.resampled(client) - base.resampled(client))
-        facts = (client, self.name(client), self.label, self.alone, self.seed, int(record["samples"]))
-        return ClientLine(*facts, self.metric, **line)
+        facts = (self.label, self.alone, self.seed, int(record["samples"]), self.metric)
+        return ClientLine(client, name_of(self.names, client), *facts, **line)
 
     def _calibration(self, client: int, predictions: Predictions) -> dict[str, float | None]:
         if predictions.task not in TASKS:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
 from tailorfl.report.curves import sections
-from tailorfl.report.findings import findings
+from tailorfl.report.findings import caveats, findings
 from tailorfl.report.page.page import page
 from tailorfl.report.published import notes, published_table
 from tailorfl.report.tables import MISSING, Table, as_table, tex, without_seeds
-from tailorfl.report.warnings import caveats
 from tailorfl.runs.budget import sentence
 from tailorfl.runs.files import write_text
 from tailorfl.runs.tuned import NAME as TUNING

@@ -12,7 +12,7 @@ from typing import Unpack
 
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
-from tailorfl.report.tracking import forget, tracked
+from tailorfl.report.trackers import forget, tracked
 from tailorfl.runs.faults import as_library_error
 from tailorfl.runs.files import reporting, write_text
 from tailorfl.runs.folders import check_folder, check_name, discard_jobs

@@ -1,8 +1,11 @@
-"""Plots of runs: a metric per round, its distribution over clients, and against what was communicated.
+"""Plots of runs and pictures of federations.
 
-Every function takes a long DataFrame with a "label" column (one line or box each, in order of first appearance), writes
-the file atomically in the format of its suffix (png, pdf or svg), and uses matplotlib's objects directly: no pyplot, so
-no global state and no display.
+Of runs: a metric per round, its distribution over clients, and against what was communicated. Of a federation: clients
+× classes (or bins of a target), and the clients' sizes beside it.
+
+Plots of runs take a long DataFrame with a "label" column (one line or box each, in order of first appearance). All
+write the file atomically in the format of its suffix (png, pdf or svg), and use matplotlib's objects directly: no
+pyplot, so no global state and no display.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ import math
 import textwrap
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tailorfl.errors import RunError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.metrics import UNIT_METRICS
 from tailorfl.report.columns import metric_name
 from tailorfl.report.tables import human_bytes, over_seeds
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+    from tailorfl.data.overview import Overview
 
 # Okabe and Ito's palette (2008), told apart with any colour vision; its yellow is too light for lines on
 # white
@@ -39,11 +44,16 @@ LONGEST_LINE = 24  # characters; longer labels are folded
 USUAL_LINE, LETTER = 12, 0.1  # characters of a label, and inches of figure that each further one takes
 CAPTION = 62  # characters in a line above or below the axes
 MARKS = 12  # markers on a line, whatever its number of rounds
+FORMATS = (".png", ".pdf", ".svg")
+MOST_CLIENTS = 1_000
+"""More are drawn as that many of them, evenly spaced by size."""
+MOST_NAMES = 60
+"""With more clients, or cells, names would lie on one another."""
+LONGEST_NAME = 40
+"""Characters of a name on an axis; longer ones are folded."""
 
 
-def metric_per_round(
-    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
-) -> None:
+def metric_per_round(frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy") -> None:
     """Draw the mean over seeds with a band of its 95 % confidence interval (none with one seed), a line a label.
 
     `frame` has the columns label, seed, round and `metric`; rounds with NaN (not evaluated) are left out.
@@ -52,7 +62,7 @@ def metric_per_round(
     from matplotlib.ticker import MaxNLocator
 
     data = _usable(frame, ["label", "seed", "round", metric], metric)
-    figure, axes = _figure(title or f"{metric_name(metric)} per round")
+    figure, axes = _figure(f"{metric_name(metric)} per round")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
         band = bands(group, "round", metric)
         _line(axes, number, str(label), band.index, band["mean"])
@@ -65,9 +75,7 @@ def metric_per_round(
     _save(figure, axes, path)
 
 
-def client_distribution(
-    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
-) -> None:
+def client_distribution(frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy") -> None:
     """Plot a row a label: clients as dots, quartiles as a box, 5 % to 95 % as whiskers, the mean as a diamond.
 
     `frame` has the columns label and `metric`, one row a client (and seed, which are pooled); NaN is left
@@ -77,7 +85,7 @@ def client_distribution(
     groups = [(str(label), group[metric].to_numpy()) for label, group in data.groupby("label", sort=False)]
     names = [f"{literal(label)}\nn = {len(values)}" for label, values in groups]
     height = 1.6 + sum(max(0.55, LINE_HEIGHT * (name.count("\n") + 1)) for name in names)
-    figure, axes = _figure(title or f"{metric_name(metric)} of the clients", height=height)
+    figure, axes = _figure(f"{metric_name(metric)} of the clients", height=height)
     jitter = np.random.default_rng(0)
     for number, (_, values) in enumerate(groups):
         heights = number + jitter.uniform(-0.22, 0.22, len(values))
@@ -89,9 +97,7 @@ def client_distribution(
     _save(figure, axes, path)
 
 
-def metric_by_bytes(
-    frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy", title: str | None = None
-) -> None:
+def metric_by_bytes(frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy") -> None:
     """Lines of the mean over seeds against the mean bytes communicated so far, on a logarithmic axis.
 
     `frame` has the columns label, seed, round, bytes (cumulative, up and down) and `metric`. A label that
@@ -101,7 +107,7 @@ def metric_by_bytes(
     from matplotlib.ticker import LogLocator, NullFormatter
 
     data = _usable(frame, ["label", "seed", "round", "bytes", metric], metric)
-    figure, axes = _figure(title or f"{metric_name(metric)} for communication")
+    figure, axes = _figure(f"{metric_name(metric)} for communication")
     for number, (label, group) in enumerate(data.groupby("label", sort=False)):
         means = group.groupby("round")[["bytes", metric]].mean()
         sent = means[means["bytes"] > 0]
@@ -152,12 +158,18 @@ def bands(group: pd.DataFrame, key: str, metric: str) -> pd.DataFrame:
     return pd.DataFrame({"mean": mean, "low": (mean - width).clip(*ends), "high": (mean + width).clip(*ends)})
 
 
-def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
+def empty_figure(size: tuple[float, float], layout: Literal["constrained"] | None = None) -> Figure:
+    """Return a figure of so many inches, which `save` can write without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.6, height), layout="constrained")
+    figure = Figure(figsize=size, layout=layout)
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _figure(title: str, height: float = 4.2) -> tuple[Figure, Axes]:
+    figure = empty_figure((7.6, height), "constrained")
     axes = figure.add_subplot()
     axes.set_title(literal(title[:1].upper() + title[1:], CAPTION), fontsize=12)
     axes.grid(color="0.88", linewidth=0.8)
@@ -236,3 +248,51 @@ def save(figure: Figure, path: Path) -> None:
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
+
+
+def draw_federation(federation: Overview, path: Path) -> None:
+    """Write the picture as PNG, PDF or SVG.
+
+    Raises:
+        ConfigError: for another suffix.
+        RunError: the file cannot be written.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"a picture is written as {', '.join(FORMATS)}, but '{path}' ends otherwise")
+    chosen = federation.from_large_to_small(MOST_CLIENTS)
+    named = len(chosen) <= MOST_NAMES
+    rows = np.arange(len(chosen))
+    height = min(12.0, max(3.0, 1.5 + 0.22 * len(chosen)))
+    figure = empty_figure((10.0 if federation.cells else 6.0, height), "constrained")
+    grid = figure.subplots(1, 2 if federation.cells else 1, sharey=True, squeeze=False)[0]
+    if federation.cells:
+        axes = grid[0]
+        shares, most = federation.shares[chosen], float(max(federation.shares.max(), 1e-9))
+        drawn = axes.imshow(shares, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=most)
+        figure.colorbar(drawn, ax=axes, label="share of the client's training samples")
+        axes.set_xlabel(federation.what)
+        if len(federation.cells) <= MOST_NAMES:
+            cells = [literal(name, LONGEST_NAME) for name in federation.cells]
+            axes.set_xticks(range(len(cells)), cells, rotation=90, fontsize=7)
+    axes = grid[-1]
+    start, thickness = np.zeros(len(chosen)), 0.8 if named else 1.0
+    for (part, sizes), colour in zip(federation.sizes.items(), COLOURS, strict=False):
+        counts = sizes[chosen].astype(np.float64)
+        label = {"val": "validation"}.get(part, part)
+        axes.barh(rows, counts, left=start, height=thickness, color=colour, label=label)
+        start += counts
+    axes.set_xlabel("samples")
+    figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
+    grid[0].set_ylim(len(chosen) - 0.5, -0.5)
+    if named:
+        grid[0].set_yticks(
+            rows, [literal(federation.clients[client], LONGEST_NAME) for client in chosen], fontsize=7
+        )
+    else:
+        grid[0].set_yticks([])
+        some = (
+            "" if len(chosen) == len(federation.clients) else f", {len(chosen):,} of them from large to small"
+        )
+        grid[0].set_ylabel(f"{len(federation.clients):,} clients{some}")
+    figure.suptitle(literal(f"{federation.name}: {len(federation.clients):,} clients", CAPTION), fontsize=10)
+    save(figure, path)

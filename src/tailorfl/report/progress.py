@@ -74,11 +74,8 @@ def watching(config: ExperimentConfig, given: Observer | None, progress: bool | 
 
 def looked_at() -> bool:
     """Whether a person sees what this process prints: in a terminal, an interactive Python or a notebook."""
-    return sys.stderr.isatty() or hasattr(sys, "ps1") or ("IPython" in sys.modules and _in_ipython())
-
-
-def _in_ipython() -> bool:
-    return sys.modules["IPython"].get_ipython() is not None
+    in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    return in_ipython or sys.stderr.isatty() or hasattr(sys, "ps1")
 
 
 @contextmanager

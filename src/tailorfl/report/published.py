@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailorfl.errors import unknown
-from tailorfl.evaluation.seeds import noise
+from tailorfl.evaluation.comparisons import noise
 from tailorfl.report.curves import BEST_ON_TEST, best_of_each, by_round
 from tailorfl.report.tables import MISSING, Table, spread
 from tailorfl.settings.experiment import CLIENTS, RUNS
@@ -43,8 +43,8 @@ def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFra
     """Return a row for each published number.
 
     Columns: label, quantity, published, std (over published runs, NaN where it is not printed), ours, ours_ci (half
-    width of the 95 % interval over seeds), difference, noise (see `tailorfl.evaluation.seeds.noise`) and verdict (see
-    `verdict`). Where we have no number, ours is NaN.
+    width of the 95 % interval over seeds), difference, noise (see `tailorfl.evaluation.comparisons.noise`) and verdict
+    (see `verdict`). Where we have no number, ours is NaN.
 
     Raises:
         ConfigError: a quantity is no column of the table.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tailorfl.errors import RunError, first_few
+from tailorfl.evaluation.comparisons import paired
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
-from tailorfl.evaluation.seeds import paired
 from tailorfl.evaluation.summary import summarize
 from tailorfl.printable import quoted
 from tailorfl.report import plots

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tailorfl.evaluation.seeds import interval, paired
+from tailorfl.evaluation.comparisons import interval, paired
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,9 +11,9 @@ import numpy as np
 
 from tailorfl.data.remote_federation import REMOTE
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.evaluation.calibration import FEWEST, fitted, measures
 from tailorfl.evaluation.predictions import Kept, Predictions
 from tailorfl.evaluation.protocols import headline
-from tailorfl.evaluation.temperature import FEWEST, fitted, measures
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import replacing, reporting, write_text
 from tailorfl.runs.job import Job

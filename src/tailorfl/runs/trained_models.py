@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from tailorfl.core.answers import Answering
 from tailorfl.errors import ConfigError, ModelError, RunError, unknown
-from tailorfl.evaluation.judges import Answers
-from tailorfl.evaluation.portions import Portions
+from tailorfl.evaluation.judges import Answers, Portions
 from tailorfl.evaluation.selection import Selection
 from tailorfl.models.layers import head_name
 from tailorfl.printable import quoted

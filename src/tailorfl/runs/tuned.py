@@ -1,7 +1,7 @@
 """`tuning.json`: how the settings of an experiment were tuned, beside the experiment that they were written into.
 
 A comparison of tuned settings keeps the file in its own folder, and its report says what every method was given. The
-content is that of `tailorfl.tuning.outcome`.
+content is that of `tailorfl.tuning.run`.
 """
 
 from __future__ import annotations

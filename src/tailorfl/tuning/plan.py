@@ -1,14 +1,21 @@
-"""Plans of tunings, and the folders that keep them.
+"""Plans of tunings: what every method may use up, what is searched, and the folders that keep them.
 
 <folder>/experiment.yaml     the experiment to tune
 <folder>/request.json        budget, sampler, seed, and whether grids may be widened
 <folder>/trials.db           every trial, as Optuna keeps them
 <folder>/tuning.json         what was tried and chosen
 <folder>/tuned.yaml          the experiment with the chosen settings, for `tailorfl compare`
+
+What every method may use up is trials × rounds × seeds, counted in samples seen. A trial trains as the comparison will:
+the experiment's `budget` holds inside of it. What all methods get equally is the number of gradients of single samples
+that so many trials of FedAvg take (`tailorfl.runs.budget`): a method whose rounds look at more samples gets fewer
+trials, one that is stopped early gets more.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -30,7 +37,6 @@ from tailorfl.runs.files import (
 from tailorfl.runs.folders import check_name, new_folder, whole_experiment
 from tailorfl.runs.tuned import NAME
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.tuning.budget import Budget, parse, tuned_on
 from tailorfl.tuning.samplers import SAMPLERS, Sampler, check
 from tailorfl.tuning.space import Space, spaces
 from tailorfl.tuning.trials import FILE
@@ -40,6 +46,18 @@ TUNED = "tuned.yaml"
 """The experiment with the chosen settings."""
 OLD_STATES = "under-way"
 """Folder where older versions kept the states of trials."""
+FIRST_SEED = 1000
+"""Seeds of tuning are counted from here, so that more seeds can be added to a comparison without meeting them."""
+_TEXT = re.compile(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?(?:x([1-9]\d{0,3}))?")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Trials, the rounds of each, and the seeds that each is repeated with."""
+
+    trials: int
+    rounds: int
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,40 @@ def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
     for label, space in space_of.items():
         check(label, request.sampler, space)
     return Plan(config, request, budget, tuned_on(config, budget), space_of)
+
+
+def parse(text: str, config: ExperimentConfig) -> Budget:
+    """Return the budget of a text: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS.
+
+    Rounds are those of the experiment if not told, seeds one. The seeds are none of the experiment's.
+
+    Raises:
+        ConfigError: the text is no budget, or asks for more rounds than the experiment has.
+    """
+    match = _TEXT.fullmatch(text.strip().replace("×", "x"))
+    if match is None:
+        raise ConfigError(
+            f"'{text}' is no budget; write the trials of each method, such as 20, or trials x rounds x seeds, such as "
+            "20x10x2"
+        )
+    trials, rounds, seeds = (None if part is None else int(part) for part in match.groups())
+    if rounds is not None and rounds > config.rounds:
+        raise ConfigError(
+            f"the budget '{text}' has {rounds} rounds a trial, more than the {config.rounds} of the experiment whose "
+            "settings are tuned; give at most so many"
+        )
+    free = (seed for seed in itertools.count(FIRST_SEED) if seed not in config.seeds)
+    return Budget(trials or 1, rounds or config.rounds, tuple(itertools.islice(free, seeds or 1)))
+
+
+def tuned_on(config: ExperimentConfig, budget: Budget) -> ExperimentConfig:
+    """Return the experiment that trials run: with the budget's rounds and seeds, and lines' own rounds cut alike."""
+    share = budget.rounds / config.rounds
+    lines = tuple(
+        m if m.rounds is None else m.model_copy(update={"rounds": max(1, round(m.rounds * share))})
+        for m in config.methods
+    )
+    return config.model_copy(update={"rounds": budget.rounds, "seeds": budget.seeds, "methods": lines})
 
 
 def default_folder(config: ExperimentConfig) -> Path:

@@ -1,4 +1,4 @@
-"""Tunes every method of an experiment, alone or with several worker processes, resumable at any moment."""
+"""Tunes every method of an experiment, with one process or several, resumable at any moment, and writes the outcome."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tailorfl.runs.signals import ended_in_order
 from tailorfl.runs.tuned import NAME
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 from tailorfl.settings.loading import load
-from tailorfl.tuning.outcome import Tuning, experiment
-from tailorfl.tuning.plan import OLD_STATES, Plan, TuningRequest, begin, default_folder, plan, plan_in
+from tailorfl.tuning.plan import OLD_STATES, TUNED, Plan, TuningRequest, begin, default_folder, plan, plan_in
 from tailorfl.tuning.samplers import Sampler, Search, size
-from tailorfl.tuning.search import MethodSearch
+from tailorfl.tuning.search import MethodSearch, Tuned
+from tailorfl.tuning.space import changed, edges
 from tailorfl.tuning.training import Outcome, Task, Trainer
 from tailorfl.tuning.trials import Ledger, Trial, load_optuna
 
@@ -52,6 +52,62 @@ class MethodCost:
     trials: int
     """Those that train all their rounds; where some are stopped early there are more, which take as long together."""
     seconds: float
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuning has come to."""
+
+    folder: Path
+    plan: Plan
+    samples: int
+    """What every method was allowed to see."""
+    metric: str
+    methods: Sequence[Tuned]
+
+    @property
+    def experiment(self) -> Path:
+        """The experiment with what was chosen, for `tailorfl.compare`."""
+        return self.folder / TUNED
+
+    def edges(self, tuned: Tuned) -> dict[str, int]:
+        """Return the settings whose chosen value lies at an edge of what was tried: -1 the lower, 1 the upper one."""
+        line = next(m for m in self.plan.config.methods if m.label == tuned.label)
+        return edges(self.plan.config, line, tuned.space, tuned.chosen)
+
+    def ranks(self) -> dict[str, int | None]:
+        """Return the rank of every method by its best score, 1 the best and equals alike; None without one."""
+        signed = {
+            t.label: (t.best.score or 0.0) * (1 if t.higher_is_better else -1) for t in self.methods if t.best
+        }
+        ranks = {
+            label: 1 + sum(rival > score for rival in signed.values()) for label, score in signed.items()
+        }
+        return {t.label: ranks.get(t.label) for t in self.methods}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of tuning.json."""
+        budget, ranks = self.plan.budget, self.ranks()
+        return {
+            "budget": {
+                "trials": budget.trials,
+                "rounds": budget.rounds,
+                "seeds": list(budget.seeds),
+                "samples": self.samples,
+            },
+            "sampler": self.plan.request.sampler,
+            "metric": self.metric,
+            "methods": {
+                tuned.label: {
+                    "space": {key: dimension.plain() for key, dimension in tuned.space.items()},
+                    "chosen": tuned.chosen,
+                    "rank": ranks[tuned.label],
+                    "edges": list(self.edges(tuned)),
+                    "trials": [trial.plain() for trial in tuned.trials if trial.done],
+                }
+                for tuned in self.methods
+            },
+        }
 
 
 def foreseen(plan: Plan, watch: Callable[[str], None] | None = None) -> dict[str, MethodCost]:
@@ -124,6 +180,12 @@ def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = No
         write_text(tuning.experiment, experiment(plan.asked, chosen).to_yaml())
         shutil.rmtree(folder / OLD_STATES, ignore_errors=True)
     return tuning
+
+
+def experiment(config: ExperimentConfig, chosen: Mapping[str, Mapping[str, Any]]) -> ExperimentConfig:
+    """Return the experiment with the chosen settings, for its own rounds and seeds."""
+    lines = tuple(changed(config, line, chosen[line.label]) for line in config.methods)
+    return config.model_copy(update={"name": f"{config.name}-tuned", "methods": lines, "search": {}})
 
 
 def _searches(plan: Plan, samples: int, metric: str, ledger: Ledger, watch: Watch) -> dict[str, MethodSearch]:

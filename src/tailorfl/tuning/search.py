@@ -1,4 +1,4 @@
-"""The search for one method's settings: what to train next, until the budget is used up.
+"""The search for one method's settings: what to train next, until the budget is used up, and what it has come to.
 
 Its state is the list of trials in the ledger, so a search that was killed goes on with what has ended; trials that were
 begun are trained first, with their values.
@@ -6,13 +6,13 @@ begun are trained first, with their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tailorfl.evaluation.comparisons import expected_best
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
-from tailorfl.tuning.budget import left
-from tailorfl.tuning.outcome import Tuned
 from tailorfl.tuning.samplers import Search, propose, size
 from tailorfl.tuning.space import Space, edges, start
 from tailorfl.tuning.training import Outcome, Task
@@ -20,6 +20,50 @@ from tailorfl.tuning.trials import Ledger, Trial
 
 WIDENED_AT = (1 / 2, 3 / 4)
 """Shares of the budget after which a grid is widened, where the best value so far lies at its edge."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One method: what was searched, and all that was tried."""
+
+    label: str
+    space: Space
+    trials: Sequence[Trial]
+    higher_is_better: bool
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best score of those that came to their end, of equals the first; None without any."""
+        complete = [t for t in self.trials if t.state == "complete" and t.score is not None]
+        sign = 1 if self.higher_is_better else -1
+        return max(complete, key=lambda t: (sign * (t.score or 0.0), -t.number), default=None)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The values that were chosen; nothing where no trial came to its end."""
+        return {} if self.best is None else dict(self.best.values)
+
+    @property
+    def samples(self) -> int:
+        """What all trials saw."""
+        return sum(trial.samples for trial in self.trials)
+
+    def expected_of(self, samples: Sequence[float]) -> list[float | None]:
+        """Return the expected best score of budgets of so many samples; None where one pays for no trial.
+
+        A budget pays for as many trials as it is times what a trial took on average. A trial that failed counts as the
+        worst that has a score, a trial that was stopped early with its last score.
+        """
+        scores = [t.score for t in self.trials if t.score is not None]
+        if not scores:
+            return [None for _ in samples]
+        worst = min(scores) if self.higher_is_better else max(scores)
+        scores += [worst] * sum(t.state == "failed" for t in self.trials)
+        done = sum(t.done for t in self.trials)
+        mean = self.samples / done
+        draws = [math.floor(budget / mean + 0.5) if mean else done for budget in samples]
+        best = expected_best(scores, [max(n, 1) for n in draws], higher_is_better=self.higher_is_better)
+        return [value if n else None for n, value in zip(draws, best, strict=True)]
 
 
 class MethodSearch:
@@ -132,3 +176,19 @@ class MethodSearch:
 
     def _task(self, trial: Trial) -> Task:
         return Task(self.search.label, trial.number, trial.values, self._ledger.engine(self.search.label))
+
+
+def left(allowance: float, trials: int, used: Iterable[float], begun: int = 0) -> bool:
+    """Return whether another trial is paid for, as long as it ends no further above the allowance than below it.
+
+    Args:
+        allowance: samples that a method may see.
+        trials: how many trials that was meant for.
+        used: what each finished trial is counted as.
+        begun: trials that are not finished yet, each counted as the mean of the others.
+    """
+    spent = list(used)
+    mean = sum(spent) / len(spent) if sum(spent) > 0 else allowance / trials
+    if sum(spent) <= 0 and len(spent) + begun >= trials:  # of methods that train nothing
+        return False
+    return sum(spent) + begun * mean + mean / 2 <= allowance

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tailorfl.evaluation.summary import tails
-from tailorfl.report.page import vega
-from tailorfl.report.page.look import Look, named
-from tailorfl.report.page.parts import Chart, PagePart, Rows, Spec
+from tailorfl.report.page import charts
+from tailorfl.report.page.charts import Chart, Look, PagePart, Rows, Spec, named
 from tailorfl.report.plots import bands
 from tailorfl.runs.store import SECONDS
 
@@ -36,17 +35,17 @@ def curves(result: ExperimentResult, look: Look) -> PagePart:
         label: line[-1] for label, line in by_label.items() if line and not any(r["bytes"] for r in line)
     }
     part.data = {"curves": rows, "silent": list(silent.values())}
-    x = vega.quantity("round", "round", axis={"tickMinStep": 1, "format": "d"})
+    x = charts.quantity("round", "round", axis={"tickMinStep": 1, "format": "d"})
     part.charts.append(_chart(look, x, "round"))
     if any(len(line) > 1 for label, line in by_label.items() if label not in silent):
         scale: Spec = {"scale": {"type": "log", "nice": False}, "axis": {"format": "~s", "tickCount": 4}}
-        x = vega.quantity("bytes", "bytes sent so far (log scale)", **scale)
+        x = charts.quantity("bytes", "bytes sent so far (log scale)", **scale)
         chart = _chart(look, x, "bytes")
         for drawn in chart.spec["layer"]:
             drawn["transform"] = [{"filter": "datum.bytes > 0"}]
-        tips = [vega.category("label", "method"), vega.quantity("mean", format=look.format)]
-        level = {"x": None, "y": vega.quantity("mean"), "tooltip": tips}
-        dotted = vega.layer("silent", "rule", level, vega.VISIBLE, strokeDash=[2, 3], strokeWidth=2)
+        tips = [charts.category("label", "method"), charts.quantity("mean", format=look.format)]
+        level = {"x": None, "y": charts.quantity("mean"), "tooltip": tips}
+        dotted = charts.layer("silent", "rule", level, charts.VISIBLE, strokeDash=[2, 3], strokeWidth=2)
         chart.spec["layer"].append({**dotted, "data": {"name": "silent"}})
         part.charts.append(chart)
         if silent:
@@ -54,7 +53,7 @@ def curves(result: ExperimentResult, look: Look) -> PagePart:
     else:
         part.left_out.append("Curves by bytes: no method communicates.")
     if any(row.get("time") is not None for row in rows):
-        part.charts.append(_chart(look, vega.quantity("time", "simulated seconds"), "simulated seconds"))
+        part.charts.append(_chart(look, charts.quantity("time", "simulated seconds"), "simulated seconds"))
     else:
         part.left_out.append("Curves by simulated seconds: the rounds have no record of them.")
     return part
@@ -68,19 +67,19 @@ def _rows(result: ExperimentResult, look: Look) -> Rows:
         band["bytes"] = by_round["bytes"].mean()
         if SECONDS in group:
             band["time"] = by_round[SECONDS].mean()
-        for k in vega.evenly(len(band), MOST):
+        for k in charts.evenly(len(band), MOST):
             line = band.iloc[k]
             row = {"label": str(label), "round": int(band.index[k]), "bytes": float(line["bytes"])}
-            rows.append(row | {name: vega.number(line[name]) for name in band.columns if name != "bytes"})
+            rows.append(row | {name: charts.number(line[name]) for name in band.columns if name != "bytes"})
     return rows
 
 
 def _chart(look: Look, x: Spec, by: str) -> Chart:
     tips = [
-        vega.category("label", "method"),
-        vega.quantity("round"),
-        vega.quantity("mean", look.name, format=look.format),
-        vega.quantity("bytes", format=".3~s"),
+        charts.category("label", "method"),
+        charts.quantity("round"),
+        charts.quantity("mean", look.name, format=look.format),
+        charts.quantity("bytes", format=".3~s"),
     ]
     alt = f"{look.name} by {by}: a line for each of {named(look.labels)}."
     return Chart(x["field"], lines(look, "curves", x, tips), alt)
@@ -88,19 +87,19 @@ def _chart(look: Look, x: Spec, by: str) -> Chart:
 
 def lines(look: Look, data: str, x: Spec, tips: Rows) -> Spec:
     """Return a chart of lines of a `mean` with a band from `low` to `high`, one for each label that is not hidden."""
-    y = vega.quantity("mean", look.name, scale={"zero": False}, axis=look.axis())
+    y = charts.quantity("mean", look.name, scale={"zero": False}, axis=look.axis())
     channels = look.line()
-    return vega.layers(
+    return charts.layers(
         data,
-        vega.layer("band", "area", {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, opacity=0.13),
-        vega.layer(
+        charts.layer("band", "area", {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, opacity=0.13),
+        charts.layer(
             "line",
             "line",
-            {"y": y, "strokeDash": channels["strokeDash"], "strokeWidth": vega.LIT, "tooltip": tips},
+            {"y": y, "strokeDash": channels["strokeDash"], "strokeWidth": charts.LIT, "tooltip": tips},
             point={"size": 18},
         ),
         encoding={"x": x, "color": channels["color"]},
-        transform=vega.VISIBLE,
+        transform=charts.VISIBLE,
         height=300,
     )
 
@@ -116,7 +115,7 @@ def worst_clients(result: ExperimentResult, look: Look) -> PagePart:
         table += [(str(summary["label"]), percent, v) for percent, v in zip(PERCENTS, values, strict=True)]
     frame = pd.DataFrame(table, columns=["label", "percent", look.metric])
     rows: Rows = [
-        {"label": label, "percent": percent, **{str(name): vega.number(v) for name, v in line.items()}}
+        {"label": label, "percent": percent, **{str(name): charts.number(v) for name, v in line.items()}}
         for label, group in frame.groupby("label", sort=False)
         for percent, line in bands(group, "percent", look.metric).iterrows()
     ]
@@ -126,11 +125,11 @@ def worst_clients(result: ExperimentResult, look: Look) -> PagePart:
         "own test parts: at 100 % that of all. Which clients those are may differ between methods. Band: 95 % "
         "confidence interval over seeds."
     )
-    x = vega.quantity("percent", "worst k % of the clients")
+    x = charts.quantity("percent", "worst k % of the clients")
     tips = [
-        vega.category("label", "method"),
-        vega.quantity("percent", "worst k %"),
-        vega.quantity("mean", look.name, format=look.format),
+        charts.category("label", "method"),
+        charts.quantity("percent", "worst k %"),
+        charts.quantity("mean", look.name, format=look.format),
     ]
     alt = f"Mean {look.name} of the worst k % of the clients, a line for each method."
     part.charts.append(Chart("worst", lines(look, "worst", x, tips), alt))

@@ -1,10 +1,19 @@
-"""How steep the loss is around a model: what sharpness-aware methods (FedSAM, PLGU) make small.
+"""What an evaluation may measure of a model beside the metrics of its task: sharpness, and the distance of features.
+
+Sharpness is how steep the loss is around a model: what sharpness-aware methods (FedSAM, PLGU) make small.
 
     sharpness(w) = F(w + ρ g/‖g‖₂) − F(w),   g = ∇F(w)
 
 It is the increase of the loss that SAM (Foret et al., ICLR 2021) descends along: to first order the largest within the
 radius ρ. F is the mean loss of the task over the samples, in evaluation mode; g is taken over all parameters that may
 change, as one vector.
+
+The feature distance is how far a personal model's features lie from the global model's: what FedOA (2025) pulls
+together.
+
+    the mean over samples of  ‖Φ(personal; x) − Φ(global; x)‖₂
+
+Φ is the input of the head, see `tailorfl.models.functional.Model.outputs_and_features`.
 """
 
 from __future__ import annotations
@@ -65,3 +74,18 @@ def _blocks(source: Source, rows: Tensor) -> Iterator[tuple[Tensor, float]]:
 
 def _loss(model: Model, state: dict[str, Tensor], source: Source, rows: Tensor) -> Tensor:
     return LOSSES[source.task](model(state, source.take(rows)), source.targets(rows), None)
+
+
+def features(model: Model, state: TensorDict, source: Source, rows: Tensor) -> Tensor:
+    """Return the features of one model on samples `rows`, float [rows, width]; [0, 0] without samples."""
+    if not len(rows):
+        return torch.zeros(0, 0)
+    tensors = tree.tensors(state)
+    parts = torch.split(rows, rows_at_once(source))
+    return torch.cat([model.outputs_and_features(tensors, source.take(part))[1] for part in parts])
+
+
+def feature_distances(personal: Tensor, shared: Tensor) -> Tensor:
+    """Return the distance of features [samples, width] of two models on every sample, [samples]."""
+    distances: Tensor = torch.linalg.vector_norm(personal - shared, dim=1)
+    return distances

@@ -9,8 +9,8 @@ import pytest
 
 from methods.small import federation, model, simulation
 from tailorfl.data.federation import Federation
-from tailorfl.evaluation import portions
-from tailorfl.evaluation.portions import Portions, alike
+from tailorfl.evaluation import judges
+from tailorfl.evaluation.judges import Portions, alike
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.summary import OF_RECORD, Record, means, summaries
 from tailorfl.settings.eval import SETS
@@ -42,8 +42,8 @@ def test_portions_of_any_size_give_the_same_records(
 ) -> None:
     sim = simulation(method, "cnn2", engine, data=uneven(), rounds=1)
     expected = evaluate(sim, EVERYTHING)
-    for name, value in {"FEWEST": 1, "MOST": 2, "LAYER_BYTES": 1, "PADDING": 1.0}.items():
-        monkeypatch.setattr(portions, name, value)
+    for name, value in {"FEWEST_CLIENTS": 1, "MOST_CLIENTS": 2, "LAYER_BYTES": 1, "PADDING": 1.0}.items():
+        monkeypatch.setattr(judges, name, value)
     assert_alike(evaluate(sim, EVERYTHING), expected)
 
 
@@ -67,7 +67,7 @@ def test_clients_together_have_samples_alike() -> None:
         groups = alike(sizes)
         assert sorted(np.concatenate(groups).tolist()) == list(range(len(sizes)))
         for group in groups:
-            assert len(group) * sizes[group].max() <= portions.PADDING * sizes[group].sum()
+            assert len(group) * sizes[group].max() <= judges.PADDING * sizes[group].sum()
     assert len(alike(np.array([3, 4, 3]))) == 1
     assert len(alike(np.array([1, 100, 1, 1]))) == 2
 
