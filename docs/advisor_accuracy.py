@@ -18,8 +18,7 @@ from tailorfl.data.source import Source
 from tailorfl.data.synthetic import closed_form, synthetic_linear
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build as build_module
-from tailorfl.theory.advice import Advice
-from tailorfl.theory.advisor import advise
+from tailorfl.theory.advisor import Advice, advise
 from tailorfl.theory.spread import SpreadInterval
 from tailorfl.training.cohort import TrainConfig
 

@@ -39,7 +39,7 @@ from tailorfl.runs.build import make_federation
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import expand, load
 from tailorfl.settings.names import slug
-from tailorfl.theory.advice import Facts
+from tailorfl.theory.advisor import Facts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KINDS = ("local", "personal", "global")

@@ -11,8 +11,7 @@ from kernel_parts.timing import BATCH, RATE, Table, in_turn
 from torch import Tensor
 from torch.nn import functional as F
 
-from tailorfl.models.cohort_convs import conv2d
-from tailorfl.models.pooling import Pool, of_all
+from tailorfl.models.cohort_convs import Pool, conv2d, of_all
 
 CONVOLUTIONS = {"1→32 on 28×28": (1, 32, 28), "32→64 on 14×14": (32, 64, 14)}
 """Channels given and made, and the side of the images, of CNN2."""

@@ -26,9 +26,8 @@ from methods.small import (
 from tailorfl.core.client import Client
 from tailorfl.errors import ModelError, TailorflError
 from tailorfl.hashing import uniform
-from tailorfl.methods.discrepancy import mmd, mmd_by_mean_distance, squared_distances
-from tailorfl.methods.gpfl import guided
-from tailorfl.models.conditional_head import ConditionalHead
+from tailorfl.methods.feature_distances import mmd, mmd_by_mean_distance, squared_distances
+from tailorfl.methods.gpfl import ConditionalHead, guided
 from tailorfl.models.dropout import Gumbel, PlainGumbel, dropout_key, plain_dropout
 from tailorfl.models.split import Split
 from tailorfl.testing.contract import whole
@@ -85,7 +84,7 @@ STILL = replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0)
 
 def test_at_its_embeddings_a_batch_has_no_pull() -> None:
     """The slope of a norm at 0 is 0."""
-    layer = ConditionalHead(nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.zeros(4)))
+    layer = ConditionalHead(nn.Linear(3, 4))
     z, g = torch.rand(3, 3), torch.zeros(3)
     embeddings = torch.zeros(4, 3)
     embeddings[:3] = layer.conditioning(z, g).detach()

@@ -23,8 +23,8 @@ from methods.small import (
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.methods.cfl import CFL
+from tailorfl.methods.fedem import SHARES, Mixture
 from tailorfl.models.functional import Model
-from tailorfl.models.mixture import SHARES, Mixture
 from tailorfl.testing.contract import twice, whole
 
 CONTRACTS = {

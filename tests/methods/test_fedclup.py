@@ -39,8 +39,7 @@ from methods.small import (
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
 from tailorfl.methods.fedclup import FedCLUP
-from tailorfl.methods.fedclup_lambda import Dynamic, Heuristic
-from tailorfl.methods.fedclup_steps import client_step, fewest_steps, server_step
+from tailorfl.methods.fedclup_rules import Dynamic, Heuristic, client_step, fewest_steps, server_step
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.theory import fedclup as calculator

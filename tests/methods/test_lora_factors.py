@@ -30,11 +30,11 @@ from methods.small import (
 from references.world import LoRALinear
 from tailorfl.core.client import Client
 from tailorfl.engines.choice import make_engine
+from tailorfl.methods.feddpa import with_two_adapters
 from tailorfl.methods.fedit import mean_of_products
 from tailorfl.models.frozen_features import find_boundary
 from tailorfl.models.functional import Model
 from tailorfl.models.lora import inject_lora
-from tailorfl.models.two_adapters import with_two_adapters
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training import tree

@@ -31,7 +31,7 @@ from tailorfl.engines.choice import make_engine
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.methods.class_features import near
 from tailorfl.methods.fedgh import stepped
-from tailorfl.methods.fedtgp import FedTGP, apart
+from tailorfl.methods.fedproto import FedTGP, apart
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training.objective import LOSSES, Seen

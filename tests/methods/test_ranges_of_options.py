@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from tailorfl.core.method import methods
 from tailorfl.core.server_training import ServerDistillation, ServerOptimizer
-from tailorfl.methods.fedclup_lambda import Corollary, Dynamic, Heuristic
+from tailorfl.methods.fedclup_rules import Corollary, Dynamic, Heuristic
 
 SMALL = 1e-9
 NOT_NEGATIVE = ([0], [-1])

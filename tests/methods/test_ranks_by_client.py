@@ -26,7 +26,7 @@ from methods.test_lora_factors import IN, OUT, RANK, WIDE, FromZero, simulation_
 from tailorfl.core.messages import PerClient, count_down
 from tailorfl.engines.choice import make_engine
 from tailorfl.methods.fedit import svd_of_products
-from tailorfl.methods.hetlora import product_square, size_of
+from tailorfl.methods.lora_ranks import product_square, size_of
 from tailorfl.models.functional import Model
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation

@@ -19,12 +19,12 @@ from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, ModelError, TailorflError
+from tailorfl.methods.fedcp import add_gate
 from tailorfl.methods.feddbe import add_offset
+from tailorfl.methods.feddpa import with_two_adapters
+from tailorfl.methods.gpfl import add_condition
 from tailorfl.methods.moon import project
-from tailorfl.models.conditional_head import add_condition
 from tailorfl.models.functional import Model
-from tailorfl.models.gated_head import add_gate
-from tailorfl.models.two_adapters import with_two_adapters
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training.cohort import TrainConfig

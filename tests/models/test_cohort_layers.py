@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tailorfl.models import cohort_convs, cohort_norms
+from tailorfl.models import cohort_convs, cohort_layers
+from tailorfl.models.cohort_convs import Pool, taken_along
 from tailorfl.models.cohort_layers import WeightStep, descending, used_once
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import over_clients
-from tailorfl.models.pooling import Pool, taken_along
 
 CLIENTS, BATCH = 3, 5
 Build = Callable[[], nn.Module]
@@ -219,7 +219,7 @@ def test_networks_are_their_own_after_a_skeleton_was_made():
     Model.of(module)
     assert [type(m) for m in module] == [nn.Conv2d, nn.GroupNorm, nn.Flatten, nn.Linear]
     assert issubclass(cohort_convs.Conv2d, nn.Conv2d)
-    assert issubclass(cohort_norms.GroupNorm, nn.GroupNorm)
+    assert issubclass(cohort_layers.GroupNorm, nn.GroupNorm)
 
 
 @pytest.mark.parametrize(("shape", "build"), POOLED.values(), ids=POOLED.keys())

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailorfl.theory.advice import Advice
-from tailorfl.theory.advisor import _notes
+from tailorfl.theory.advisor import Advice, _notes
 from tailorfl.theory.spread import SpreadInterval
 from tailorfl.training.cohort import TrainConfig
 

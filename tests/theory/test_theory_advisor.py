@@ -19,13 +19,11 @@ from tailorfl.data.synthetic import closed_form, synthetic_digits, synthetic_lin
 from tailorfl.errors import ConfigError, DataError, DivergenceError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
-from tailorfl.theory.advice import Advice
-from tailorfl.theory.advisor import advise
+from tailorfl.theory.advisor import Advice, advise
 from tailorfl.theory.measures import curvature, gradient_noise
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import run_pilot
-from tailorfl.theory.recommend import Situation
-from tailorfl.theory.shrinkage import Errors
+from tailorfl.theory.recommend import Errors, Situation
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import LOSSES
 

@@ -12,7 +12,7 @@ import pytest
 
 from studies import perfed_ckt_formulas
 from tailorfl.errors import ConfigError
-from tailorfl.theory import fedclup, fedclup_statistics, l2gd, minimax, moreau, shrinkage, spread
+from tailorfl.theory import fedclup, fedclup_statistics, l2gd, recommend, spread
 from tailorfl.theory.privacy import releases
 
 NOT_POSITIVE = (0.0, -1.0, math.inf, math.nan)
@@ -49,11 +49,11 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
         {**CURVED, "lam": NOT_POSITIVE, "clients": NO_COUNT, "reduction": NO_SHARE, "p": NO_SHARE},
     ),
     (
-        minimax.minimax_rate,
+        fedclup_statistics.minimax_rate,
         {"samples": 20, "clients": 5, "radius": 0.5},
         {"samples": NO_COUNT, "clients": NO_COUNT, "radius": NEGATIVE},
     ),
-    (moreau.moreau_constants, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
+    (fedclup.moreau_constants, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
     (
         perfed_ckt_formulas.transfer_mse,
         {"beta": 1.0, "sigma2": 1.0, "nu": 0.5, "v2": [1.0, 2.0], "client": 0, "lam": 0.5, "alpha": [0.5, 0.5]},
@@ -73,12 +73,12 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
         },
     ),
     (
-        shrinkage.best_pull,
+        recommend.best_pull,
         {"excess": 0.1, "radius2": 0.5, "clients": 10, "most": 3.0},
         {"excess": NEGATIVE, "clients": NO_COUNT, "most": (0.0, -1.0, math.nan)},
     ),
     (
-        shrinkage.expected_errors,
+        recommend.expected_errors,
         {"noise": 0.1, "radius2": 0.5, "clients": 10},
         {"noise": NEGATIVE, "clients": NO_COUNT},
     ),

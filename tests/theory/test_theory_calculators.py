@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.theory import l2gd
-from tailorfl.theory.minimax import minimax_rate
-from tailorfl.theory.moreau import moreau_constants
+from tailorfl.theory.fedclup import moreau_constants
+from tailorfl.theory.fedclup_statistics import minimax_rate
 from tailorfl.theory.privacy import releases
 
 

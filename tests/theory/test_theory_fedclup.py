@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
-from tailorfl.theory.fedclup import fewest_steps, round_rate, schedule, stochastic_eta
-from tailorfl.theory.moreau import moreau_constants
+from tailorfl.theory.fedclup import fewest_steps, moreau_constants, round_rate, schedule, stochastic_eta
 
 problems = st.fixed_dictionaries(
     {

@@ -15,14 +15,12 @@ from tailorfl.data.synthetic import synthetic_linear
 from tailorfl.errors import DataError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
-from tailorfl.theory.advice import Advice
-from tailorfl.theory.advisor import conclude
+from tailorfl.theory.advisor import Advice, conclude
 from tailorfl.theory.fedclup import schedule
 from tailorfl.theory.measures import Curvature
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import Pilot, run_pilot
-from tailorfl.theory.recommend import Recommendation, Situation, perfed_ckt, recommendations
-from tailorfl.theory.shrinkage import Errors
+from tailorfl.theory.recommend import Errors, Recommendation, Situation, perfed_ckt, recommendations
 from tailorfl.theory.spread import client_spread
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import LOSSES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tailorfl.theory.shrinkage import best_pull, expected_errors
+from tailorfl.theory.recommend import best_pull, expected_errors
 from tailorfl.theory.spread import Floats, client_spread, heterogeneity, interval
 
 CLIENTS, DIM, NOISE = 8, 6, 0.5

@@ -26,8 +26,7 @@ from tailorfl.benchmark.clock import one_thread, timed
 from tailorfl.data.source import Source
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.functional import Model
-from tailorfl.models.layouts import laid_out
-from tailorfl.models.module_tensors import tensors_of
+from tailorfl.models.skeleton import laid_out, tensors_of
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import Loss
 from tailorfl.training.update import BETA_1, BETA_2, EPS

@@ -16,7 +16,7 @@ from tailorfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
-    from tailorfl.theory.advice import Advice
+    from tailorfl.theory.advisor import Advice
     from tailorfl.theory.spread import SpreadInterval
 
 LEAST_ROUNDS, MOST_ROUNDS = 10, 50

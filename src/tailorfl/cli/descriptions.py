@@ -110,7 +110,7 @@ def _data() -> Iterator[Entry]:
 
 
 def _models() -> Iterator[Entry]:
-    from tailorfl.models.peft_config import PeftConfig
+    from tailorfl.models.adapters import PeftConfig
     from tailorfl.models.registry import FACTORIES, available, options_of
 
     peft_options = {field.name for field in fields(PeftConfig)}

@@ -68,7 +68,7 @@ def calculator(function: Callable[..., tuple[str, Values | Rows]]) -> None:
 @calculator
 def moreau(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0) -> tuple[str, Values]:
     """Curvature of the server's and of the clients' problem under a proximal pull."""
-    from tailorfl.theory.moreau import moreau_constants
+    from tailorfl.theory.fedclup import moreau_constants
 
     constants = moreau_constants(mu, smoothness, lam)
     return "Moreau constants", {
@@ -162,7 +162,7 @@ def lambda_range(
 @calculator
 def minimax(samples: Samples = 200, clients: Clients = 10, radius: Radius = 0.05) -> tuple[str, Values]:
     """Print the best possible order of the clients' squared error."""
-    from tailorfl.theory.minimax import minimax_rate
+    from tailorfl.theory.fedclup_statistics import minimax_rate
 
     rate = minimax_rate(samples, clients, radius)
     meanings = {

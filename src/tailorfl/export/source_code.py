@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tailorfl.models.norm import is_norm
+from tailorfl.models.layers import is_norm
 
 WIDTH = 100
 """Columns of the lines that are put together here."""

@@ -16,8 +16,7 @@ from tailorfl.models import heads
 from tailorfl.models.adapters import Adapted
 from tailorfl.models.checkpoints import quiet_transformers
 from tailorfl.models.heads import Classifier, Language, OptionScorer, PooledEncoder, Reading, Tokens
-from tailorfl.models.lora import lora_layers
-from tailorfl.models.ranked_lora import fold_ranks
+from tailorfl.models.lora import fold_ranks, lora_layers
 from tailorfl.runs.checkpoints import system_errors
 from tailorfl.runs.files import replacing_folder, reporting
 

@@ -47,6 +47,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import exposure, to_local
+from tailorfl.methods.mixtures import copies, replaced
 from tailorfl.training import tree
 from tailorfl.training.gradients import Gradient
 from tailorfl.training.keys import generator
@@ -69,7 +70,7 @@ class APPLE(Method):
     grid = {"rate": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
     special_cases = [to_local("with p_i = e_i that does not learn", rate=0, prior="own")]
     exposures = [
-        exposure("which cores a client asks for, by its own data (downloads)", "client", downloads__not=None),
+        exposure("which cores a client asks for, by its own data (downloads)", "client", downloads__not=None)
     ]
     has_global = False
     rate: float = Field(0.1, ge=0, description="rate of p_i in units of the run's; 0 leaves p⁰")
@@ -88,12 +89,12 @@ class APPLE(Method):
     greed: float = Field(1.0, ge=0, description="λ: how soon the limited downloads follow p_i")
 
     def server_state(self, ctx: Context) -> TensorDict:
-        parameters, count = ctx.init.select(*ctx.model.parameters), ctx.num_clients
-        cores = {n: t.expand(count, *t.shape).clone() for n, t in tree.tensors(parameters).items()}
+        count = ctx.num_clients
+        cores = copies(ctx.init.select(*ctx.model.parameters), count)
         sizes = torch.tensor(ctx.sizes, dtype=ctx.dtype)
         shares = {"samples": sizes / sizes.sum().clamp(min=1), "own": sizes * 0.0}
         uniform = torch.full((count,), 1 / count, dtype=ctx.dtype)
-        state = {"core": TensorDict(cores), "prior": shares.get(self.prior, uniform)}
+        state = {"core": cores, "prior": shares.get(self.prior, uniform)}
         if limit := self.limit(count):
             first = [
                 generator(ctx.seed, "first cores", i).permutation(count - 1)[:limit] for i in range(count)
@@ -186,11 +187,8 @@ class APPLE(Method):
             }
             shares = state["prior"] * mask
             prior = TensorDict({"own": 1 - shares.sum(), "others": shares})
-            return (
-                TensorDict({"own": state["own"], "others": state["others"]}),
-                prior,
-                TensorDict(other_cores),
-            )
+            gap = TensorDict({"own": state["own"], "others": state["others"]})
+            return gap, prior, TensorDict(other_cores)
         if "owner" not in received.keys():  # noqa: SIM118
             no_gaps = state["others"][:0]
             cores = {n: t[None][:0] for n, t in tree.tensors(client.parameters(state["core"])).items()}
@@ -202,9 +200,7 @@ class APPLE(Method):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         rows = torch.tensor(replies.clients)
-        old, new = tree.tensors(server["core"]), replies.stack["core"]
-        cores = {n: t.index_copy(0, rows, new[n]) for n, t in old.items()}
-        state = {"core": TensorDict(cores), "prior": server["prior"]}
+        state = {"core": replaced(server["core"], rows, replies.stack["core"]), "prior": server["prior"]}
         if "asked" in server.keys():  # noqa: SIM118
             state["asked"] = server["asked"].index_copy(0, rows, replies.stack["asked"])
         return TensorDict(state)

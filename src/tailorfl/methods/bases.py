@@ -33,14 +33,18 @@ class ServerModel(Method):
         return replies.mean()
 
 
-class TwoModels(ServerModel):
-    """Beside w, every client keeps a personal model of its own, which starts where w starts."""
+class OwnModel(Method):
+    """Every client keeps a model of its own, which it deploys; all start alike."""
 
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return state
+
+
+class TwoModels(OwnModel, ServerModel):
+    """Beside w, every client keeps a personal model of its own, which starts where w starts."""
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return received

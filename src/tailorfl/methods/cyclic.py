@@ -53,7 +53,6 @@ class Cyclic(ServerModel):
     paper = "Chang et al., JAMIA 2018"
     family = "one model"
     use = "few sites in turns; no server that averages"
-    grid = {}
     special_cases = [becomes("with a single client", "centralized", clients=1)]
     has_personal = False
     order: Literal["drawn", "fixed"] = Field(

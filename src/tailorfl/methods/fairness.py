@@ -132,9 +132,8 @@ class AFL(Method):
         rows, mixture = torch.tensor(replies.clients), server["mixture"]
         drawn = int(replies.context.members.sum()) / len(rows)
         theta = tree.weighted_mean(replies.stack["theta"], mixture[rows] * drawn)
-        remaining = 1 - drawn * float(
-            mixture[rows].sum()
-        )  # Σ of those weights is 1 where all take part: nothing of w
+        # Σ of those weights is 1 where all take part: nothing of w
+        remaining = 1 - drawn * float(mixture[rows].sum())
         w = added(theta, server["w"], remaining)
         slope = torch.zeros_like(mixture)
         slope[rows] = replies.stack["loss"].double() * drawn

@@ -138,5 +138,4 @@ class FedSim(Penalised, FedPer):
             g = grad(at)
             return tree.merge(g, g.select(*centre.keys()) + pull)
 
-        trained: TensorDict = client.fit(model, direction=held, given=(centre,))
-        return trained
+        return client.fit(model, direction=held, given=(centre,))

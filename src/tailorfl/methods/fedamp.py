@@ -37,13 +37,14 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import to_local
-from tailorfl.methods.mixtures import cosines, mixed, squared_gaps
+from tailorfl.methods.bases import OwnModel
+from tailorfl.methods.mixtures import copies, cosines, mixed, replaced, squared_gaps
 from tailorfl.training import tree
 
 
-class Clouds(Method):
+class Clouds(OwnModel):
     """Every client has a personal cloud model on the server, mixed out of everybody's last upload."""
 
     fixed_clients = "its server keeps the model of every client"
@@ -66,16 +67,10 @@ class Clouds(Method):
         """Return ξ_ij of j ≠ i, [m, N] float64, 0 where not `among` [m, N]; `rows` [m] are the clients."""
 
     def server_state(self, ctx: Context) -> TensorDict:
-        stacks = {n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in tree.tensors(ctx.init).items()}
-        models = {n: t for n, t in stacks.items() if n in ctx.split.trainable}
-        other_tensors = {n: t for n, t in stacks.items() if n not in models}
+        stacks, names = copies(ctx.init, ctx.num_clients), ctx.split.trainable
         uploaded = torch.zeros(ctx.num_clients, dtype=torch.bool)
-        return TensorDict(
-            {"models": TensorDict(models), "rest": TensorDict(other_tensors), "uploaded": uploaded}
-        )
-
-    def client_state(self, ctx: Context) -> TensorDict:
-        return ctx.init
+        models, other_tensors = stacks.select(*names), stacks.exclude(*names)
+        return TensorDict({"models": models, "rest": other_tensors, "uploaded": uploaded})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
         xi = self.mixing(server, clients)
@@ -101,12 +96,8 @@ class Clouds(Method):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         rows, new = torch.tensor(replies.clients), dict(server.items())
         for part in ("models", "rest"):
-            table = tree.tensors(server[part])
-            new[part] = TensorDict({n: t.index_copy(0, rows, replies.stack[n]) for n, t in table.items()})
+            new[part] = replaced(server[part], rows, replies.stack)
         return TensorDict({**new, "uploaded": server["uploaded"].index_fill(0, rows, True)})
-
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return state
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return received

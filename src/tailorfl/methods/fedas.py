@@ -32,8 +32,9 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure, nothing, to_local
+from tailorfl.methods.bases import TwoModels
 from tailorfl.methods.class_features import class_means, classes_only
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
@@ -46,7 +47,7 @@ FISHER = "fisher"
 
 
 @register
-class FedAS(Method):
+class FedAS(TwoModels):
     """FedPer that aligns the received body to the client's old features and weighs clients by Fisher information."""
 
     name = "fedas"
@@ -78,12 +79,6 @@ class FedAS(Method):
         classes_only(ctx, self.title)
         return ctx.split.select_shared(ctx.init)
 
-    def client_state(self, ctx: Context) -> TensorDict:
-        return ctx.init
-
-    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
-        return server
-
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         model = client.fit(self.aligned(client, state, tree.merge(state, received)))
         reply: TensorDict = client.split.select_shared(model)
@@ -94,19 +89,17 @@ class FedAS(Method):
     def aligned(self, client: Client, old: TensorDict, model: TensorDict) -> TensorDict:
         """Return `model` with its body moved so that a class's features are near their mean under `old`."""
         length = self.length("align")
-        if nothing(self.length("align")):
+        if nothing(length):
             return model
         means, _, _ = class_means(client, old)
-        optimizer = Optimizer(lr=client.rate(self.align_lr))
-        moved: TensorDict = client.fit(
+        return client.fit(
             model,
             train=[n for n in client.split.shared if n in client.split.trainable],
             term=Term(apart, given=(means,), replaces=True, mixes=True),
             length=length,
-            optimizer=optimizer,
+            optimizer=Optimizer(lr=client.rate(self.align_lr)),
             purpose="align",
         )
-        return moved
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         if not self.fisher:
@@ -115,9 +108,6 @@ class FedAS(Method):
         if not float(weights.sum()) > 0:
             weights = torch.ones_like(weights)
         return tree.weighted_mean(replies.stack.exclude(FISHER), weights / weights.sum())
-
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return state
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(state, received)

@@ -47,22 +47,17 @@ class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
     family: ClassVar[Family] = "one model"
     use = "like clients; the reference for one model"
-    grid = {}
     special_cases = [
         becomes("with a single client", "centralized", server__is_plain_average=True, clients=1),
-        becomes(
-            "with one client after another",
-            "cyclic",
-            {"order": "drawn"},
-            server__is_plain_average=True,
-            sampling="cyclic",
-        ),
-        becomes(
-            "with one client after another",
-            "cyclic",
-            {"order": "fixed"},
-            server__is_plain_average=True,
-            sampling="cyclic_fixed",
+        *(
+            becomes(
+                "with one client after another",
+                "cyclic",
+                {"order": order},
+                server__is_plain_average=True,
+                sampling=sampling,
+            )
+            for order, sampling in (("drawn", "cyclic"), ("fixed", "cyclic_fixed"))
         ),
     ]
     has_personal = False
@@ -135,13 +130,7 @@ class FedAvgFT(FedAvg):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         scope = None if self.ft_scope == "all" else client.select("head")
-        tuned: TensorDict = client.fit(
-            received,
-            length=self.length("ft"),
-            train=scope,
-            purpose="finetune",
-        )
-        return tuned
+        return client.fit(received, length=self.length("ft"), train=scope, purpose="finetune")
 
 
 @register

@@ -78,15 +78,13 @@ class FedBABU(SplitMethod):
         return tree.merge(server["u"], server["head"])
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
-        trained: TensorDict = client.fit(model, train=client.split.shared)
-        return trained
+        return client.fit(model, train=client.split.shared)
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         scopes = {"head": client.split.personal, "body": client.split.shared, "full": None}
-        tuned: TensorDict = client.fit(
+        return client.fit(
             tree.merge(received, state),
             train=scopes[self.ft_scope],
             length=self.length("ft"),
             purpose="finetune",
         )
-        return tuned

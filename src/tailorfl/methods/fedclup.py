@@ -10,12 +10,12 @@ Guarantees." Deterministic and stochastic.
     server:    w = (1 − γλ) w + γλ mean_S v_i                              ( = w − γ mean_S λ(w − v_i) )
 
 Small λ is high personalization, large λ low. `gamma`, `lr_rule` and `local_steps` choose γ, η and K by the rules of the
-theory (`tailorfl.methods.fedclup_steps`). By default γ = 1/λ, which needs no L and makes w the plain mean of the v_i.
+theory (`tailorfl.methods.fedclup_rules`). By default γ = 1/λ, which needs no L and makes w the plain mean of the v_i.
 
 The printed stochastic algorithm draws one batch a round for all K steps (`batch_reuse`); its analysis has fresh noise
 in every step, which is the default here, and the paper's experiments on real data run epochs.
 
-`schedule` may let λ change between rounds (`tailorfl.methods.fedclup_lambda`). γ, and η by `lr_rule`, follow it; v_i
+`schedule` may let λ change between rounds (`tailorfl.methods.fedclup_rules`). γ, and η by `lr_rule`, follow it; v_i
 and w stay. λ then goes down with w as one more scalar. While λ is 0, clients train alone and nothing is sent; when it
 leaves 0, one round sends v_i up and makes w their mean. For the rule that watches it, clients report their validation
 loss beside their reply, those without validation samples their training loss.
@@ -44,8 +44,19 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import Reduction, RunSetup, as_settings, exposure
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import TwoModels
-from tailorfl.methods.fedclup_lambda import ERROR, Constant, Corollary, Dynamic, Heuristic, PenaltySchedule
-from tailorfl.methods.fedclup_steps import ClientRule, ServerRule, client_step, fewest_steps, server_step
+from tailorfl.methods.fedclup_rules import (
+    ERROR,
+    ClientRule,
+    Constant,
+    Corollary,
+    Dynamic,
+    Heuristic,
+    PenaltySchedule,
+    ServerRule,
+    client_step,
+    fewest_steps,
+    server_step,
+)
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.update import Optimizer
@@ -184,7 +195,7 @@ class FedCLUP(TwoModels):
             v = self._fit(client, state, self.first_lam, received)
             return v, v
         if "w" in received.keys():  # noqa: SIM118  (a TensorDict)
-            v = self._fit_told(client, state, received["lam"], received["w"])
+            v = self._fit(client, state, received["lam"], received["w"])
         else:
             v = self._fit(client, state, 0.0, None)
         if self.schedule.watches:
@@ -213,24 +224,17 @@ class FedCLUP(TwoModels):
         because = "with γ = 1/λ and all clients in every round"
         return (Reduction(because, "personal", "mr_mtl", "personal", options, train),)
 
-    def _fit(self, client: Client, start: TensorDict, lam: float, w: TensorDict | None) -> TensorDict:
-        """Local training with a λ that is known beforehand."""
-        lr = (
-            None if self.lr_rule == "run" else float(self.client_step(torch.tensor(lam, dtype=torch.float64)))
-        )
+    def _fit(
+        self, client: Client, start: TensorDict, lam: float | Tensor, w: TensorDict | None
+    ) -> TensorDict:
+        """Local training with a λ that is known beforehand, or that the server has sent."""
+        eta: float | Tensor | None = None
+        if self.lr_rule != "run" and isinstance(lam, Tensor):
+            eta = self.client_step(lam) * client.config.decay
+        elif self.lr_rule != "run":
+            eta = client.rate(float(self.client_step(torch.tensor(lam, dtype=torch.float64))))
         prox = None if w is None else (lam, w)
-        v: TensorDict = client.fit(
-            start, prox=prox, length=self._length(client), optimizer=Optimizer(lr=client.rate(lr))
-        )
-        return v
-
-    def _fit_told(self, client: Client, start: TensorDict, lam: Tensor, w: TensorDict) -> TensorDict:
-        """Local training with the λ that the server has sent."""
-        eta = None if self.lr_rule == "run" else self.client_step(lam) * client.config.decay
-        v: TensorDict = client.fit(
-            start, prox=(lam, w), length=self._length(client), optimizer=Optimizer(lr=eta)
-        )
-        return v
+        return client.fit(start, prox=prox, length=self._length(client), optimizer=Optimizer(lr=eta))
 
     def _length(self, client: Client) -> Length:
         steps = self.steps_of_theory(client.config.lr) if self.local_steps == "theory" else self.local_steps

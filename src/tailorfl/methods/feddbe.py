@@ -88,9 +88,8 @@ class FedDBE(ServerModel):
             trained = client.fit(start, train=train, term=term)
             if client.round == 0:
                 return state, TensorDict({"mean": trained[MEAN]})
-        return split.select_personal(trained.select(*state.keys())), TensorDict(
-            {"w": trained.select(*received["w"].keys())}
-        )
+        personal, w = trained.select(*state.keys()), trained.select(*received["w"].keys())
+        return split.select_personal(personal), TensorDict({"w": w})
 
     def held(self, kappa: float, target: Tensor) -> Term:
         """Return the term κ · mean over entries of ½ (r − target)² that keeps r."""

@@ -22,13 +22,14 @@ model, so `train.clip` bounds their gradient together. Running statistics are av
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 import torch
 from pydantic import Field
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
@@ -39,13 +40,16 @@ from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.class_features import classes_only
 from tailorfl.models.functional import Model
-from tailorfl.models.mixture import LEAST, SHARES, Mixture, apart, is_shares
 from tailorfl.models.split import Split
 from tailorfl.training import tree
 from tailorfl.training.objective import Seen, Term
 
 ROUNDS = "rounds"
 """Of a client's state: how many rounds it took part in."""
+SHARES = "mixture.shares"
+"""The name of π in the state of a `Mixture`."""
+LEAST = 1e-30
+"""A share counts as so much in a logarithm."""
 
 
 @register
@@ -149,3 +153,49 @@ def weighed(batch: Seen, model: TensorDict, count: int) -> Tensor:
     fixed = losses(batch.of(model)[1], batch.y, count)
     q = (model[SHARES].clamp(min=LEAST).log() - fixed).softmax(-1)
     return batch.mean((q * losses(batch.features, batch.y, count)).sum(-1))
+
+
+class Mixing(nn.Module):
+    """Logits of all networks beside each other [batch, M · C] -> log Σ_m π_m σ of theirs [batch, C]."""
+
+    shares: Tensor
+
+    def __init__(self, count: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.register_buffer("shares", torch.full((count,), 1.0 / count, dtype=dtype))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """[batch, M · C] -> [batch, C]."""
+        shape = (*logits.shape[:-1], len(self.shares), logits.shape[-1] // len(self.shares))
+        log_probabilities = logits.reshape(shape).log_softmax(-1)
+        return (log_probabilities + self.shares.clamp(min=LEAST).log()[:, None]).logsumexp(-2)
+
+
+class Mixture(nn.Module):
+    """Networks whose probabilities are mixed by shares π; what goes into the mixture are its features.
+
+    Outputs are log Σ_m π_m σ(f_m(x)), the logarithms of probabilities.
+    """
+
+    feature_layer = "mixture"
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        first = next((p.dtype for p in self.networks.parameters()), None)
+        self.mixture = Mixing(len(networks), first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return samples -> logarithms of probabilities [batch, C]."""
+        logits: Tensor = self.mixture(torch.cat([network(x) for network in self.networks], -1))
+        return logits
+
+
+def apart(logits: Tensor, count: int) -> Tensor:
+    """[batch, M · C] logits of M = `count` networks beside each other -> [batch, M, C]."""
+    return logits.reshape(*logits.shape[:-1], count, logits.shape[-1] // count)
+
+
+def is_shares(name: str, tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor of a model is π; a selector."""
+    return isinstance(module, Mixing)

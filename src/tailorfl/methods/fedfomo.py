@@ -61,9 +61,7 @@ class FedFomo(Method):
         to_local("in its only round, before which nobody has uploaded,", rounds=1),
         to_local("without validation samples, by which clients compare models,", validation=False),
     ]
-    exposures = [
-        exposure("the validation losses of received models, by which a client mixes them", "sample"),
-    ]
+    exposures = [exposure("the validation losses of received models, by which a client mixes them", "sample")]
     has_global = False
     personal_receives = False
     downloads: int = Field(5, ge=0, description="M: models that a client receives in a round")
@@ -140,8 +138,7 @@ class FedFomo(Method):
         if self.fallback == "baseline":
             # A loss of 0 is also that of no validation samples: nothing can be better, and nothing is thrown away.
             revert = (delta <= 0).all() & (baseline > 0)
-            reverted = {n: torch.where(revert, previous.get(n), t) for n, t in tree.tensors(trained).items()}
-            trained = TensorDict(reverted)
+            trained = tree.choose(revert, previous, trained)
         stack = {n: torch.stack([model.get(n) for model in (trained, *downloaded)]) for n in names}
         mean = tree.weighted_mean(TensorDict(stack), mixing(delta))
         return tree.merge(trained, mean), delta[1:]

@@ -60,10 +60,10 @@ class FedGH(Method):
             rounds=1,
             deploy="trained",
             architectures=1,
-        ),
+        )
     ]
     exposures = [
-        exposure("the class means of features, and which classes a client has, which it sends as they are"),
+        exposure("the class means of features, and which classes a client has, which it sends as they are")
     ]
     has_global = False
     heterogeneous = True

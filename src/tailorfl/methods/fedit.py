@@ -143,7 +143,6 @@ class FedIT(MeanOfLoRA):
     paper = "Zhang et al., ICASSP 2024"
     family = "one model"
     use = "one LoRA of a large model for all"
-    grid = {}
 
 
 @register

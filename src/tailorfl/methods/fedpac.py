@@ -32,7 +32,7 @@ from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import Reduction, RunSetup, as_settings, exposure
 from tailorfl.methods.class_features import class_means, moments, near, no_prototypes, shared_prototypes
-from tailorfl.methods.mixtures import mixing_weights
+from tailorfl.methods.mixtures import copies, mixing_weights, replaced
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.training import tree
@@ -67,7 +67,7 @@ class FedPAC(Method):
 
     def server_state(self, ctx: Context) -> TensorDict:
         body, head = ctx.split.select_shared(ctx.init), ctx.split.select_personal(ctx.init)
-        heads = TensorDict({n: t.expand(ctx.num_clients, *t.shape).clone() for n, t in head.items()})
+        heads = copies(head, ctx.num_clients)
         return TensorDict({**no_prototypes(ctx, self.title), "body": body, "head": head, "heads": heads})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
@@ -100,8 +100,8 @@ class FedPAC(Method):
         if self.mix:
             beta = mixing_weights(sent["variance"], sent["moment"])
             trained = {n: torch.tensordot(beta.to(t.dtype), t, dims=1) for n, t in trained.items()}
-        heads = {n: t.index_copy(0, at, trained[n]) for n, t in tree.tensors(server["heads"]).items()}
-        new = {"body": mean.get("body", tree.empty()), "head": mean["head"], "heads": TensorDict(heads)}
+        heads = replaced(server["heads"], at, trained)
+        new = {"body": mean.get("body", tree.empty()), "head": mean["head"], "heads": heads}
         return TensorDict({**new, **shared_prototypes(server, sent["means"], sent["counts"])})
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:

@@ -39,7 +39,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import to_fedavg
 from tailorfl.methods.class_features import classes_only
-from tailorfl.methods.discrepancy import mmd_by_mean_distance
+from tailorfl.methods.feature_distances import mmd_by_mean_distance
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.training import tree
 from tailorfl.training.objective import Seen, Term

@@ -64,11 +64,7 @@ class FedRoD(FedAvg):
     has_personal = True
     trained_twice = "head"
     gamma: float = Field(1.0, ge=0, description="γ: how much the generic loss makes up for unequal classes")
-    personal_rate: float = Field(
-        1.0,
-        ge=0,
-        description="κ: rate of the personal head in units of the run's",
-    )
+    personal_rate: float = Field(1.0, ge=0, description="κ: rate of the personal head in units of the run's")
 
     def server_state(self, ctx: Context) -> TensorDict:
         if ctx.train.balanced:

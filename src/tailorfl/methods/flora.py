@@ -38,10 +38,9 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
 from tailorfl.core.method import register
 from tailorfl.methods.fedit import lora_pairs
-from tailorfl.methods.ranks import RankedLoRA, rest_of
+from tailorfl.methods.lora_ranks import RankedLoRA, rest_of
 from tailorfl.models.functional import Model
-from tailorfl.models.merging import Merge, check_merges, merges
-from tailorfl.models.ranked_lora import KEPT, is_kept
+from tailorfl.models.lora import KEPT, Merge, check_merges, is_kept, merges
 from tailorfl.models.split import Split
 from tailorfl.training import tree
 
@@ -55,7 +54,6 @@ class FLoRA(RankedLoRA):
     paper = "Wang et al., NeurIPS 2024"
     family = "one model"
     use = "LoRA of a rank by client, merged exactly, in few rounds"
-    grid = {}
     has_personal = False
 
     def wrap(self, model: Model) -> Model:

@@ -34,8 +34,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 from tensordict import TensorDict
-from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, normalize
 
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
@@ -43,11 +43,14 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
 from tailorfl.methods.class_features import classes_only
-from tailorfl.models.conditional_head import add_condition, is_own
 from tailorfl.models.functional import Model
+from tailorfl.models.layers import replace_head
 from tailorfl.models.split import Split
 from tailorfl.training import tree
 from tailorfl.training.objective import Seen, Term
+
+OWN = ("weight", "bias", "condition")
+"""Names of what is the head's own: W, c and u."""
 
 
 @register
@@ -133,3 +136,51 @@ def embeddings_of(shared: TensorDict) -> str:
     """Return the name of E among what is shared."""
     (name,) = [str(n) for n in shared.keys() if str(n).endswith("embeddings")]  # noqa: SIM118
     return name
+
+
+class Conditioning(nn.Module):
+    """Features changed by a vector: relu(z ⊙ (1 + γ(u)) + β(u)), γ and β each Linear, ReLU, LayerNorm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
+        self.shift = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
+
+    def forward(self, z: Tensor, u: Tensor) -> Tensor:
+        """Features [..., width] and a vector [width] -> features [..., width]."""
+        row = u[None]
+        return torch.relu(z * (1 + self.scale(row)[0]) + self.shift(row)[0])
+
+
+class ConditionalHead(nn.Module):
+    """A linear head on features that its vector `condition` changes first; it also has a vector for every class.
+
+    y = W relu(z ⊙ (1 + γ(u)) + β(u)) + c
+    """
+
+    condition: Tensor
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = head.weight, head.bias
+        self.conditioning = Conditioning(head.in_features)
+        self.embeddings = nn.Parameter(torch.randn_like(head.weight))
+        self.register_buffer("condition", torch.zeros_like(head.weight[0]).detach())
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Features [..., width] -> outputs [..., classes]."""
+        return linear(self.conditioning(z, self.condition), self.weight, self.bias)
+
+
+def add_condition(module: nn.Module) -> None:
+    """Turn the head of a network into a `ConditionalHead` with its weights and u = 0; in place.
+
+    Raises:
+        ModelError: the head is no ordinary linear layer inside a network.
+    """
+    replace_head(module, ConditionalHead, "a vector changes the features before")
+
+
+def is_own(name: str, tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor is the weight, the bias or the vector of such a head; a selector."""
+    return isinstance(module, ConditionalHead) and name.rpartition(".")[2] in OWN

@@ -55,10 +55,17 @@ from tailorfl.training.update import along
 _TINY = 1e-12
 
 
-class Hypernetwork(Method):
-    """The parts that both methods share: the network h, what goes down, what comes up."""
+@register
+class PFedHN(Method):
+    """A hypernetwork trained with the clients' updates as gradients."""
 
     fixed_clients = "its hypernetwork has an embedding of every client"
+    name = "pfedhn"
+    title = "pFedHN"
+    paper = "Shamsian et al., ICML 2021"
+    family = "hypernet"
+    use = "many alike networks made by one; clients that send little"
+    grid = {"server_lr": (0.01, 0.05, 0.1, 0.5)}
     has_global = False
     embedding: int | None = Field(None, ge=1, description="length of e_i; default int(1 + N/4)")
     hidden: int = Field(100, ge=1, description="width of the hypernetwork")
@@ -68,6 +75,9 @@ class Hypernetwork(Method):
         "model",
         description="what h first writes: the initial model for all, or what drawn heads give (the papers)",
     )
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer SGD")
+    server_weight_decay: float = Field(1e-3, ge=0, description="weight decay of the outer SGD")
+    server_clip: float | None = Field(50.0, gt=0, description="largest norm of the outer gradient")
 
     def server_state(self, ctx: Context) -> TensorDict:
         width = self.embedding or int(1 + ctx.num_clients / 4)
@@ -91,8 +101,11 @@ class Hypernetwork(Method):
             "head_w": {n: layer.weight.detach() for n, layer in heads.items()},
             "head_b": {n: layer.bias.detach() for n, layer in heads.items()},
         }
-        state = {"phi": TensorDict(phi), "embeddings": embeddings, "template": ctx.init}
-        return TensorDict(state)
+        state = TensorDict({"phi": TensorDict(phi), "embeddings": embeddings, "template": ctx.init})
+        still = {n: torch.zeros_like(t) for n, t in tree.leaves(state["phi"])}
+        state["velocity"] = tree.nest(still.items())
+        state["embedding_velocity"] = torch.zeros_like(embeddings)
+        return state
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
         embeddings = server["embeddings"]
@@ -123,7 +136,26 @@ class Hypernetwork(Method):
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return tree.empty()
 
-    def pull_back(
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
+        g_phi, g_e = self.gradient(server, phi, replies)
+        if self.server_clip is not None:
+            norm = tree.norm(TensorDict({**g_phi, "embeddings": g_e}))
+            scale = (self.server_clip / (norm + 1e-6)).clamp(max=1.0)
+            g_phi, g_e = {n: g * scale for n, g in g_phi.items()}, g_e * scale
+        velocity, old = dict(tree.leaves(server["velocity"])), server["embeddings"][rows]
+        decay, momentum = self.server_weight_decay, self.server_momentum
+        velocity = {n: momentum * velocity[n] + g_phi[n] + decay * t for n, t in phi.items()}
+        e_velocity = server["embedding_velocity"].clone()
+        e_velocity[rows] = momentum * e_velocity[rows] + g_e + decay * old
+        phi = {n: t - self.server_lr * velocity[n] for n, t in phi.items()}
+        embeddings = server["embeddings"].clone()
+        embeddings[rows] = old - self.server_lr * e_velocity[rows]
+        new = {"phi": tree.nest(phi.items()), "embeddings": embeddings}
+        new |= {"velocity": tree.nest(velocity.items()), "embedding_velocity": e_velocity}
+        return TensorDict({**server, **new})
+
+    def gradient(
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Return (Σ a_i of the cohort's vjps in φ, vjp in each client's own embedding) of h at `phi` with Δ."""
@@ -142,60 +174,6 @@ class Hypernetwork(Method):
         # A client without samples has a = 0, and sent a change of nothing.
         return g_phi, g_e / a.clamp(min=_TINY)[:, None]
 
-    def rewritten(
-        self, server: TensorDict, phi: dict[str, Tensor], e: Tensor, clients: tuple[int, ...]
-    ) -> TensorDict:
-        """Return the server's state with new φ and new embeddings of the cohort; all others are untouched."""
-        embeddings = server["embeddings"].clone()
-        embeddings[list(clients)] = e
-        new = {**server, "phi": tree.nest(phi.items()), "embeddings": embeddings}
-        return TensorDict(new)
-
-
-@register
-class PFedHN(Hypernetwork):
-    """A hypernetwork trained with the clients' updates as gradients."""
-
-    name = "pfedhn"
-    title = "pFedHN"
-    paper = "Shamsian et al., ICML 2021"
-    family = "hypernet"
-    use = "many alike networks made by one; clients that send little"
-    grid = {"server_lr": (0.01, 0.05, 0.1, 0.5)}
-    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer SGD")
-    server_weight_decay: float = Field(1e-3, ge=0, description="weight decay of the outer SGD")
-    server_clip: float | None = Field(50.0, gt=0, description="largest norm of the outer gradient")
-
-    def server_state(self, ctx: Context) -> TensorDict:
-        state = super().server_state(ctx)
-        still = {n: torch.zeros_like(t) for n, t in tree.leaves(state["phi"])}
-        state["velocity"] = tree.nest(still.items())
-        state["embedding_velocity"] = torch.zeros_like(state["embeddings"])
-        return state
-
-    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
-        g_phi, g_e = self.gradient(server, phi, replies)
-        if self.server_clip is not None:
-            norm = tree.norm(TensorDict({**g_phi, "embeddings": g_e}))
-            scale = (self.server_clip / (norm + 1e-6)).clamp(max=1.0)
-            g_phi, g_e = {n: g * scale for n, g in g_phi.items()}, g_e * scale
-        velocity, old = dict(tree.leaves(server["velocity"])), server["embeddings"][rows]
-        decay, momentum = self.server_weight_decay, self.server_momentum
-        velocity = {n: momentum * velocity[n] + g_phi[n] + decay * t for n, t in phi.items()}
-        e_velocity = server["embedding_velocity"].clone()
-        e_velocity[rows] = momentum * e_velocity[rows] + g_e + decay * old
-        phi = {n: t - self.server_lr * velocity[n] for n, t in phi.items()}
-        new = self.rewritten(server, phi, old - self.server_lr * e_velocity[rows], replies.clients)
-        new["velocity"], new["embedding_velocity"] = tree.nest(velocity.items()), e_velocity
-        return new
-
-    def gradient(
-        self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the gradients (g_φ, g_e of the cohort) that the outer step follows."""
-        return self.pull_back(server, phi, replies)
-
 
 @register
 class PLGUGHN(PFedHN):
@@ -213,7 +191,7 @@ class PLGUGHN(PFedHN):
     def gradient(
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:
-        g, _ = self.pull_back(server, phi, replies)
+        g, _ = super().gradient(server, phi, replies)
         norm = tree.norm(TensorDict(g))
         above = {n: t + g[n] * (self.rho / (norm + _TINY)) for n, t in phi.items()}
-        return self.pull_back(server, above, replies)
+        return super().gradient(server, above, replies)

@@ -36,7 +36,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl.core.answers import Memory, Unaided, Voting, best_weight, chosen
-from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure, to_fedavg
@@ -62,8 +61,7 @@ class KNNPer(FedAvg):
     scale: float = Field(1.0, gt=0, description="s: how fast a vote falls with the squared distance")
     lam: float | None = Field(None, ge=0, le=1, description="λ of all clients; default by validation")
     mix: Literal["probabilities", "logits"] = Field(
-        "probabilities",
-        description="what votes for classes are mixed with; logits as in the authors' code",
+        "probabilities", description="what votes for classes are mixed with; logits as in the authors' code"
     )
     capacity: int | None = Field(None, ge=0, description="most samples in the memory; default all")
 
@@ -79,9 +77,6 @@ class KNNPer(FedAvg):
                 "so leave mix out"
             )
         return super().server_state(ctx)
-
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return received
 
     def answering(self, memory: Memory) -> nn.Module:
         rows = chosen(len(memory.train_y), self.capacity)

@@ -19,26 +19,20 @@ from tensordict import TensorDict
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
-from tailorfl.methods.bases import ServerModel
+from tailorfl.core.method import register
+from tailorfl.methods.bases import OwnModel, ServerModel
 from tailorfl.training import tree
 
 
-class Alone(Method):
+class Alone(OwnModel):
     """Every client has a model that it alone trains."""
 
     @property
     def averages_replies(self) -> bool:
         return True
 
-    def client_state(self, ctx: Context) -> TensorDict:
-        return ctx.init
-
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         return client.fit(state), tree.empty()
-
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return state
 
 
 @register
@@ -50,7 +44,6 @@ class LocalTrain(Alone):
     paper = "baseline (Standalone)"
     family = "baseline"
     use = "what a client has without the others"
-    grid = {}
     has_global = False
     heterogeneous = True
     own_init: bool = Field(False, description="every client draws its own initial model")
@@ -69,7 +62,6 @@ class LocalAverage(Alone):
     paper = "baseline (averaged once, never sent back)"
     family = "baseline"
     use = "the mean of models that never met"
-    grid = {}
 
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -94,7 +86,6 @@ class Centralized(ServerModel):
     paper = "baseline (pooled data)"
     family = "baseline"
     use = "what pooling all data would give"
-    grid = {}
     has_personal = False
     pooled = True
 

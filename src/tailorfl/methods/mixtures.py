@@ -1,6 +1,11 @@
-"""Choices among models: the best on validation samples, weights of mixtures by distances or minima over the simplex."""
+"""Stacks of models and choices among them: the best on validation samples, weights of mixtures, mixtures themselves.
+
+Weights come from distances or are minima over the simplex.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -90,9 +95,8 @@ def cosines(models: TensorDict, rows: Tensor) -> Tensor:
     inner = torch.zeros(len(rows), len(flats[0]), dtype=torch.float64)
     square = torch.zeros(inner.shape[1], dtype=torch.float64)
     for flat in flats:
-        for k, i in enumerate(
-            rows.tolist()
-        ):  # one by one: a product of matrices rounds by how many rows there are
+        # One by one: a product of matrices rounds by how many rows there are.
+        for k, i in enumerate(rows.tolist()):
             inner[k] += flat @ flat[i]
         square += flat.square().sum(1)
     size = square.sqrt()
@@ -108,6 +112,16 @@ def mixed(models: TensorDict, weights: Tensor) -> TensorDict:
     return TensorDict(
         {n: torch.stack([row[n] for row in rows]) for n in tree.tensors(models)}, batch_size=[len(rows)]
     )
+
+
+def copies(model: TensorDict, count: int) -> TensorDict:
+    """Return a stack of `count` copies of a model, [count, ...]."""
+    return TensorDict({n: t.expand(count, *t.shape).clone() for n, t in tree.tensors(model).items()})
+
+
+def replaced(models: TensorDict, rows: Tensor, new: TensorDict | Mapping[str, Tensor]) -> TensorDict:
+    """Return a stack [N, ...] with other models, of which `new` [m, ...] may hold more tensors, at `rows` [m]."""
+    return TensorDict({n: t.index_copy(0, rows, new[n]) for n, t in tree.tensors(models).items()})
 
 
 def _flat(models: TensorDict) -> list[Tensor]:

@@ -60,8 +60,7 @@ class SplitMethod(ServerModel):
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
         """Return the whole model after one client's local training."""
-        trained: TensorDict = client.fit(model)
-        return trained
+        return client.fit(model)
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         model = self.train(client, tree.merge(received, state))
@@ -99,13 +98,9 @@ class KeepsPart(SplitMethod):
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         model = super().personal(client, state, received)
-        tuned: TensorDict = client.fit(
-            model,
-            train=client.split.personal,
-            length=self.length("final_personal"),
-            purpose="finetune",
+        return client.fit(
+            model, train=client.split.personal, length=self.length("final_personal"), purpose="finetune"
         )
-        return tuned
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if not run.split.shared:

@@ -81,10 +81,9 @@ class PerFedAvg(ServerModel):
         return g - (forward - backward) * (self.alpha / (2 * self.delta))
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        adapted: TensorDict = client.fit(
+        return client.fit(
             received,
             length=Length(steps=self.adapt_steps),
             optimizer=Optimizer.plain(lr=self.alpha),  # of the objective, so it does not fall with the rounds
             purpose="finetune",
         )
-        return adapted

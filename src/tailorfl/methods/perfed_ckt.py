@@ -48,9 +48,10 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import Reduction, RunSetup
 from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.methods.bases import OwnModel
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
 from tailorfl.training.objective import Seen, Term
@@ -59,7 +60,7 @@ RESTARTS = 10
 
 
 @register
-class PerFedCKT(Method):
+class PerFedCKT(OwnModel):
     """Personal models of any architecture, each distilled towards the mean predictions of similar clients."""
 
     name = "perfed_ckt"
@@ -100,9 +101,6 @@ class PerFedCKT(Method):
         outputs = ctx.model(ctx.init, ctx.public.take(torch.zeros(1, dtype=torch.int64)))
         return TensorDict({"centroids": torch.zeros(0, len(ctx.public), outputs.shape[-1])})
 
-    def client_state(self, ctx: Context) -> TensorDict:
-        return ctx.init
-
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
         return server
 
@@ -125,9 +123,6 @@ class PerFedCKT(Method):
         seed = torch_seed(replies.context.seed, "k-means", replies.round)
         centroids = cluster(s.flatten(1), replies.weights(), self.clusters, seed)[1]
         return TensorDict({"centroids": centroids.reshape(-1, *s.shape[1:])})
-
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return state
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         first = self.warm_rounds + 1

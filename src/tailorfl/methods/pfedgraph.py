@@ -33,9 +33,10 @@ from torch import Tensor
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import to_local
-from tailorfl.methods.mixtures import cosines, mixed, on_simplex
+from tailorfl.methods.bases import OwnModel
+from tailorfl.methods.mixtures import copies, cosines, mixed, on_simplex, replaced
 from tailorfl.training import tree
 from tailorfl.training.gradients import Direction, Gradient
 
@@ -44,7 +45,7 @@ ALIKE = 0.9
 
 
 @register
-class PFedGraph(Method):
+class PFedGraph(OwnModel):
     """Every client starts from a mixture of models whose updates point where its own does, and is pulled to them."""
 
     fixed_clients = "its server keeps the model of every client"
@@ -73,12 +74,8 @@ class PFedGraph(Method):
     def server_state(self, ctx: Context) -> TensorDict:
         names = ctx.split.trainable if self.measure == "all" else ctx.model.split("head").personal
         origin = ctx.init.select(*(n for n in names if n in ctx.split.trainable))
-        pulls = TensorDict({n: stacked(t * 0, ctx.num_clients) for n, t in tree.tensors(origin).items()})
-        models = TensorDict({n: stacked(t, ctx.num_clients) for n, t in tree.tensors(ctx.init).items()})
+        pulls, models = copies(origin * 0, ctx.num_clients), copies(ctx.init, ctx.num_clients)
         return TensorDict({"models": models, "pulls": pulls, "origin": origin, "mean": ctx.init})
-
-    def client_state(self, ctx: Context) -> TensorDict:
-        return ctx.init
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
         rows = torch.tensor(clients)
@@ -126,20 +123,12 @@ class PFedGraph(Method):
         squares = [t.double().square().reshape(len(rows), -1).sum(1) for t in tree.tensors(measured).values()]
         size = torch.stack(squares).sum(0).sqrt()
         mixtures = {"models": mixed(stack, graph), "pulls": mixed(measured, graph / size.clamp(min=1e-12))}
-        new = {
-            part: TensorDict(
-                {n: t.index_copy(0, rows, mixtures[part][n]) for n, t in tree.tensors(server[part]).items()}
-            )
-            for part in mixtures
-        }
+        new = {part: replaced(server[part], rows, stack) for part, stack in mixtures.items()}
         mean = tree.weighted_mean(stack, torch.full((len(rows),), 1 / len(rows), dtype=torch.float64))
         return TensorDict({**dict(server.items()), **new, "mean": mean})
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
         return received.select("model")
-
-    def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        return state
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         model: TensorDict = received["model"]
@@ -156,11 +145,6 @@ def turn(w: TensorDict, g: TensorDict) -> TensorDict:
     """Return ∇_w ⟨g, w⟩/‖w‖, which is orthogonal to w."""
     size = tree.norm(w)
     return g / size - w * (tree.dot(g, w) / size**3)
-
-
-def stacked(tensor: Tensor, count: int) -> Tensor:
-    """Return `count` copies, [count, ...]."""
-    return tensor.expand(count, *tensor.shape).clone()
 
 
 def chosen(table: TensorDict, rows: Tensor) -> TensorDict:

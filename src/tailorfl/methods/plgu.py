@@ -134,7 +134,7 @@ class PLGULF(TwoModels):
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         reductions, count = [], self.kept(run.layers)
-        because = f"with D = {count} on a model of {layers(run.layers)}"
+        because = f"with D = {count} on a model of {run.layers} layer{'s' * (run.layers != 1)}"
         if count >= run.layers:
             reductions.append(Reduction.local(because))
         if count == 0:
@@ -177,14 +177,13 @@ class PLGUGRep(FedRep):
             epsilon = layerwise_perturbation(climbed, scores, groups, self.rho, self.lwsam_form, self.p)
             return g + grad(moved + epsilon)
 
-        trained: TensorDict = client.fit(
+        return client.fit(
             model,
             train=client.split.shared,
             length=Length(steps=self.body_steps),
             optimizer=Optimizer.plain(clip_each=True),
             direction=twice,
         )
-        return trained
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if not run.split.shared:
@@ -200,11 +199,6 @@ class PLGUGRep(FedRep):
             return ()
         remark = "is FedRep whose body takes two plain steps on each of its batches"
         return (Reduction("with ρ = 0", "personal", remark=remark),)
-
-
-def layers(count: int) -> str:
-    """Return "1 layer", "5 layers"."""
-    return f"{count} layer{'' if count == 1 else 's'}"
 
 
 def largest(scores: Tensor, count: int) -> Tensor:

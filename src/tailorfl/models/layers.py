@@ -7,11 +7,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from tailorfl.errors import ModelError
-from tailorfl.models.norm import NORM_TYPES, is_norm
+
+# _NormBase is the common base of every BatchNorm*, SyncBatchNorm and InstanceNorm*.
+NORM_TYPES: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return true for a normalisation layer, recognised by its type and never by its name.
+
+    Every family of language models defines a class of its own for RMS norms, such as LlamaRMSNorm.
+    """
+    return isinstance(module, NORM_TYPES) or type(module).__name__.endswith("RMSNorm")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,14 @@
 
 The number of scalars is the sum over the adapted layers of r (in + out): 4 194 304 for LLaMA-7B with r = 8 on queries
 and values.
+
+A client may have the first ranks only: y = W x + s B (m ⊙ A x), m its vector of 0 and a scale. Cut-off rows of A and
+columns of B then have no share in the outputs and no gradient, so clients of several ranks have tensors of one shape
+and train side by side.
+
+The product of the factors can be added to the weight beside them: W + s B A in the place of both. A layer is then one
+of peft, or a module that holds modules `lora_A` and `lora_B` beside one linear layer; `scaling`, where it has that
+attribute, is its s.
 """
 
 from __future__ import annotations
@@ -12,13 +20,18 @@ import importlib
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import linear
 
 from tailorfl.errors import MissingExtraError, ModelError
 from tailorfl.printable import shown
 
+FACTORS = ("lora_A", "lora_B")
+"""What peft calls the modules that hold the factors of LoRA."""
 QUERY_VALUE = (("query", "value"), ("q_proj", "v_proj"), ("q_lin", "v_lin"), ("q", "v"))
 """What families of models call the two projections."""
 FUSED = ("qkv", "c_attn", "query_key_value", "qkv_proj", "Wqkv", "in_proj")
@@ -109,3 +122,142 @@ def lora_parts(module: nn.Module) -> list[nn.Module]:
     layers: list[Any] = list(lora_layers(module))
     parts = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
     return [part for part in parts if isinstance(part, nn.Module)]
+
+
+KEPT = "kept"
+"""Name of m."""
+
+
+class RankedUp(nn.Module):
+    """The factor B of LoRA behind a vector for its ranks."""
+
+    kept: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+        self.register_buffer(KEPT, torch.ones_like(weight[0]).detach())
+
+    def forward(self, h: Tensor) -> Tensor:
+        """[..., r] -> [..., out]."""
+        return linear(h * self.kept, self.weight)
+
+
+def add_ranks(module: nn.Module) -> None:
+    """Turn every factor B of LoRA in a network into a `RankedUp` with m = 1, in place: no output changes."""
+    factors = {
+        path: part
+        for path, part in module.named_modules()
+        if isinstance(part, nn.Linear) and "lora_B" in path.split(".")
+    }
+    for path, part in factors.items():
+        module.set_submodule(path, RankedUp(part.weight))
+
+
+def fold_ranks(module: nn.Module) -> None:
+    """Turn every `RankedUp` into the linear layer B · diag(m), in place: no output changes."""
+    ranked = {path: part for path, part in module.named_modules() if isinstance(part, RankedUp)}
+    for path, part in ranked.items():
+        plain = nn.Linear(part.weight.shape[1], part.weight.shape[0], bias=False, device="meta")
+        plain.weight = nn.Parameter((part.weight * part.kept).detach(), requires_grad=False)
+        module.set_submodule(path, plain)
+
+
+def is_kept(name: str, tensor: Tensor, module: nn.Module) -> bool:
+    """Whether a tensor is such a vector; a selector."""
+    return isinstance(module, RankedUp) and name.rpartition(".")[2] == KEPT
+
+
+class Merge(NamedTuple):
+    """The names of a layer's factors and of the weight beside them, and how their product is added to it."""
+
+    a: str
+    """[r, in]"""
+    b: str
+    """[out, r]"""
+    base: str
+    """[out, in], or [in, out] where it is `turned`."""
+    scale: float
+    """s"""
+    turned: bool
+    layer: str
+    """The module that holds all of them."""
+
+    def sides(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (left, right), rows of which `leftᵀ @ right` is what W gains.
+
+        `a` [rows, in] are rows of A, `b` [rows, out] columns of B.
+        """
+        return (a, b * self.scale) if self.turned else (b * self.scale, a)
+
+
+def merges(module: nn.Module) -> tuple[Merge, ...]:
+    """Return every layer of a network whose factors can be merged.
+
+    Raises:
+        ModelError: a layer has factors, and not one weight beside them.
+    """
+    result = []
+    for name, _ in module.named_parameters():
+        parts = name.split(".")
+        if "lora_A" not in parts or parts[-1] != "weight":
+            continue
+        at = parts.index("lora_A")
+        path = ".".join(parts[:at])
+        owner: Any = module.get_submodule(path)
+        scale = getattr(owner, "scaling", 1.0)
+        if isinstance(scale, dict):  # peft has one for each set of factors
+            scale = scale[parts[at + 1]]
+        base = ".".join(filter(None, (path, _beside(owner, path), "weight")))
+        turned = bool(getattr(owner, "fan_in_fan_out", False))
+        result.append(Merge(name, name.replace("lora_A", "lora_B"), base, float(scale), turned, path))
+    return tuple(result)
+
+
+def _beside(owner: nn.Module, path: str) -> str:
+    """Return the name of the layer beside the factors."""
+    if hasattr(owner, "base_layer"):  # peft
+        return "base_layer"
+    linear = [n for n, part in owner.named_children() if isinstance(part, nn.Linear) and n not in FACTORS]
+    if len(linear) != 1:
+        raise ModelError(
+            f"the factors of LoRA in '{path}' can be merged where one linear layer stands beside them, but there are "
+            f"{len(linear)}"
+        )
+    return linear[0]
+
+
+def check_merges(module: nn.Module, merge_list: Sequence[Merge]) -> None:
+    """Nothing if layers say the same of some inputs with their factors, and with these merged.
+
+    Raises:
+        ModelError: one does not; names it.
+    """
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    for merge in merge_list:
+        owner = module.get_submodule(merge.layer)
+        a, base = tensors[merge.a].detach(), tensors[merge.base].detach()
+        draw = torch.Generator().manual_seed(0)
+        b = torch.randn(tensors[merge.b].shape, generator=draw).to(a)
+        x = torch.randn(2, a.shape[1], generator=draw).to(base)
+        left_rows, right = merge.sides(a, b.T)
+        factors = {merge.b: b}
+        merged = {merge.b: b * 0, merge.base: base + (left_rows.T @ right).to(base)}
+        training = owner.training
+        owner.eval()
+        try:
+            with torch.no_grad():
+                separate, together = (
+                    functional_call(
+                        owner, {n[len(merge.layer) + bool(merge.layer) :]: t for n, t in s.items()}, (x,)
+                    )
+                    for s in (factors, merged)
+                )
+        finally:
+            owner.train(training)
+        near = 1e-3 if base.dtype in (torch.float32, torch.float64) else 0.05
+        if float((separate - together).abs().max()) > near * float(separate.abs().max().clamp(min=1)):
+            raise ModelError(
+                f"the layer '{merge.layer}' is not W x + {merge.scale:g} B A x with the weight '{merge.base}', so what "
+                "clients train cannot be merged into that weight; take plain LoRA, of linear layers, or another method"
+            )

@@ -12,9 +12,9 @@ from torch import nn
 
 from tailorfl import modules
 from tailorfl.errors import ModelError, unknown
-from tailorfl.models import foundation, resnet, resnet_cifar, small, vgg
+from tailorfl.models import foundation, resnet, small, vgg
+from tailorfl.models.adapters import PeftConfig
 from tailorfl.models.dropout import replace_dropout
-from tailorfl.models.peft_config import PeftConfig
 
 Factory = Callable[..., nn.Module]
 
@@ -33,9 +33,9 @@ FACTORIES: dict[str, Factory] = {
     "resnet10": resnet.resnet10,
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
-    "resnet20": resnet_cifar.resnet20,
-    "resnet32": resnet_cifar.resnet32,
-    "resnet56": resnet_cifar.resnet56,
+    "resnet20": resnet.resnet20,
+    "resnet32": resnet.resnet32,
+    "resnet56": resnet.resnet56,
     "bert": foundation.bert,
     "llama": foundation.llama,
     "vit": foundation.vit,

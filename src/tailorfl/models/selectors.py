@@ -22,36 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from tailorfl.errors import ModelError, unknown
 from tailorfl.models.adapters import BottleneckAdapter, ResidualAdapter, adapted_blocks
-from tailorfl.models.layers import head_layer, inventory, layers, linears, state_entries
-from tailorfl.models.lora import lora_parts
-from tailorfl.models.norm import is_norm
+from tailorfl.models.layers import head_layer, inventory, is_norm, layers, linears, state_entries
+from tailorfl.models.lora import FACTORS, lora_parts
 from tailorfl.models.resnet import ResidualBlock
 
 Predicate = Callable[[str, Tensor, nn.Module], bool]
 Selector = str | Sequence[str] | Predicate
 """A word or a sum of words, a list of name patterns (["fc.*"]), or a predicate (name, tensor, module)."""
-
-FACTORS = ("lora_A", "lora_B")
-"""What peft calls the modules that hold the factors of LoRA."""
-WORDS = (
-    "all",
-    "none",
-    "head",
-    "body",
-    "extractor",
-    "norm",
-    "input",
-    "input_perada",
-    "adapter",
-    "lora",
-    *FACTORS,
-)
 
 
 def select(module: nn.Module, selector: Selector, *, allow_empty: bool = False) -> frozenset[str]:
@@ -83,31 +67,21 @@ def _word(module: nn.Module, word: str) -> set[str]:
         raise unknown("selector", word + hint, WORDS)
     if number and name != "extractor":
         raise ModelError(f"only 'extractor' takes a number, got '{word}'.")
-    everything = {entry.name for entry in state_entries(module)}
-    match name:
-        case "all":
-            return everything
-        case "none":
-            return set()
-        case "head":
-            return _head(module)
-        case "body":
-            return everything - _head(module)
-        case "extractor":
-            count = _positive(word, number or "1")
-            return everything - (_head(module) if count == 1 else _last_linears(module, count))
-        case "norm":
-            return _state_of(module, (part for part in module.modules() if is_norm(part)))
-        case "input":
-            return _input(module)
-        case "adapter":
-            return _adapter(module)
-        case "lora":
-            return _lora(module)
-        case "lora_A" | "lora_B":
-            return {n for n in everything if name in n.split(".")}
-        case _:
-            return _input_perada(module)
+    if number and (count := _positive(word, number)) > 1:
+        return _everything(module) - _last_linears(module, count)
+    return WORDS[name](module)
+
+
+def _everything(module: nn.Module) -> set[str]:
+    return {entry.name for entry in state_entries(module)}
+
+
+def _body(module: nn.Module) -> set[str]:
+    return _everything(module) - _head(module)
+
+
+def _factor(factor: str, module: nn.Module) -> set[str]:
+    return {name for name in _everything(module) if factor in name.split(".")}
 
 
 def _positive(word: str, number: str) -> int:
@@ -192,3 +166,19 @@ def _adapter(module: nn.Module) -> set[str]:
     owners = [part for part in module.modules() if isinstance(part, ResidualBlock)]
     norms = [part for owner in (module, *owners) for part in owner.children() if is_norm(part)]
     return _state_of(module, (*adapters, *norms))
+
+
+WORDS: dict[str, Callable[[nn.Module], set[str]]] = {
+    "all": _everything,
+    "none": lambda module: set(),
+    "head": _head,
+    "body": _body,
+    "extractor": _body,
+    "norm": lambda module: _state_of(module, filter(is_norm, module.modules())),
+    "input": _input,
+    "input_perada": _input_perada,
+    "adapter": _adapter,
+    "lora": _lora,
+    **{factor: partial(_factor, factor) for factor in FACTORS},
+}
+"""What each word picks; of "extractor" without a number."""

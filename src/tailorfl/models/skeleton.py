@@ -1,4 +1,8 @@
-"""A module without values of its own: what `Model` runs with the values of one client or of many."""
+"""A module without values of its own: what `Model` runs with the values of one client or of many.
+
+What is asked of a module for that stands here too: its tensors by name, where they stand and which never change, what a
+copy has in their place, and the order of memory in which images go in.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
-from tailorfl.models.cohort_convs import Conv2d
-from tailorfl.models.cohort_layers import Linear
-from tailorfl.models.cohort_norms import BatchNorm1d, BatchNorm2d, GroupNorm
+from tailorfl.models.cohort_convs import Conv2d, taken_along
+from tailorfl.models.cohort_layers import BatchNorm1d, BatchNorm2d, GroupNorm, Linear
 from tailorfl.models.half import forward_pass, is_half, widened
-from tailorfl.models.layers import head_layer
-from tailorfl.models.norm import is_norm
-from tailorfl.models.pooling import taken_along
+from tailorfl.models.layers import head_layer, is_norm
+from tailorfl.models.selectors import Selector, select
 
 State = Mapping[str, Tensor]
-
-
 LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: Linear,
     nn.Conv2d: Conv2d,
@@ -122,3 +124,70 @@ def _features(model: str, inputs: Sequence[Tensor] | None) -> Tensor:
             f"{len(inputs)} times; name another one by the attribute `feature_layer`"
         )
     return inputs[0][:, -1] if inputs[0].dim() == 3 else inputs[0]
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a frozen tensor on a device."""
+    moved = tensor.detach().to(device)
+    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+
+
+def without_value(tensor: Tensor) -> Tensor:
+    """Return what stands in the place of a tensor that a call lends the module."""
+    empty = tensor.detach().to("meta")
+    return nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+
+
+def frozen_names(module: nn.Module, trainable: Selector) -> frozenset[str]:
+    """Names of the tensors that never change: those not picked, and constants that no weight file holds."""
+    tensors = tensors_of(module)
+    constant = {
+        f"{path}.{leaf}" if path else leaf
+        for path, part in module.named_modules()
+        for leaf in part._non_persistent_buffers_set
+    }
+    live = set(tensors) if trainable == "all" else set(select(module, trainable))
+    for name, part in module.named_modules():
+        if has_statistics(part) and any(n in live for n, _ in part.named_parameters(name, recurse=False)):
+            live |= {n for n, _ in part.named_buffers(name, recurse=False)}
+    return frozenset(n for n in tensors if n not in live or n in constant)
+
+
+def own_names(module: nn.Module, name: str) -> list[str]:
+    """State names of the tensors that a module called `name` itself holds."""
+    named = (*module.named_parameters(name, recurse=False), *module.named_buffers(name, recurse=False))
+    return [n for n, _ in named]
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a training step of the module depends on the batch as a whole, or updates running statistics."""
+    return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
+
+
+def places_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
+    """Return for every state name the (submodule, leaf) places that hold it; tied tensors have several."""
+    names = {id(t): name for name, t in reversed(tensors_of(module).items())}
+    out: dict[str, list[tuple[str, str]]] = {name: [] for name in tensors_of(module)}
+    for path, part in module.named_modules(remove_duplicate=False):
+        for leaf, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                out[names[id(tensor)]].append((path, leaf))
+    return out
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """`x` [batch, channels, height, width] with channels last in memory.
+
+    Written out: of a single channel both orders are the same memory, and torch then keeps the strides that say which.
+    """
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+
+
+def laid_out(x: Tensor, last: bool) -> Tensor:
+    """`x` with channels last in memory where that is wanted and it is of images or a convolution, [., ., ., .]."""
+    return channels_last(x) if last and x.dim() == 4 else x

@@ -10,8 +10,14 @@ from torch import nn
 
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import ChannelDropout, Dropout
-from tailorfl.models.norm import make_norm
-from tailorfl.models.shapes import after_window, check_choice, image_shape, named_factory, vector_length
+from tailorfl.models.factories import (
+    after_window,
+    check_choice,
+    image_shape,
+    make_norm,
+    named_factory,
+    vector_length,
+)
 from tailorfl.printable import shown
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

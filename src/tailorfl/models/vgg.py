@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from tailorfl.models.dropout import Dropout
-from tailorfl.models.norm import make_norm
-from tailorfl.models.shapes import check_choice, image_shape
+from tailorfl.models.factories import check_choice, image_shape, make_norm
 
 # Channels of the 3x3 convolutions of each stage, which a 2x2 max-pool ends (Simonyan and Zisserman, 2015).
 STAGES: dict[str, tuple[tuple[int, ...], ...]] = {

@@ -29,7 +29,7 @@ from tailorfl.engines.memory import Block, free_memory
 from tailorfl.errors import RunError
 from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeaturesError, find_boundary
 from tailorfl.models.functional import Model
-from tailorfl.models.module_tensors import tensors_of
+from tailorfl.models.skeleton import tensors_of
 from tailorfl.partition.rows import Ints
 from tailorfl.settings.engine import FeaturePlace
 from tailorfl.settings.experiment import DEFAULT

@@ -23,7 +23,7 @@ from typing import Any
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
-from tailorfl.models.module_tensors import tensors_of
+from tailorfl.models.skeleton import tensors_of
 from tailorfl.models.weights import save_weights
 from tailorfl.printable import quoted
 from tailorfl.rounds.one_round import RoundResult

@@ -16,8 +16,8 @@ from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.base import Engine
 from tailorfl.engines.choice import make_engine
+from tailorfl.methods.fedem import Mixture
 from tailorfl.models.functional import Model
-from tailorfl.models.mixture import Mixture
 from tailorfl.models.registry import build
 from tailorfl.models.selectors import select
 from tailorfl.rounds.simulation import Simulation

@@ -1,14 +1,21 @@
-"""FedCLUP's step sizes and rounds: how fast it gets to its optimum.
+"""FedCLUP's step sizes and rounds: how fast it gets to its optimum, by the curvature of its two problems.
 
 "Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
 (ICML 2025), Theorem 2 and Corollary 2 (exact gradients), and the theorem of the stochastic variant. All
-errors are squared distances to the optimum of `mean_i F_i(v_i) + (lam/2) ||v_i - w||^2`.
+errors are squared distances to the optimum of `mean_i F_i(v_i) + (lam/2) ||v_i - w||^2`, which is `min_w mean_i
+F_i^lam(w)` with the Moreau envelope `F_i^lam(w) = min_v F_i(v) + (lam/2) ||v - w||^2`. The constants hold for
+every `F_i` that is `mu`-strongly convex and `L`-smooth.
 
     paper      here
     mu, L      mu, smoothness of every client's loss;  kappa = L / mu
     lambda     lam
     eta, gamma eta (clients' step), gamma (server's step on `lam (w - v_i)`)
     K          steps, of a client in a round
+    L_g        global_smoothness = lam L / (lam + L)
+    mu_g       global_convexity = lam mu / (lam + mu)
+    L_l        local_smoothness = lam + L
+    mu_l       local_convexity = lam + mu
+    L_w        prox_lipschitz = lam / (lam + mu)
 
 The appendix states the ratio of the local problem's condition once upside down, and Corollary 4 drops a
 factor 1/4 in the rate and a factor 2 before the initial error; the formulas here follow Theorem 2 and
@@ -21,12 +28,48 @@ import math
 from dataclasses import dataclass
 
 from tailorfl.errors import ConfigError
-from tailorfl.theory.checks import (
-    require_curvature,
-    require_positive,
-    require_share,
-)
-from tailorfl.theory.moreau import MoreauConstants, moreau_constants
+from tailorfl.theory.checks import require_curvature, require_positive, require_share
+
+
+@dataclass(frozen=True)
+class MoreauConstants:
+    """Constants of the server's problem (global) and of one client's (local); units are those of mu."""
+
+    global_smoothness: float
+    """Smoothness of the envelope F_i^lam, at most min(lam, L)."""
+    global_convexity: float
+    """Strong convexity of the envelope, at most min(lam, mu)."""
+    local_smoothness: float
+    """Smoothness of `F_i(v) + (lam/2) ||v - w||^2` in v."""
+    local_convexity: float
+    """Strong convexity of the same."""
+    prox_lipschitz: float
+    """Lipschitz constant of `w -> v_i*(w)`, the client's answer to w; below 1, without a unit."""
+
+    @property
+    def condition(self) -> float:
+        """Condition number of the server's problem; it falls from L / mu to 1 as lam goes to 0."""
+        return self.global_smoothness / self.global_convexity
+
+
+def moreau_constants(mu: float, smoothness: float, lam: float) -> MoreauConstants:
+    """Return the constants for losses with curvature from `mu` to `smoothness` and penalty `(lam/2) ||v - w||^2`.
+
+    >>> moreau_constants(mu=1, smoothness=10, lam=1).global_convexity
+    0.5
+
+    Raises:
+        ConfigError: unless 0 < mu <= smoothness and lam > 0.
+    """
+    require_curvature(mu, smoothness)
+    require_positive(lam=lam)
+    return MoreauConstants(
+        global_smoothness=lam * smoothness / (lam + smoothness),
+        global_convexity=lam * mu / (lam + mu),
+        local_smoothness=lam + smoothness,
+        local_convexity=lam + mu,
+        prox_lipschitz=lam / (lam + mu),
+    )
 
 
 @dataclass(frozen=True)

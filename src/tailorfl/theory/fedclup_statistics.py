@@ -1,7 +1,8 @@
-"""FedCLUP's statistical error: which lam to take, and what it guarantees.
+"""FedCLUP's statistical error: which lam to take, what it guarantees, and the best that any method can do.
 
 "Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
-(ICML 2025), Theorem 1 (statistical bound) and Corollary 1 (choice of lam).
+(ICML 2025), Theorem 1 (statistical bound), Corollary 1 (choice of lam) and the minimax rate: no method estimates
+the clients' parameters better than of order `1/N + min(R^2, 1/n)`.
 Errors are mean squared distances of the clients' models to their true parameters.
 
     paper    here
@@ -17,13 +18,16 @@ Resolved misprints: 1/q_1 prints `n^2` twice where its derivation has `n`; the n
 grows as `16 rho^2 lam / (mu^3 n)`, which is what (35) inserted into (64) gives, while (8) and (66) print 4
 for 16; the condition on g is once printed `1/(8L)^2` where the proof needs `1/(8 L^2)`; the introduction has
 small lam lead to the global model, while it is large lam. The constants are those of the proof: safe and
-far from sharp (kappa = 10 asks for lam of 6e4).
+far from sharp (kappa = 10 asks for lam of 6e4). The
+comparison table prints the minimax order between the two thresholds as the minimum of R^2 and 1/(m n); it is
+their maximum, R^2, and so it is here.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from tailorfl.theory.checks import require_counts, require_curvature, require_not_negative, require_positive
 
@@ -146,3 +150,40 @@ def _pooling_excess(problem: Problem, lam: float) -> float:
 def _coupling_excess(problem: Problem, lam: float) -> float:
     """q_2 = `8 R^2 lam^2 / mu^2 + 4 R^2 lam / mu`: what pulling different clients together costs."""
     return 8 * (problem.radius * lam / problem.mu) ** 2 + 4 * problem.radius**2 * lam / problem.mu
+
+
+Regime = Literal["pooled", "between", "alone"]
+
+
+@dataclass(frozen=True)
+class MinimaxRate:
+    """The rate, up to constants that do not depend on n, m and R; a squared error."""
+
+    rate: float
+    """`1/N + min(R^2, 1/n)`."""
+    order: float
+    """The larger of its two terms: 1/N, R^2 or 1/n."""
+    regime: Regime
+    """pooled: R <= 1/sqrt(N), one model for all is as good; alone: R > 1/sqrt(n), local training is."""
+    pooled_below: float
+    """1/sqrt(N)."""
+    alone_above: float
+    """1/sqrt(n)."""
+
+
+def minimax_rate(samples: int, clients: int, radius: float) -> MinimaxRate:
+    """Return the rate for `samples` a client, `clients` and heterogeneity `radius`.
+
+    >>> minimax_rate(samples=100, clients=25, radius=0.05).regime
+    'between'
+
+    Raises:
+        ConfigError: unless samples >= 1, clients >= 1 and radius >= 0.
+    """
+    require_counts(samples=samples, clients=clients)
+    require_not_negative(radius=radius)
+    total = samples * clients
+    pooled_below, alone_above = 1 / math.sqrt(total), 1 / math.sqrt(samples)
+    pooled, cost = 1 / total, min(radius**2, 1 / samples)
+    regime: Regime = "pooled" if radius <= pooled_below else "between" if radius <= alone_above else "alone"
+    return MinimaxRate(pooled + cost, max(pooled, cost), regime, pooled_below, alone_above)

@@ -14,6 +14,7 @@ import math
 from tailorfl.errors import ConfigError
 from tailorfl.privacy import Entry
 from tailorfl.settings.privacy import UNBOUND, BatchSampling
+from tailorfl.theory.checks import require_counts
 
 
 def releases(
@@ -41,16 +42,7 @@ def releases(
     Raises:
         ConfigError: a number is below 1 (the batch and the noise below 0).
     """
-    counts = {
-        "samples": samples,
-        "epochs": epochs,
-        "rounds": rounds,
-        "trainings": trainings,
-        "gradients": gradients,
-    }
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, but is {value}")
+    require_counts(samples=samples, epochs=epochs, rounds=rounds, trainings=trainings, gradients=gradients)
     if batch < 0 or noise < 0:
         raise ConfigError(f"batch and noise must not be negative, but are {batch} and {noise}")
     size = samples if batch == 0 else min(batch, samples)

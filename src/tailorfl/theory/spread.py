@@ -37,14 +37,9 @@ class SpreadInterval:
     low: float
     high: float
 
-    def clipped(self, low: float = 0.0) -> SpreadInterval:
-        """Return the same, nothing below `low`."""
-        return SpreadInterval(max(self.value, low), max(self.low, low), max(self.high, low))
-
     def root(self) -> SpreadInterval:
         """Return the square root, of a square that may have been estimated below 0."""
-        at = self.clipped()
-        return SpreadInterval(at.value**0.5, at.low**0.5, at.high**0.5)
+        return SpreadInterval(*(max(at, 0.0) ** 0.5 for at in (self.value, self.low, self.high)))
 
 
 def heterogeneity(gram: Floats, picked: Ints | None = None) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailorfl.models.layouts import laid_out
+from tailorfl.models.skeleton import laid_out
 from tailorfl.training.gradients import Batch, Component, PublicTerm, public_rows
 from tailorfl.training.objective import class_prior
 from tailorfl.training.operations import NOTHING, CohortLayout, Layout, Mapped, Packed

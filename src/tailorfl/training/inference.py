@@ -24,7 +24,7 @@ from torch.utils._pytree import TreeSpec
 from tailorfl.data.source import Source
 from tailorfl.errors import TailorflError
 from tailorfl.models.functional import Model
-from tailorfl.models.layouts import laid_out
+from tailorfl.models.skeleton import laid_out
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, padded, rows_at_once
 from tailorfl.training.keys import generator

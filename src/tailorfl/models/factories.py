@@ -1,4 +1,4 @@
-"""What the model factories share: checks of input shapes and options, and their names."""
+"""What the model factories share: checks of input shapes and options, normalisation layers, and names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from torch import nn
+
 from tailorfl.errors import ConfigError, ModelError, unknown
 
 Image = tuple[int, int, int]
 Factory = TypeVar("Factory", bound=Callable[..., Any])
-
-
 SMALLEST = {"cnn2": 4, "resnet20": 3}
 """Pixels that the models for small images need at least along each side."""
+LEAST_FEATURES = 4
+"""In a group of features of a vector: two that are normalised together are 1 and -1 or -1 and 1, whatever they were."""
 
 
 def image_shape(model: str, input_shape: Sequence[int], least: int) -> Image:
@@ -70,3 +72,41 @@ def named_factory(factory: Factory, name: str, description: str) -> Factory:
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = description
     return factory
+
+
+def group_count(channels: int) -> int:
+    """Return number of groups of a GroupNorm over `channels`.
+
+    64 and 128 channels have 8 groups, 256 have 16 and 512 have 32, as in the released code of partial
+    personalization (Pillutla et al., ICML 2022); other widths follow the same rule.
+    """
+    few = math.gcd(channels, 8)
+    return max(few, channels // 16) if channels % 16 == 0 else few
+
+
+def make_norm(kind: str, channels: int, dims: int = 2) -> nn.Module:
+    """Return a normalisation layer for inputs [batch, channels, ...] with `dims` spatial axes (0 or 2).
+
+    `kind` is "batch", "group" or "none" (an Identity, so that the names of a model do not depend on it).
+
+    Raises:
+        ConfigError: another kind.
+        ModelError: a group of features of a vector would be too small.
+    """
+    check_choice("norm", kind, ("batch", "group", "none"))
+    if kind == "group":
+        return nn.GroupNorm(group_count(channels) if dims else _vector_groups(channels), channels)
+    if kind == "batch":
+        return nn.BatchNorm2d(channels) if dims else nn.BatchNorm1d(channels)
+    return nn.Identity()
+
+
+def _vector_groups(features: int) -> int:
+    """As `group_count`, or the next smaller number that leaves enough features to every group."""
+    if features < LEAST_FEATURES:
+        raise ModelError(
+            f"norm=group needs layers of at least {LEAST_FEATURES} features, which one group normalises together, but "
+            f"a layer is {features} wide; make it wider, or set model.norm to batch or none"
+        )
+    sizes = range(group_count(features), 0, -1)
+    return next(n for n in sizes if features % n == 0 and features // n >= LEAST_FEATURES)

@@ -14,8 +14,7 @@ from methods.test_lora_factors import FromZero, network
 from tailorfl.core.client import Client
 from tailorfl.errors import ModelError
 from tailorfl.models.functional import Model
-from tailorfl.models.lora import inject_lora
-from tailorfl.models.merging import check_merges, merges
+from tailorfl.models.lora import check_merges, inject_lora, merges
 
 
 class Louder(FromZero):
