@@ -38,9 +38,9 @@ from tailorfl.data.source import Source
 from tailorfl.report.progress import ProgressLines
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import job_loop, runner
-from tailorfl.runs.backend import SIMULATED
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
+from tailorfl.runs.job_loop import SIMULATED
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 

@@ -27,7 +27,7 @@ from typing import Any
 import pandas as pd
 
 from studies.claims.folders import gathered
-from tailorfl.cli.advise import pilot
+from tailorfl.cli.advice import pilot
 from tailorfl.core.method import find_method
 from tailorfl.errors import TailorflError
 from tailorfl.evaluation.comparisons import interval

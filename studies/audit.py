@@ -44,7 +44,7 @@ from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
 from tailorfl.privacy import epsilon
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.settings.privacy import UNBOUND, BatchSampling
+from tailorfl.settings.train import UNBOUND, BatchSampling
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
 

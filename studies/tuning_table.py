@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tailorfl.runs.tuned import NAME, best_score, read, written
+from tailorfl.runs.folders import TUNING, as_words, best_score, read_tuning
 
 HEAD = (
     "| Method | Before (%) | After (%) | Place | Validation (%) | Trials | Chosen |",
@@ -32,7 +32,7 @@ def table(before: Path, after: Path) -> str:
         for folder in (before, after)
     )
     places = [frame["mean"].rank(ascending=False, method="min").astype(int) for frame in (first, last)]
-    tuned = read(after / NAME)["methods"]
+    tuned = read_tuning(after / TUNING)["methods"]
     lines = [*HEAD]
     for label in last["mean"].sort_values(ascending=False).index:
         row, states = tuned[label], [trial["state"] for trial in tuned[label]["trials"]]
@@ -43,7 +43,7 @@ def table(before: Path, after: Path) -> str:
             f"{places[0][label]} → {places[1][label]}",
             f"{100 * (best_score(row) or float('nan')):.2f}",
             f"{len(states)}" + (f" ({', '.join(beside)})" if beside else ""),
-            f"`{written(row['chosen'])}`",
+            f"`{as_words(row['chosen'])}`",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -37,9 +37,9 @@ LAYERS = (
 )
 # Modules that every layer stands on, and that see none (but errors are raised everywhere).
 GROUND = {
-    "archives", "arguments", "errors", "hashing", "hooks", "printable", "modules", "hub", "light_imports",
+    "archives", "errors", "hashing", "hub", "interface", "modules", "printable",
 }  # fmt: skip
-BELOW_SETTINGS = {"modules": {"errors"}, "hooks": {"errors"}, "arguments": {"errors", "printable"}}
+BELOW_SETTINGS = {"modules": {"errors"}, "interface": {"errors", "printable"}}
 OPTIONAL = {
     "transformers", "peft", "flwr", "ray", "opacus", "tensorboard", "optuna", "datasets", "torchvision",
     "timm", "imagecorruptions", "tokenizers", "accelerate", "rouge_score", "mlflow", "wandb", "onnx",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from tailorfl import modules
-from tailorfl.arguments import check_kind
 from tailorfl.benchmark.measure import measure
 from tailorfl.benchmark.result import Bench
 from tailorfl.core.method import Method
@@ -20,6 +19,7 @@ from tailorfl.data.own import OF_DATASETS, ROLES, as_source, is_data
 from tailorfl.data.registry import GIVEN
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
+from tailorfl.interface import check_kind
 from tailorfl.report.experiment import run_experiment, run_variants
 from tailorfl.report.progress import watching
 from tailorfl.report.result import ExperimentResult
@@ -28,11 +28,10 @@ from tailorfl.runs import pretrain as pretraining
 from tailorfl.runs.build import check, make_federation, make_simulation
 from tailorfl.runs.extension import resumed, with_more
 from tailorfl.runs.files import digest_of
-from tailorfl.runs.folders import experiment_in, new_folder
+from tailorfl.runs.folders import experiment_in, new_folder, tuning_beside
 from tailorfl.runs.job import Job, Observer, Way
 from tailorfl.runs.pretrain import Pretrained, Watcher
-from tailorfl.runs.tuned import beside
-from tailorfl.settings.engine import EngineConfig
+from tailorfl.settings.execution import EngineConfig
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig, Scale
 from tailorfl.settings.loading import expand, load
 from tailorfl.tuning.plan import TuningRequest
@@ -165,7 +164,7 @@ def _run(
             observer=watch,
             source=source,
             force=target.force,
-            tuning=beside(config if isinstance(config, str | Path) else None, chosen),
+            tuning=tuning_beside(config if isinstance(config, str | Path) else None, chosen),
         )
 
 

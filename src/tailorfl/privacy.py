@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailorfl.errors import ConfigError, MissingExtraError, TailorflError, unknown
-from tailorfl.settings.privacy import UNBOUND, Accountant
+from tailorfl.settings.train import UNBOUND, Accountant
 
 RULES = 2
 """The version of the rules by which uses are written; 1 counted everything as Poisson samples."""

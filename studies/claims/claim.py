@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.settings.base import Number, Settings, listed
-from tailorfl.settings.loading import Loader, parsed
+from tailorfl.settings.loading import parsed
 
 Kind = Literal["at least", "at most", "ordered", "sign", "cells", "exact"]
 """at least: first − second is positive, `gap` as published; of errors the method with the larger one is first.
@@ -195,7 +195,7 @@ def read_paper(file: Path) -> Paper:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{file}' cannot be read: {error}") from error
-    content = parsed(text, Loader, f"'{file}'")
+    content = parsed(text, f"'{file}'")
     if not isinstance(content, Mapping):
         raise ConfigError(f"'{file}' should hold paper, title and claims, but is {content!r}"[:200])
     try:

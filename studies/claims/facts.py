@@ -24,9 +24,8 @@ from typing import Any
 
 from tailorfl.core.method import make_method
 from tailorfl.report.result import REFERENCES, ExperimentResult
+from tailorfl.runs.folders import TUNING, read_tuning
 from tailorfl.runs.store import RunStore
-from tailorfl.runs.tuned import NAME as TUNING
-from tailorfl.runs.tuned import read
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training.update import RoundSchedule
 
@@ -135,5 +134,5 @@ def _pull(
 def _tuned(result: ExperimentResult) -> dict[str, Any]:
     """Label -> what its tuning came to, of an experiment that was tuned."""
     file = result.path / TUNING
-    methods: dict[str, Any] = read(file)["methods"] if file.is_file() else {}
+    methods: dict[str, Any] = read_tuning(file)["methods"] if file.is_file() else {}
     return methods

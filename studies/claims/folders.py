@@ -14,8 +14,7 @@ from studies.claims.noise import KEY, measured, read_noise
 from tailorfl.errors import RunError
 from tailorfl.report.result import ExperimentResult, results
 from tailorfl.runs.files import decode
-from tailorfl.runs.folders import experiment_in
-from tailorfl.runs.tuned import NAME as TUNING
+from tailorfl.runs.folders import TUNING, experiment_in
 
 if TYPE_CHECKING:
     import pandas as pd

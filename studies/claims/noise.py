@@ -20,7 +20,7 @@ import numpy as np
 from studies.claims.claim import MINUS, Claim
 from tailorfl.errors import RunError
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs.prediction_log import load_predictions
+from tailorfl.runs.records import load_predictions
 from tailorfl.runs.trained_models import Restored, restore
 
 if TYPE_CHECKING:

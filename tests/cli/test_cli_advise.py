@@ -11,7 +11,7 @@ import yaml
 from click.testing import Result
 
 from cli.commands import invoke
-from tailorfl.cli.advise import pilot
+from tailorfl.cli.advice import pilot
 from tailorfl.core.method import methods
 from tailorfl.runs.build import check
 from tailorfl.settings.loading import load

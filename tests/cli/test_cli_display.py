@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 from rich.progress import ProgressSample
 
-from tailorfl.cli.estimates import show_estimate
-from tailorfl.cli.results import show_comparison
+from tailorfl.cli.results import show_comparison, show_estimate
 from tailorfl.core.messages import Traffic
 from tailorfl.report.progress import JobFacts, Live, ProgressLines, bars, headline, observer
 from tailorfl.report.tables import Column

@@ -12,7 +12,7 @@ import pytest
 
 from cli.commands import invoke
 from tailorfl.runs import catalogue
-from tailorfl.settings import catalogue as stored
+from tailorfl.settings import names as stored
 
 SMALL = ("data.clients=4", "data.samples=240", "model.hidden=[8]")
 LIGHT = {

@@ -11,8 +11,8 @@ from click.testing import Result
 from rich.console import Console
 
 from cli.commands import invoke
-from tailorfl.cli.epochs import EpochLines, LiveEpochs, watcher
 from tailorfl.cli.main import INTERRUPTED
+from tailorfl.cli.progress import EpochLines, LiveEpochs, watcher
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import pretrain
 from tailorfl.runs.pretrain import Epoch, Watcher

@@ -11,7 +11,7 @@ import pytest
 
 import tailorfl
 from cli.commands import invoke
-from tailorfl.cli.descriptions import KINDS, described, entries
+from tailorfl.cli.listing import KINDS, described, entries
 from tailorfl.cli.theory import app as theory
 from tailorfl.core import method as registry
 from tailorfl.core.method import Family, Method, all_methods

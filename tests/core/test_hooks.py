@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from tailorfl import Client, Observer
 from tailorfl.core.method import Method, methods
 from tailorfl.errors import ConfigError
-from tailorfl.hooks import check_hooks
+from tailorfl.interface import check_hooks
 from tailorfl.methods.fedavg import FedAvg
 
 CALLED = [name for name, value in vars(Method).items() if inspect.isfunction(value) and name[0] != "_"]

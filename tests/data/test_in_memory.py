@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import tailorfl
 from fuzz.calls import SENTINEL, silent
-from tailorfl.arguments import check_kind, check_texts
 from tailorfl.data.own import OF_DATASETS, ROLES, as_source, from_table, from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, TailorflError
+from tailorfl.interface import check_kind, check_texts
 from tailorfl.printable import shown
 from tailorfl.settings.experiment import ExperimentConfig
 

@@ -24,8 +24,7 @@ from tailorfl.cli.main import app
 from tailorfl.errors import RunError, TailorflError
 from tailorfl.export.folder import FACTS, export, loaded
 from tailorfl.export.predict import predict
-from tailorfl.runs import manifest
-from tailorfl.runs.files import PART
+from tailorfl.runs.files import MANIFEST, PART, write_manifest
 from tailorfl.runs.trained_models import restore
 
 
@@ -44,8 +43,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(home / "run", home / "models", clients=["ash"])
     assert restore(home / "run").store.problems() == []
     folder = home / "models" / "ash"
-    names = {path.name for path in folder.iterdir() if path.name != manifest.NAME}
-    assert set(json.loads((folder / manifest.NAME).read_text())["files"]) == names - {"__pycache__"}
+    names = {path.name for path in folder.iterdir() if path.name != MANIFEST}
+    assert set(json.loads((folder / MANIFEST).read_text())["files"]) == names - {"__pycache__"}
     return home
 
 
@@ -88,7 +87,7 @@ CHANCE = (flip, cut)
 
 
 @pytest.mark.parametrize("harm", [flip, cut, empty, delete, doubled])
-@pytest.mark.parametrize("name", [FACTS, "model.py", "model.safetensors", manifest.NAME])
+@pytest.mark.parametrize("name", [FACTS, "model.py", "model.safetensors", MANIFEST])
 def test_nothing_is_predicted_by_a_damaged_export_nor_does_its_own_code_load_it(
     name: str, harm: Callable[[Path, random.Random], None], home: Path, tmp_path: Path
 ) -> None:
@@ -106,7 +105,7 @@ def test_nothing_is_predicted_by_a_damaged_export_nor_does_its_own_code_load_it(
             assert code != 0
             continue
         assert code == 1, said
-        assert name in said or (name == manifest.NAME and "is not what was written" in said)
+        assert name in said or (name == MANIFEST and "is not what was written" in said)
         assert "tailorfl export" in said
         if name != FACTS:  # which its code does not need
             with pytest.raises(Exception):  # noqa: B017, PT011  whatever the damaged code raises
@@ -133,7 +132,7 @@ def older(folder: Path) -> dict[str, object]:
     code = (folder / "model.py").read_text()
     assert "    check(folder)\n" in code
     (folder / "model.py").write_text(code.replace("    check(folder)\n", ""))
-    (folder / manifest.NAME).unlink()
+    (folder / MANIFEST).unlink()
     return facts
 
 
@@ -162,7 +161,7 @@ def test_an_export_of_a_newer_version_is_refused(home: Path, tmp_path: Path) -> 
     folder = copy(home, tmp_path)
     facts = json.loads((folder / FACTS).read_text())
     (folder / FACTS).write_text(json.dumps({**facts, "format": facts["format"] + 1}))
-    manifest.write(folder, list(json.loads((folder / manifest.NAME).read_text())["files"]))
+    write_manifest(folder, list(json.loads((folder / MANIFEST).read_text())["files"]))
     with pytest.raises(RunError, match="newer"):
         predict(folder, home / "new.csv")
 

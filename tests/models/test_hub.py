@@ -99,7 +99,7 @@ def test_settings_are_refused_before_anything_is_loaded() -> None:
 def test_data_and_head_must_ask_for_the_same(tmp_path: Path, data: str, model: Any, said: str) -> None:
     from tailorfl.data.build import build as build_federation
     from tailorfl.runs.build import make_model
-    from tailorfl.settings.model import OneModelConfig
+    from tailorfl.settings.experiment import OneModelConfig
 
     row = {"instruction": "What colour has grass?\nOPTIONS:\n- green\n- red", "output": "green"}
     lines = [json.dumps({**row, "client": client}) for client in "ab"] * 8

@@ -36,7 +36,7 @@ for name in names:
         importlib.import_module(name)
     except MissingExtraError:  # keys, and both ends of Flower, are nothing without theirs
         assert name.startswith("tailorfl.deploy."), name
-from tailorfl.settings.catalogue import CATALOGUE
+from tailorfl.settings.names import CATALOGUE
 assert CATALOGUE.is_file(), "a typo would wait for torch"
 for name in tailorfl.__all__:
     getattr(tailorfl, name)

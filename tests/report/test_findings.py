@@ -14,7 +14,7 @@ from tailorfl.evaluation.predictions import Predictions
 from tailorfl.report import findings as module
 from tailorfl.report.findings import findings
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs.prediction_log import save_predictions
+from tailorfl.runs.records import save_predictions
 
 Stored = Callable[..., Any]
 E = 0.001

@@ -21,7 +21,7 @@ from tailorfl.evaluation.bootstrap import Interval, resampled
 from tailorfl.evaluation.calibration import probabilities
 from tailorfl.report.clients import ClientReport, clients_of
 from tailorfl.report.page.charts import Look
-from tailorfl.runs.prediction_log import load_predictions
+from tailorfl.runs.records import load_predictions
 
 SETTINGS: dict[str, Any] = {
     "methods": ["local", "fedavg", "ditto"], "rounds": 3, "seeds": 2, "model": "logistic", "train": {"lr": 0.3},

@@ -32,8 +32,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.system import Listed, System
 from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
-from tailorfl.settings.server import RobustConfig
-from tailorfl.settings.system import SystemConfig
+from tailorfl.settings.system import RobustConfig, SystemConfig
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
 

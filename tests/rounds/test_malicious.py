@@ -31,9 +31,7 @@ from tailorfl.evaluation.selection import Selection
 from tailorfl.rounds.malicious import drawn
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import CYCLIC
-from tailorfl.settings.malicious import MaliciousConfig
-from tailorfl.settings.server import RobustConfig
-from tailorfl.settings.system import SystemConfig
+from tailorfl.settings.system import MaliciousConfig, RobustConfig, SystemConfig
 from tailorfl.training import tree
 
 KINDS = ("sign_flip", "scale", "noise", "label_flip", "nan")

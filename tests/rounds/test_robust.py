@@ -21,7 +21,7 @@ from tailorfl.rounds.one_round import ClientUpdates
 from tailorfl.rounds.robust import RULES as REGISTERED
 from tailorfl.rounds.robust import RuleInput, find_rule, krum, median, trimmed_mean
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.settings.server import RobustConfig
+from tailorfl.settings.system import RobustConfig
 from tailorfl.training import tree
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ import pytest
 
 import tailorfl
 from runs.small import first_job, simulation_of
-from tailorfl.cli.estimates import LONG, shorter
+from tailorfl.cli.results import LONG, shorter
 from tailorfl.core.server_training import ServerDistillation
 from tailorfl.runs import cost_estimate as module
 from tailorfl.runs.cost_estimate import estimate, simulated_system

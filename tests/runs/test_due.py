@@ -14,7 +14,7 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.cost_estimate import estimate
-from tailorfl.runs.eval_schedule import evaluation_passes, left_out, rounds_between, training_passes
+from tailorfl.runs.schedule import evaluation_passes, left_out, rounds_between, training_passes
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
 

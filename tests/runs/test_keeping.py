@@ -18,7 +18,7 @@ from tailorfl.evaluation.predictions import Predictions
 from tailorfl.export.folder import export
 from tailorfl.report.experiment import run_experiment
 from tailorfl.runs.build import check
-from tailorfl.runs.prediction_log import PREDICTIONS, load_predictions
+from tailorfl.runs.records import PREDICTIONS, load_predictions
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.trained_models import restore
 from tailorfl.settings.loading import load

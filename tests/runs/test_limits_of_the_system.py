@@ -13,7 +13,7 @@ import pytest
 
 from runs.killing import ENVIRONMENT, ended, forked
 from tailorfl.errors import ConfigError, MemoryLimitError, RunError
-from tailorfl.runs.faults import as_library_error
+from tailorfl.runs.process import as_library_error
 
 TOO_LITTLE = """
 import resource

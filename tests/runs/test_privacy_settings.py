@@ -29,7 +29,7 @@ from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import Spent, noise_needed, planned, privacy_of, spent
 from tailorfl.settings.loading import load
-from tailorfl.settings.privacy import PrivacyConfig
+from tailorfl.settings.train import PrivacyConfig
 
 opacus = pytest.mark.skipif(
     find_spec("opacus") is None, reason="accounting needs opacus: pip install 'tailorfl[privacy]'"

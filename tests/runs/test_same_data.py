@@ -22,7 +22,7 @@ from tailorfl.errors import RunError
 from tailorfl.report.document import write_report
 from tailorfl.report.matrix import by_federation
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs import manifest
+from tailorfl.runs.files import MANIFEST, write_manifest
 from tailorfl.runs.fingerprint import samples_of
 from tailorfl.runs.trained_models import restore
 
@@ -147,7 +147,7 @@ def test_folders_that_digest_prepared_samples_are_opened_or_refused_with_their_v
     run.sim.given.source.feed(prepared)
     stored["data"] = {"samples": prepared.hexdigest(), "dealt": stored["data"]["dealt"]}
     file.write_text(json.dumps(stored))
-    manifest.write(file.parent, list(facts(file.parent / manifest.NAME)["files"]))
+    write_manifest(file.parent, list(facts(file.parent / MANIFEST)["files"]))
     assert restore(tmp_path / "run", source=source).sim.round == 1
     tailorfl.run(out=tmp_path / "run", extend=True, rounds=2, source=source)  # the same seed
     more: dict[str, Any] = {"extend": True, "seeds": [0, 1], "source": source}

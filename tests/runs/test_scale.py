@@ -15,7 +15,7 @@ from runs.killing import ENVIRONMENT
 from runs.small import facts, first_job, records, simulation_of
 from tailorfl.evaluation.protocols import Protocol
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.eval_schedule import long_final
+from tailorfl.runs.schedule import long_final
 
 WEIGHED = """
 from runs.test_scale import peak

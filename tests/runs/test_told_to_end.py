@@ -20,10 +20,10 @@ from runs.killing import assert_identical, numbers, started
 from runs.small import TINY, facts
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
-from tailorfl.runs import signals
+from tailorfl.runs import process
 from tailorfl.runs.files import remove_left_over
 from tailorfl.runs.job import Job, Observer
-from tailorfl.runs.signals import Terminated, ended_in_order
+from tailorfl.runs.process import Terminated, ended_in_order
 
 SHORT = TINY | {"rounds": 5, "data": {"clients": 3, "samples": 150}, "model": {"name": "mlp", "hidden": [4]}}
 
@@ -94,7 +94,7 @@ def test_what_swallows_exceptions_does_not_swallow_the_end(tmp_path: Path) -> No
     with pytest.raises(Terminated):
         tailorfl.run(SHORT, out=tmp_path / "out", observer=At(3, swallow))
     assert facts(tmp_path / "out" / "status.json")["round"] == 3
-    assert not signals._told
+    assert not process._told
 
 
 def test_a_second_signal_disturbs_nothing() -> None:

@@ -28,12 +28,12 @@ from tailorfl.evaluation.protocols import evaluate
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.participation import ClientOutcome, RoundTrace
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs import manifest
 from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.eval_schedule import protocol_of
+from tailorfl.runs.files import renew_manifest
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import spent
+from tailorfl.runs.schedule import protocol_of
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.unlearning import NAME
 from tailorfl.settings.loading import load
@@ -267,7 +267,7 @@ def test_the_engine_of_the_run_is_kept(tmp_path: Path) -> None:
     other = {"sequential": "vectorized", "vectorized": "sequential"}[chosen]
     text = (job / "rounds.jsonl").read_text()
     (job / "rounds.jsonl").write_text(text.replace(f'"{chosen}"', f'"{other}"'))  # as if it had chosen that
-    manifest.renew(job)
+    renew_manifest(job)
     invoke("unlearn", results, "--client", LEFT, "--out", tmp_path / "without", "--quiet")
     rounds = records(tmp_path / "without" / "fedavg" / "seed-0" / "rounds.jsonl")
     assert {record["engine"] for record in rounds} == {other}

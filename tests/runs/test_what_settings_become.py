@@ -18,8 +18,8 @@ from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.methods.ditto import Ditto
 from tailorfl.models import build, save_weights
 from tailorfl.runs.build import check, make_model
+from tailorfl.settings.experiment import OneModelConfig
 from tailorfl.settings.loading import load
-from tailorfl.settings.model import OneModelConfig
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 3, "samples": 90},

@@ -10,7 +10,7 @@ from pydantic import Field
 from tensordict import TensorDict
 
 from tailorfl import Client, Context, Method, Replies
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.testing import (
     Check,
     Contract,

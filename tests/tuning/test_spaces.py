@@ -9,7 +9,7 @@ import pytest
 
 from tailorfl.core.method import Method, methods
 from tailorfl.errors import ConfigError
-from tailorfl.runs.tuned import value_of
+from tailorfl.runs.folders import value_of
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import load
 from tailorfl.tuning.space import RATES, Choice, Range, changed, edges, spaces, start

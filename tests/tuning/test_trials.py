@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
-from tailorfl.runs.budget import Limit
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
+from tailorfl.runs.schedule import Limit
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.plan import Budget, TuningRequest, parse, plan, tuned_on
 from tailorfl.tuning.run import foreseen

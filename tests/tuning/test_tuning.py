@@ -15,7 +15,7 @@ from tailorfl.report.document import tuning_section, write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation
-from tailorfl.runs.tuned import value_of
+from tailorfl.runs.folders import value_of
 from tailorfl.settings.loading import load
 from tailorfl.tuning import training
 from tailorfl.tuning.plan import TuningRequest, begin, plan

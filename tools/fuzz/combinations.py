@@ -12,8 +12,8 @@ from tailorfl.printable import harmful
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import check
-from tailorfl.settings.catalogue import known
 from tailorfl.settings.loading import load
+from tailorfl.settings.names import known
 
 CHOICES: dict[str, list[Any]] = {
     "model": [

@@ -22,9 +22,9 @@ from tailorfl.export.predict import predict
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.faults import as_library_error
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job, Observer, job_problems, jobs_of
+from tailorfl.runs.process import as_library_error
 from tailorfl.runs.trained_models import restore
 from tailorfl.settings.loading import load
 from tailorfl.tuning import plan as tuning

@@ -1,8 +1,18 @@
-"""The commands of a real federation: `tailorfl server`, `tailorfl client` and `tailorfl deploy`."""
+"""The commands of a real federation: `tailorfl server`, `tailorfl client` and `tailorfl deploy`.
+
+Server and client log to stderr while they run: lines with time and level, or JSON.
+"""
 
 from __future__ import annotations
 
+import datetime
+import json
+import logging
 import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +20,9 @@ import typer
 
 from tailorfl.cli.arguments import Arguments, Imports, Quiet, State, documented, experiment
 from tailorfl.cli.screen import make_table, say, show_table, stdout
-from tailorfl.cli.service_log import Format, Level, LogFormat, LogLevel, service_log
 from tailorfl.errors import ConfigError
-from tailorfl.light_imports import import_pandas, import_tensordict
-from tailorfl.printable import quoted
+from tailorfl.printable import quoted, visible
+from tailorfl.runs.process import import_pandas, import_tensordict
 from tailorfl.settings.names import slug
 
 app = typer.Typer(
@@ -36,6 +45,70 @@ Health = Annotated[
         metavar="PORT", min=1, max=65535, help="Answer /healthz and /metrics at this port of 127.0.0.1."
     ),
 ]
+
+
+class LogFormat(StrEnum):
+    """The form of a line."""
+
+    text = "text"
+    json = "json"
+
+
+class LogLevel(StrEnum):
+    """The least that is said."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+Format = Annotated[LogFormat, typer.Option("--log-format", help="Lines for people, or an object a line.")]
+Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
+
+
+class _Stamped(logging.Handler):
+    """Writes a record as one line: `TIME LEVEL WHO: TEXT`, or an object with these four.
+
+    Messages with an `extra={"once": key}` are written once for a key.
+    """
+
+    def __init__(self, form: LogFormat, name: str) -> None:
+        super().__init__()
+        self._form, self._name, self._written = form, name, set[object]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        key = getattr(record, "once", None)
+        if key is not None and key in self._written:
+            return
+        self._written.add(key)
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(
+            timespec="milliseconds"
+        )
+        level, text = record.levelname.lower(), visible(self.format(record), but="\n\t")
+        if self._form is LogFormat.json:
+            line = json.dumps(
+                {"time": moment, "level": level, "who": self._name, "message": text}, ensure_ascii=False
+            )
+        else:
+            line = f"{moment} {level} {self._name}: {text}"
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def service_log(name: str, form: LogFormat, level: LogLevel) -> Iterator[Callable[[str], None]]:
+    """Write all that the library logs meanwhile; yields what is called with a sentence for the person who looks on."""
+    from tailorfl.report.progress import messages
+
+    log = logging.getLogger("tailorfl")
+    before = log.level
+    log.setLevel(level.upper())
+    try:
+        with messages(_Stamped(form, name)):
+            yield log.getChild("deploy").info
+    finally:
+        log.setLevel(before)
 
 
 def _check_keys(keys: Path | None, insecure: bool) -> None:

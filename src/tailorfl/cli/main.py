@@ -10,28 +10,12 @@ import typer
 from typer.core import TyperGroup
 
 import tailorfl
-from tailorfl.cli import (
-    advise,
-    bench,
-    data,
-    deploy,
-    export,
-    listing,
-    pretrain,
-    reports,
-    theory,
-    tune,
-    unlearn,
-    watching,
-)
-from tailorfl.cli import (
-    run as runs,
-)
+from tailorfl.cli import advice, data, deploy, listing, reports, theory, tune, watching
+from tailorfl.cli import run as runs
 from tailorfl.cli.arguments import State, documented, hint
 from tailorfl.cli.screen import remark, stderr
 from tailorfl.errors import TailorflError, nearest
-from tailorfl.runs.faults import as_library_error
-from tailorfl.runs.signals import Terminated, ended_in_order, why
+from tailorfl.runs.process import Terminated, as_library_error, ended_in_order, why
 
 INTERRUPTED = 130
 """Exit code of a process stopped by Ctrl-C, as shells have it."""
@@ -107,17 +91,17 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Own data": {
         "data": data.app,
-        "export": export.export_command,
-        "predict": export.predict_command,
-        "unlearn": unlearn.command,
+        "export": reports.export_command,
+        "predict": reports.predict_command,
+        "unlearn": runs.unlearn_command,
     },
     "Real federation": {"deploy": deploy.app, "server": deploy.server, "client": deploy.client},
     "Look": {"watch": watching.watch, "board": watching.board, "check": reports.check},
     "Advanced": {
-        "advise": advise.command,
+        "advise": advice.advise_command,
         "theory": theory.app,
-        "pretrain": pretrain.command,
-        "bench": bench.command,
+        "pretrain": runs.pretrain_command,
+        "bench": advice.bench_command,
     },
 }
 """Group of the help -> its commands by name."""

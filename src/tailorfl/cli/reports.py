@@ -1,4 +1,4 @@
-"""The commands `tailorfl report`, `gains` and `check`: what result folders hold."""
+"""The commands that read result folders: `tailorfl report`, `gains`, `check`, `export` and `predict`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailorfl.cli.arguments import AsJson, ResultFolder, Seed, only_result
+from tailorfl.cli.arguments import AsJson, Imports, Label, ResultFolder, Seed, only_result
 from tailorfl.cli.screen import fits, print_json, say, show_table, stdout
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
@@ -205,11 +205,10 @@ def gains(
 
 def check(folder: ResultFolder, as_json: AsJson = False) -> None:
     """Check that every file of a result folder is present and unchanged."""
-    from tailorfl.runs.folders import experiment_in
+    from tailorfl.runs.folders import experiment_in, status_sentence
     from tailorfl.runs.job import job_problems, jobs_of
-    from tailorfl.runs.status import sentence
 
-    status = sentence(folder)
+    status = status_sentence(folder)
     problems_of = {name: job_problems(path) for name, path in jobs_of(folder, experiment_in(folder))}
     jobs = [
         {"job": name, "damaged": any(bad for bad, _ in problems), "problems": [text for _, text in problems]}
@@ -228,3 +227,93 @@ def check(folder: ResultFolder, as_json: AsJson = False) -> None:
             f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or do them again with "
             f"--resume {quoted(folder)} (first move away the folders of those that are not finished)"
         )
+
+
+def export_command(
+    folder: ResultFolder,
+    out: Path,
+    client: list[str] | None = None,
+    everyone: bool = False,
+    shared: bool = False,
+    method: Label = None,
+    seed: Seed = None,
+    steps: int | None = None,
+    merge: bool = False,
+    onnx: bool = False,
+    torchscript: bool = False,
+    license_id: str = "unknown",
+    push: str | None = None,
+    overwrite: bool = False,
+    imports: Imports = None,
+) -> None:
+    """Write trained models so that plain PyTorch loads them: weights, code, labels, scaling, metrics, origin.
+
+    Args:
+        out (MODELS): Folder for the models, each in a folder of its name.
+        client (NAME): Whose model: a client's name or number; more than once for several.
+        everyone (--all): The models of all clients.
+        shared (--global): The global model.
+        steps: Batches that held-out clients train on before; by default the most that were evaluated.
+        merge: LoRA added to the weights of its base.
+        onnx: Write ONNX too (extra export).
+        torchscript: Write TorchScript too.
+        license_id (--license): The licence that the model card states, as the Hugging Face hub names it.
+        push (--push, OWNER/NAME): Upload the model to this repository of the hub, private if it is new.
+        overwrite: Replace exports of these names.
+    """
+    from tailorfl.export.folder import export
+
+    models = export(
+        folder,
+        out,
+        clients=client,
+        everyone=everyone,
+        shared=shared,
+        method=method,
+        seed=seed,
+        steps=steps,
+        merge=merge,
+        onnx=onnx,
+        torchscript=torchscript,
+        license_id=license_id,
+        overwrite=overwrite,
+    )
+    console = stdout()
+    for model in models:
+        for form, worst in model.off.items():
+            say(console, f"{model.path / form}: same outputs as in the run (largest difference {worst:.1g})")
+    say(console, "\nLoad it without tailorfl:\n")
+    for line in models[0].lines.splitlines():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if push is not None:
+        from tailorfl.export.model_card import upload
+
+        say(console, f"\nuploaded: {upload({model.path: model.facts for model in models}, push)}")
+
+
+def predict_command(
+    folder: Path,
+    data: Path,
+    out: Path = Path("predictions.csv"),
+    client: str | None = None,
+    method: Label = None,
+    seed: Seed = None,
+    steps: int | None = None,
+    ids: list[str] | None = None,
+    imports: Imports = None,
+) -> None:
+    """Write what a trained model says of new data: classes with probabilities, numbers, or risks.
+
+    Args:
+        folder (RESULTS): A result folder, or the folder of one exported model.
+        data (--data, DATA): A table, a folder of images or one image, or JSON lines.
+        out (FILE): The CSV file to write.
+        client (NAME): Of a result folder: whose model, a client's name or number, or global.
+        steps: Batches that held-out clients train on before.
+        ids (--id, COLUMN): A column of the table to keep; may be given several times.
+    """
+    from tailorfl.export.predict import predict, write_predictions
+
+    rows = predict(folder, data, client=client, method=method, seed=seed, steps=steps, ids=ids or ())
+    write_predictions(rows, out)
+    say(stdout(), f"{len(rows)} rows: {out}")

@@ -1,22 +1,144 @@
-"""Results for the terminal."""
+"""Results for the terminal: of an experiment, of what it would cost, and of a tuning."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Table
 
-from tailorfl.cli.estimates import show_reductions
-from tailorfl.cli.screen import fits, remark, say, show_table, stderr, stdout
+from tailorfl.cli.screen import fits, make_table, remark, say, show_table, status, stderr, stdout
+from tailorfl.report.tables import MARK, human_bytes, human_seconds
+from tailorfl.runs.folders import as_words
 
 if TYPE_CHECKING:
     from tailorfl.report.matrix import Matrix
     from tailorfl.report.result import ExperimentResult
+    from tailorfl.runs.cost_estimate import Estimate
+    from tailorfl.settings.experiment import ExperimentConfig
+    from tailorfl.tuning.plan import Plan
+    from tailorfl.tuning.run import Tuning
+    from tailorfl.tuning.search import Tuned
 
+FIRST = ("name", "seconds", "seconds_per_round", "bytes_per_round", "epsilon", "gradients_per_round")
+"""Columns of an estimate that stand first: time and traffic, which a dry run is for, before what they come from."""
+ZEROS = {"0", "0 B", "0.0 s"}
+"""Values of what there is nothing of; such facts and columns are left out."""
+TITLES = {
+    "name": "",
+    "seconds": "time",
+    "seconds_per_round": "time / round",
+    "bytes_per_round": "traffic / round",
+    "gradients_per_round": "gradients / round",
+    "memory_bytes": "memory",
+    "epsilon": "epsilon (zero-out)",
+}
+"""Titles of fields that are not simply their names."""
+LONG = 1800.0
+"""Seconds from which on an estimate comes with what to do about it."""
 MATRIX_COLUMNS = 3
 """Federations that stand side by side in a terminal."""
 DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
 """Columns that a narrow terminal goes without, the least needed first; all others stay."""
+SHARES = (1 / 8, 1 / 4, 1 / 2, 1)
+"""Of the budget, for the table of what to expect of it."""
+
+
+def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
+    """Print an estimate: single numbers in one table, and one table for every field with rows of its own."""
+    say(console, f"{config.name}: nothing was trained (--dry-run)")
+    names = {method.label: method.display_name for method in config.methods}
+    facts = [
+        ("methods", ", ".join(names.values())),
+        ("seeds", ", ".join(map(str, config.seeds))),
+        ("rounds", str(config.rounds)),
+    ]
+    tables, left_out = [], []
+    for field in dataclasses.fields(estimate):
+        value = getattr(estimate, field.name)
+        if field.name == "reductions":
+            continue
+        if isinstance(value, Mapping):
+            rows = [{"name": names.get(name, name), **row} for name, row in value.items()]
+            table, heads = _table(_words(field.name), rows, console.width)
+            tables.append(table)
+            left_out += heads
+        elif (text := _text(field.name, value)) not in ZEROS:
+            facts.append((_words(field.name), text))
+    single = make_table(None, ("", " "), facts, prose=(" ",), show_header=False)
+    single.columns[0].style = "bold"
+    for table in (single, *tables):
+        show_table(console, table)
+    if left_out:
+        say(console, f"further columns are in --json: {', '.join(left_out)}", style="dim")
+    show_reductions(console, estimate.reductions)
+    for line in shorter(config, estimate.seconds):
+        say(console, line)
+
+
+def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
+    """Return what to do about a run that takes long; nothing where it does not."""
+    if seconds < LONG:
+        return []
+    cores = os.cpu_count() or 1
+    remedies = []
+    if cores > 1 and config.engine.workers < 2 and config.engine.device == "cpu":
+        remedies.append(f"engine.workers={cores} (processes that run clients, with the same numbers)")
+    if config.data.samples is None:
+        remedies.append("data.samples=N (fewer samples) for a first look")
+    if len(config.seeds) > 1:
+        remedies.append("seeds=1 for a first look")
+    remedies.append("fraction=0.2 (fewer clients a round)" if config.fraction == 1 else "fewer rounds")
+    return [
+        f"That is long. What helps: {'; '.join(remedies)}.",
+        "tailorfl bench with the same settings measures which engine settings are fastest.",
+    ]
+
+
+def show_reductions(console: Console, reductions: Mapping[str, Sequence[str]]) -> None:
+    """Print which methods are others with their settings."""
+    for label, sentences in reductions.items():
+        for sentence in sentences:
+            say(console, f"{MARK} {label}: {sentence}")
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]], room: int) -> tuple[Table, list[str]]:
+    """Return the table of the columns that have room, without those of zeros, and the titles of the others."""
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    cells = {name: [_text(name, row.get(name, "")) for row in rows] for name in names}
+    names = [name for name in names if not ZEROS.issuperset(cells[name])]
+    texts = [
+        _words(name) for name in names if not all(isinstance(row.get(name, 0), int | float) for row in rows)
+    ]
+
+    def table(count: int) -> Table:
+        lines = zip(*(cells[name] for name in names[:count]), strict=True)
+        prose = [head for head in texts if head]
+        return make_table(title, [_words(name) for name in names[:count]], lines, left=texts, prose=prose)
+
+    least = min(2, len(names))
+    count = next((n for n in range(len(names), least, -1) if fits(table(n), room)), least)
+    return table(count), [_words(name) for name in names[count:]]
+
+
+def _words(name: str) -> str:
+    """Return a field's name for people; its unit stands with the value."""
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value with the unit that its name says."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if "bytes" in name or "memory" in name:
+        return human_bytes(value)
+    if "seconds" in name:
+        return human_seconds(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def show_result(result: ExperimentResult, target: float | None = None) -> None:
@@ -93,3 +215,98 @@ def result_lines(variant: str, result: ExperimentResult) -> list[dict[str, Any]]
     frame = result.table.reset_index()
     rows = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
     return [{"variant": variant, "folder": str(result.path), **row} for row in rows]
+
+
+def show_tuning(console: Console, tuning: Tuning) -> None:
+    """Print what was chosen of every method, what lies at an edge, and what to expect of smaller budgets."""
+    config = tuning.plan.config
+    names = {method.label: method.display_name for method in config.methods}
+    rank_of, higher = tuning.ranks(), tuning.methods[0].higher_is_better
+    metric = tuning.metric.replace("_", " ")
+    ordered = sorted(tuning.methods, key=lambda method: rank_of[method.label] or len(rank_of) + 1)
+    title = f"{config.name}: chosen by validation {metric}, {tuning.samples:,} samples a method"
+    heads = ["Method", "Rank", "Validation", "Trials", "Chosen"]
+    rows = [(names[method.label], *_row(method, rank_of[method.label])) for method in ordered]
+    show_table(console, make_table(title, heads, rows, prose=("Chosen",)))
+    shares = [share for share in SHARES if share * tuning.plan.budget.trials >= 1]
+    expected = [
+        (names[method.label], *map(_score, method.expected_of([share * tuning.samples for share in shares])))
+        for method in tuning.methods
+    ]
+    title = f"expected best validation {metric} after a share of the budget"
+    heads = ["Method", *(f"{share:.3g}".replace("0.", ".") for share in shares)]
+    show_table(console, make_table(title, heads, expected))
+    _show_edges(console, tuning, names)
+    for method in tuning.methods:
+        failed = [trial for trial in method.trials if trial.state == "failed"]
+        if method.best is None:
+            say(
+                console,
+                f"{names[method.label]}: no trial came to its end, so its settings are those of the experiment",
+            )
+        if failed:
+            count = f"{len(failed)} of {len(method.trials)} trials failed"
+            say(console, f"{names[method.label]}: {count}, the first: {failed[0].reason}")
+    if config.train.dp is not None:
+        say(console, "The ε of a comparison does not count what tuning reveals of validation data.")
+    say(console, f"{'higher' if higher else 'lower'} is better; no test sample was looked at", style="dim")
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _row(method: Tuned, rank: int | None) -> tuple[str, ...]:
+    states = [trial.state for trial in method.trials]
+    unfinished = [f"{count} {state}" for state in ("pruned", "failed") if (count := states.count(state))]
+    return (
+        "–" if rank is None else str(rank),
+        _score(None if method.best is None else method.best.score),
+        str(len(states)) + (f" ({', '.join(unfinished)})" if unfinished else ""),
+        as_words(method.chosen) or "as given",
+    )
+
+
+def _show_edges(console: Console, tuning: Tuning, names: Mapping[str, str]) -> None:
+    """Say which chosen values are the smallest or largest that were tried, where the method takes others."""
+    ends = {1: "largest", -1: "smallest"}
+    edges = [
+        f"{names[method.label]} {as_words({key: method.chosen[key]})} ({ends[side]})"
+        for method in tuning.methods
+        for key, side in tuning.edges(method).items()
+    ]
+    if edges:
+        is_widened = tuning.plan.request.widen
+        advice = "a larger budget goes further" if is_widened else "--widen tries values beyond them"
+        say(console, f"At the edge of what was tried: {', '.join(edges)}; {advice}.")
+
+
+def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
+    """Print what a tuning would search and take."""
+    from tailorfl.tuning.run import foreseen
+    from tailorfl.tuning.samplers import size
+
+    with status(quiet, "") as watch:
+        costs = foreseen(plan, None if quiet else watch)
+    say(console, f"{plan.asked.name}: nothing was trained (--dry-run)")
+    rows, names = [], {method.label: method.display_name for method in plan.config.methods}
+    for label, space in plan.spaces.items():
+        points = size(space)
+        values = " ".join(f"{key}={_values(domain.plain())}" for key, domain in space.items())
+        count = "∞" if points == float("inf") else f"{int(points):,}"
+        seconds = costs[label].seconds / workers
+        rows.append((names[label], values, count, str(costs[label].trials), human_seconds(seconds)))
+    heads = ("Method", "Settings", "Points", "Trials", "Time")
+    show_table(console, make_table(None, heads, rows, prose=("Settings",)))
+    budget, total = plan.budget, sum(costs[label].seconds / workers for label in plan.spaces)
+    say(
+        console,
+        f"{budget.trials} trials of {budget.rounds} rounds, seeds {', '.join(map(str, budget.seeds))}, "
+        f"{plan.request.sampler}: about {human_seconds(total)} with {workers} worker{'s' * (workers > 1)}",
+    )
+
+
+def _values(plain: object) -> str:
+    if isinstance(plain, list):
+        return ",".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in plain)
+    return str(plain)

@@ -1,4 +1,4 @@
-"""The commands `tailorfl run`, `compare` and `reproduce`: load, check, run or estimate, and print."""
+"""The commands that train: `tailorfl run`, `compare` and `reproduce`, `pretrain` and `unlearn`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from tailorfl.cli.arguments import (
     Imports,
     Overwrite,
     Quiet,
+    ResultFolder,
     RunRequest,
     State,
     experiment,
     import_options,
     typed,
 )
-from tailorfl.cli.screen import print_json, remark, status, stderr, stdout
+from tailorfl.cli.screen import make_table, print_json, remark, say, show_table, status, stderr, stdout
 from tailorfl.errors import ConfigError
-from tailorfl.light_imports import import_tensordict
 from tailorfl.printable import quoted
+from tailorfl.runs.process import import_tensordict
+from tailorfl.settings.names import slug
 
 if TYPE_CHECKING:
     from tailorfl.runs.job import Way
+    from tailorfl.runs.unlearning import Unlearning
     from tailorfl.settings.experiment import ExperimentConfig
 
 
@@ -123,7 +126,7 @@ def perform(state: State, request: RunRequest) -> None:
     from tailorfl.report.experiment import run_variants
     from tailorfl.runs.build import check
     from tailorfl.runs.extension import resumed, with_more
-    from tailorfl.runs.tuned import beside
+    from tailorfl.runs.folders import tuning_beside
     from tailorfl.settings.loading import expand
 
     if request.extend is not None:
@@ -145,7 +148,7 @@ def perform(state: State, request: RunRequest) -> None:
                 overwrite=request.overwrite,
                 observer=watch,
                 force=request.force,
-                tuning=beside(next(iter(request.arguments or ()), None), config),
+                tuning=tuning_beside(next(iter(request.arguments or ()), None), config),
             )
         )
     state.done()
@@ -183,7 +186,7 @@ def _show_scale(config: ExperimentConfig) -> None:
 
 def _estimate(variants: dict[str, ExperimentConfig], request: RunRequest) -> None:
     """Print what experiments would cost."""
-    from tailorfl.cli.estimates import show_estimate
+    from tailorfl.cli.results import show_estimate
     from tailorfl.runs.cost_estimate import estimate
 
     costs = []
@@ -196,3 +199,170 @@ def _estimate(variants: dict[str, ExperimentConfig], request: RunRequest) -> Non
             show_estimate(stdout(), config, cost)
     if request.as_json:
         print_json(costs)
+
+
+def pretrain_command(
+    ctx: typer.Context,
+    arguments: Arguments = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    overwrite: bool = False,
+    quiet: Quiet = False,
+    imports: Imports = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a backbone on a labelled data set in one place, for model.weights of experiments.
+
+    Args:
+        arguments: An experiment as for `tailorfl run`; its rounds are epochs, its clients and methods are not used.
+        out (FILE): The .safetensors file to write; by default runs/DATA-MODEL.safetensors.
+        resume (FILE): Continue the pretraining of this file.
+        overwrite: Replace the file.
+    """
+    if resume is not None and (arguments or typed(ctx, "out", "overwrite")):
+        raise ConfigError(
+            "--resume continues a pretraining with the settings it was started with; leave out CONFIG, KEY=VALUE, "
+            "--out and --overwrite, or start a new one without --resume"
+        )
+    config = None if resume else experiment(arguments)
+
+    from tailorfl.cli.progress import watcher  # from here on torch is needed, which takes a second to import
+    from tailorfl.runs.build import check
+    from tailorfl.runs.pretrain import central, default_file, experiment_of, pretrain, running
+
+    if config is not None:
+        config = central(config)
+        check(config)
+        file = out if out is not None else default_file(config)
+    else:
+        assert resume is not None
+        config, file = experiment_of(resume), resume
+    state = ctx.ensure_object(State)
+    continuation = f"tailorfl pretrain{import_options()} --resume {quoted(file)}"
+    state.under_way(running(file) / "config.yaml", continuation)
+    with watcher(stderr(), quiet=quiet) as watch:
+        backbone = pretrain(config, file, resume=resume is not None, overwrite=overwrite, watch=watch)
+    state.done()
+    weights = backbone.weights
+    if as_json:
+        print_json({"weights": str(weights), "report": str(backbone.report), "scalars": backbone.scalars})
+        return
+    console = stdout()
+    say(console, f"weights: {weights} ({backbone.scalars:,} scalars)")
+    say(console, f"report: {backbone.report}")
+    say(
+        console,
+        f"start from them: model.weights={quoted(weights)}, with other classes also model.skip_head=true",
+    )
+
+
+def unlearn_command(
+    ctx: typer.Context,
+    folder: ResultFolder,
+    client: Annotated[str, typer.Option()],
+    out: Path | None = None,
+    dry_run: bool = False,
+    imports: Imports = None,
+    quiet: Quiet = False,
+) -> None:
+    """Replay finished results without a client, exactly, and certify it.
+
+    Of a federation of real machines it writes the experiment that the remaining clients train anew; once they have,
+    the same command certifies it.
+
+    Args:
+        client (NAME): The client's name or number.
+        out (RESULTS): New result folder; by default RESULTS-without-NAME. The same command continues it.
+        dry_run: Show how many rounds have to be replayed, and what they took; train nothing.
+    """
+    from tailorfl.cli.results import show_result
+    from tailorfl.deploy.experiment import is_deployed, plan_unlearning
+    from tailorfl.report.experiment import run_experiment
+    from tailorfl.report.progress import messages, observer
+    from tailorfl.runs.extension import resumed
+    from tailorfl.runs.folders import TUNING
+    from tailorfl.runs.job import Several
+    from tailorfl.runs.unlearning import NAME, CertificateWriter, plan
+
+    with messages(stderr()):
+        unlearning = (plan_unlearning if is_deployed(folder) else plan)(folder, client)
+    if dry_run:
+        _show_replays(unlearning)
+        return
+    out = folder.with_name(f"{folder.name}-without-{slug(unlearning.name)}") if out is None else out
+    if unlearning.is_deployed:
+        _by_remaining_clients(unlearning, out)
+        return
+    config, way = resumed(out, unlearning.without(out))
+    unlearning.write_traces(out)
+    state, tuning = ctx.ensure_object(State), folder / TUNING
+    again = (
+        f"tailorfl unlearn{import_options()} {quoted(folder)} --client {quoted(client)} --out {quoted(out)}"
+    )
+    state.under_way(out / "config.yaml", again)
+    with observer(stderr(), config, quiet=quiet) as watch:
+        result = run_experiment(
+            config,
+            out,
+            way=way,
+            observer=Several((watch, CertificateWriter(unlearning))),
+            tuning=tuning if tuning.is_file() else None,
+            backend=unlearning.backend,
+        )
+    state.done()
+    show_result(result)
+    say(
+        stdout(),
+        f"'{unlearning.name}' is unlearned: {unlearning.rounds:,} rounds were replayed without it, and {out / NAME} "
+        f"certifies it. Delete {quoted(folder)}, which still holds its share.",
+    )
+
+
+def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
+    """Write the experiment that the clients of a deployment train anew, or certify what they have trained."""
+    from tailorfl.deploy.experiment import certify, experiment_without
+    from tailorfl.runs.files import write_text
+    from tailorfl.runs.unlearning import NAME
+
+    if (out / "config.yaml").is_file():
+        certify(unlearning, out)
+        say(
+            stdout(),
+            f"'{unlearning.name}' is unlearned: the remaining clients trained anew without it, and {out / NAME} "
+            f"certifies it. Its share is still in {quoted(unlearning.folder)}, and at every client in "
+            f"STATE/{slug(unlearning.config.name)}; delete these, but keep STATE/left.jsonl.",
+        )
+        return
+    file = out.with_name(f"{out.name}.yaml")
+    write_text(file, experiment_without(unlearning).to_yaml(brief=True))
+    say(
+        stdout(),
+        f"The samples are with the clients, so they train anew without '{unlearning.name}'. Give them {quoted(file)}, "
+        "which they accept as they did the first experiment, and start the server with its --listen and --keys:\n"
+        f"tailorfl server {quoted(file)} --out {quoted(out)}\n"
+        "Once it has finished, the same tailorfl unlearn command writes the certificate.",
+    )
+
+
+def _show_replays(unlearning: Unlearning) -> None:
+    """Print what a replay costs."""
+    from tailorfl.report.tables import human_seconds
+
+    rows = [
+        (
+            replay.job.name,
+            replay.rounds,
+            len(replay.asked),
+            replay.asked[0] if replay.asked else "none",
+            human_seconds(replay.seconds),
+        )
+        for replay in unlearning.replays
+    ]
+    heads = ("job", "rounds to replay", "rounds with the client", "first of them", "took")
+    table = make_table(None, heads, rows)
+    show_table(stdout(), table)
+    seconds = human_seconds(sum(replay.seconds for replay in unlearning.replays))
+    say(
+        stdout(),
+        f"To unlearn '{unlearning.name}', {unlearning.rounds:,} rounds have to be replayed; the run took {seconds}.",
+    )

@@ -255,7 +255,7 @@ def dp(
         target (--target-epsilon): Also show the noise that reaches this epsilon.
     """
     from tailorfl.privacy import epsilon, noise_for
-    from tailorfl.settings.privacy import Accountant, BatchSampling
+    from tailorfl.settings.train import Accountant, BatchSampling
     from tailorfl.theory.privacy import releases
 
     if sampling not in get_args(BatchSampling):

@@ -21,8 +21,8 @@ from tailorfl.cli.arguments import (
 )
 from tailorfl.cli.screen import print_json, say, stderr, stdout
 from tailorfl.errors import ConfigError
-from tailorfl.light_imports import import_tensordict
 from tailorfl.printable import quoted
+from tailorfl.runs.process import import_tensordict
 
 if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
@@ -81,7 +81,7 @@ def command(
             plan = _plan(config, budget, sampler, seed, widen)
             folder = out or default_folder(config)
     if dry_run:
-        from tailorfl.cli.tuned import show_plan
+        from tailorfl.cli.results import show_plan
 
         show_plan(stdout(), plan, workers, quiet)
         return
@@ -115,7 +115,7 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
         else:
             plan = _plan(experiment(request.arguments, request.methods), budget)
     if request.dry_run:
-        from tailorfl.cli.tuned import show_plan
+        from tailorfl.cli.results import show_plan
 
         show_plan(stderr() if request.as_json else stdout(), plan, 1, request.quiet)
         return request
@@ -153,7 +153,7 @@ def _perform(
     state: State, folder: Path, plan: Plan, workers: int, quiet: bool, continuation: str = ""
 ) -> Tuning:
     """Tune in a folder that is prepared; `continuation` is the command that goes on, by default that of tune."""
-    from tailorfl.cli.tuned import Bar, TuningLines
+    from tailorfl.cli.progress import Bar, TuningLines
     from tailorfl.report.progress import display
     from tailorfl.tuning.plan import REQUEST
     from tailorfl.tuning.run import Watch, tune
@@ -168,7 +168,7 @@ def _perform(
 
 def _show(tuning: Tuning) -> None:
     """Print what a tuning came to."""
-    from tailorfl.cli.tuned import show_tuning
+    from tailorfl.cli.results import show_tuning
 
     show_tuning(stdout(), tuning)
     say(stdout(), f"tuning: {tuning.folder}")

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.errors import ClientError, TailorflError, first_few
-from tailorfl.hooks import check_hooks
+from tailorfl.interface import check_hooks
 from tailorfl.models.layers import Groups, layer_groups
 from tailorfl.training import inference, tree
 from tailorfl.training.cohort import Cohort

@@ -19,7 +19,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl import modules
-from tailorfl.arguments import check_kind
 from tailorfl.core.answers import Memory
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
@@ -27,12 +26,12 @@ from tailorfl.core.messages import Broadcast, PerArchitecture, Replies
 from tailorfl.core.reduction import Exposure, Reduction, RunSetup, SpecialCase, check_conditions
 from tailorfl.data.source import Source
 from tailorfl.errors import ClientError, ConfigError, unknown
-from tailorfl.hooks import check_hooks
+from tailorfl.interface import check_hooks, check_kind
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.printable import shown
 from tailorfl.settings.experiment import Sampling, Weights
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
 

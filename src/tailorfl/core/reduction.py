@@ -21,7 +21,7 @@ from typing import Any, Literal
 from tailorfl.errors import ConfigError
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import DEFAULT, Sampling
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.plan import Length
 

@@ -16,7 +16,6 @@ import torch
 from numpy.random import Generator
 from pydantic import ValidationError
 
-from tailorfl.arguments import check_kind
 from tailorfl.data.dealing import (
     Dealt,
     capped,
@@ -35,6 +34,7 @@ from tailorfl.data.registry import data_sources, load_source
 from tailorfl.data.shifts import corrupted_sets, own_shifts
 from tailorfl.data.source import Source, subset
 from tailorfl.errors import ConfigError, DataError
+from tailorfl.interface import check_kind
 from tailorfl.partition.rows import Ints, Rows
 from tailorfl.partition.splits import SplitRule, read_split, split_clients, stream
 from tailorfl.settings.data import Augmentation, DataConfig, Normalisation

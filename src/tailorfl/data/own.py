@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tailorfl.arguments import check_kind
 from tailorfl.data.columns import (
     check_features,
     make_source,
@@ -35,6 +34,7 @@ from tailorfl.data.source import Source, Task
 from tailorfl.data.summaries import made_roles
 from tailorfl.data.table_files import joined, plain_frame, reading_info
 from tailorfl.errors import DataError, check_known
+from tailorfl.interface import check_kind
 from tailorfl.settings.base import listed
 from tailorfl.settings.data import DataConfig
 

@@ -53,7 +53,7 @@ from tailorfl.errors import (
 )
 from tailorfl.privacy import Uses
 from tailorfl.runs.build import make_simulation
-from tailorfl.runs.eval_schedule import protocol_of
+from tailorfl.runs.schedule import protocol_of
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.names import slug
 

@@ -24,7 +24,7 @@ from tailorfl.rounds.one_round import counted
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.fingerprint import environment
 from tailorfl.runs.job import Job
-from tailorfl.runs.prediction_log import finish, keeper
+from tailorfl.runs.records import finish, keeper
 from tailorfl.runs.store import RunStore
 from tailorfl.runs.trained_models import Restored
 from tailorfl.training import tree

@@ -31,7 +31,7 @@ from tailorfl.runs.build import with_all_options
 from tailorfl.runs.files import encode, reporting
 from tailorfl.runs.fingerprint import HARMLESS, changes
 from tailorfl.settings.base import Names, Number, Settings, Whole, listed
-from tailorfl.settings.engine import EngineConfig
+from tailorfl.settings.execution import EngineConfig
 from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 UNREAD = ("name", "description", "published", "search", "variants", "scales", "scale", "track", "system", "engine",

@@ -26,7 +26,7 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.runs.job import Job, Observer, Several
-from tailorfl.runs.signals import raise_if_told
+from tailorfl.runs.process import raise_if_told
 from tailorfl.settings.experiment import ExperimentConfig
 
 Notify = Callable[[str], None]

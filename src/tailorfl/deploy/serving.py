@@ -35,12 +35,12 @@ from tailorfl.errors import ConfigError, DataError, MessageError, RunError
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.backend import Backend
 from tailorfl.runs.build import check, make_federation, make_simulation, with_all_options
 from tailorfl.runs.extension import resumed
 from tailorfl.runs.fingerprint import note_data
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.job_loop import Backend
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 

@@ -29,7 +29,7 @@ from tailorfl.engines.process_pool import ProcessPool
 from tailorfl.engines.ray_pool import RayPool
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, unknown
-from tailorfl.settings.engine import EngineName
+from tailorfl.settings.execution import EngineName
 from tailorfl.settings.experiment import DEFAULT
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from tailorfl.engines.memory import free_memory
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
 from tailorfl.models.half import in_bfloat16
-from tailorfl.settings.engine import PrecisionName
+from tailorfl.settings.execution import PrecisionName
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort

@@ -23,7 +23,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER, primary
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.train import PrivacyLevel
 
 PREFIX = "selected/"
 """Of the selection's tensors in a checkpoint."""

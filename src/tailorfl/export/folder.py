@@ -25,9 +25,17 @@ from tailorfl.export.transformer import code, head_of, is_transformer, merged, w
 from tailorfl.export.written_model import lines_for, text_of
 from tailorfl.models.checkpoints import quiet_transformers
 from tailorfl.models.lora import lora_layers
-from tailorfl.runs import manifest
 from tailorfl.runs.checkpoints import write_tensors
-from tailorfl.runs.files import decode, encode, replacing, replacing_folder, write_text
+from tailorfl.runs.files import (
+    MANIFEST,
+    decode,
+    encode,
+    manifest_problems,
+    replacing,
+    replacing_folder,
+    write_manifest,
+    write_text,
+)
 from tailorfl.runs.trained_models import GLOBAL, Deployed, Restored, restore
 from tailorfl.settings.names import check_distinct, slug
 
@@ -166,7 +174,7 @@ def write(
         write_text(part / "model.py", text_of(title, network, facts, program=not network))
         write_text(part / FACTS, encode(facts, indent=1))
         write_text(part / CARD, card_of(facts, license_id))
-        manifest.write(part, _files(part, facts))
+        write_manifest(part, _files(part, facts))
         slack = MERGED if merge else TOLERANCE
         exported = network_of(loaded(part))
         off = {"model.py": difference(model.module, exported, sample, folder, slack)}
@@ -175,7 +183,7 @@ def write(
         if torchscript:
             off[TORCHSCRIPT] = write_torchscript(module, sample, part / TORCHSCRIPT)
         shutil.rmtree(part / "__pycache__", ignore_errors=True)  # of `loaded`
-        manifest.write(part, _files(part, facts))
+        write_manifest(part, _files(part, facts))
     return Exported(folder, facts, off)
 
 
@@ -187,7 +195,7 @@ def _files(folder: Path, facts: Mapping[str, Any]) -> list[str]:
         str(name / path.relative_to(part))
         for part, name in parts
         for path in part.rglob("*")
-        if path.is_file() and path.name != manifest.NAME and path.parent.name != "__pycache__"
+        if path.is_file() and path.name != MANIFEST and path.parent.name != "__pycache__"
     )
 
 
@@ -197,15 +205,15 @@ def checked(folder: Path) -> dict[str, Any]:
     Raises:
         RunError: they are not, or a newer version wrote them.
     """
-    problems = manifest.problems(folder, (FACTS, "model.py"))
-    is_old = not (folder / manifest.NAME).is_file()
+    problems = manifest_problems(folder, (FACTS, "model.py"))
+    is_old = not (folder / MANIFEST).is_file()
     try:
         facts: dict[str, Any] = decode((folder / FACTS).read_bytes())
         lost = [key for key in ("format", "name", "inputs", "reading") if key not in facts]
         if lost:
             raise ValueError(f"it lacks {', '.join(lost)}")
         if is_old and facts["format"] > 1:
-            problems = [f"{manifest.NAME} is missing"]
+            problems = [f"{MANIFEST} is missing"]
         if not problems and facts["format"] > FORMAT:
             raise RunError(
                 f"'{folder}' was exported by a newer tailorfl (format {facts['format']}); update it"

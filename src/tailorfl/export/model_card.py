@@ -19,7 +19,7 @@ from tailorfl.evaluation.summary import OF_RECORD
 from tailorfl.export.written_model import lines_for
 from tailorfl.runs.files import encode
 from tailorfl.runs.fingerprint import decisive, environment, meaning
-from tailorfl.runs.prediction_log import load_predictions, temperature_of
+from tailorfl.runs.records import load_predictions, temperature_of
 from tailorfl.runs.trained_models import Deployed, Restored
 
 FORMAT = 2

@@ -17,7 +17,7 @@ from tailorfl.evaluation.predictions import Predictions
 from tailorfl.report.page.charts import Look, named
 from tailorfl.report.result import REFERENCES
 from tailorfl.report.tables import MISSING, Cell, Table
-from tailorfl.runs.prediction_log import TASKS, load_predictions, temperature_of
+from tailorfl.runs.records import TASKS, load_predictions, temperature_of
 from tailorfl.training.keys import generator
 
 if TYPE_CHECKING:

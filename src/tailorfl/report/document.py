@@ -12,10 +12,9 @@ from tailorfl.report.findings import caveats, findings
 from tailorfl.report.page.page import page
 from tailorfl.report.published import notes, published_table
 from tailorfl.report.tables import MISSING, Table, as_table, tex, without_seeds
-from tailorfl.runs.budget import sentence
 from tailorfl.runs.files import write_text
-from tailorfl.runs.tuned import NAME as TUNING
-from tailorfl.runs.tuned import best_score, read, written
+from tailorfl.runs.folders import TUNING, as_words, best_score, read_tuning
+from tailorfl.runs.schedule import budget_sentence
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -55,7 +54,7 @@ def _write(result: ExperimentResult, target: float | None, further: Sequence[Tab
         *findings(result.displayed),
         config.description,
         result.markdown,
-        sentence(config),
+        budget_sentence(config),
     ]
     if config.published:  # notes alone, where a paper's setting is too different to stand beside ours
         ours = published_table(result)
@@ -80,7 +79,7 @@ def tuning_section(folder: Path, seeds: Sequence[int], names: Mapping[str, str])
     """
     if not (folder / TUNING).is_file():
         return []
-    tuning = read(folder / TUNING)
+    tuning = read_tuning(folder / TUNING)
     budget = tuning["budget"]
     shared = [str(seed) for seed in budget["seeds"] if seed in seeds]
     overlap = (
@@ -103,7 +102,7 @@ def _tuning_row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     states, score = [trial["state"] for trial in row["trials"]], best_score(row)
     return (
         name,
-        written(row["chosen"]) or "as given",
+        as_words(row["chosen"]) or "as given",
         MISSING if score is None else f"{score:.4f}",
         *(str(count) for count in (len(states), states.count("pruned"), states.count("failed"))),
         ", ".join(row["edges"]) or MISSING,

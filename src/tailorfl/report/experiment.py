@@ -13,12 +13,11 @@ from typing import Unpack
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.report.trackers import forget, tracked
-from tailorfl.runs.faults import as_library_error
 from tailorfl.runs.files import reporting, write_text
 from tailorfl.runs.folders import check_folder, check_name, discard_jobs
 from tailorfl.runs.job import Observer, Several, Way
+from tailorfl.runs.process import as_library_error, ended_in_order
 from tailorfl.runs.runner import RunOptions, run_jobs
-from tailorfl.runs.signals import ended_in_order
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.loading import expand
 from tailorfl.settings.names import slug

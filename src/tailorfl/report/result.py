@@ -20,9 +20,8 @@ from tailorfl.report.tables import MARK, Column, SeedResult, as_table, compariso
 from tailorfl.runs.files import remove_left_over, write_text
 from tailorfl.runs.job import trouble
 from tailorfl.runs.store import RunStore
-from tailorfl.settings.catalogue import display_name
 from tailorfl.settings.loading import load
-from tailorfl.settings.names import slug
+from tailorfl.settings.names import display_name, slug
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,8 +26,8 @@ from tailorfl.runs.files import decode, encode, parsed, read_lines, reporting, w
 from tailorfl.runs.job import Job, Observer
 
 if TYPE_CHECKING:
+    from tailorfl.settings.execution import WandbMode
     from tailorfl.settings.experiment import ExperimentConfig
-    from tailorfl.settings.track import WandbMode
 
 TIMED = ("seconds", "round_seconds")
 """Numbers that are others when a round is done again."""

@@ -50,8 +50,8 @@ from tailorfl.rounds.requirements import check_mean_only
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.system import ClientWork, System, uniform
 from tailorfl.settings.experiment import DEFAULT, Sampling
-from tailorfl.settings.privacy import PrivacyConfig
 from tailorfl.settings.system import SystemConfig
+from tailorfl.settings.train import PrivacyConfig
 from tailorfl.training import tree
 
 WorkOf = Callable[[Sequence[int]], Mapping[int, ClientWork]]

@@ -38,9 +38,8 @@ from tailorfl.rounds.requirements import check_fraction, check_kinds, check_priv
 from tailorfl.rounds.robust import Robust, check_robust
 from tailorfl.rounds.system import System
 from tailorfl.settings.experiment import CYCLIC, DEFAULT, Sampling, Weights
-from tailorfl.settings.privacy import PrivacyLevel
-from tailorfl.settings.server import RobustConfig
-from tailorfl.settings.system import SystemConfig
+from tailorfl.settings.system import RobustConfig, SystemConfig
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort, TrainConfig
 

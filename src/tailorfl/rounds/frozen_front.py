@@ -31,7 +31,7 @@ from tailorfl.models.frozen_features import SAMPLES, FeatureExtractor, NoFeature
 from tailorfl.models.functional import Model
 from tailorfl.models.skeleton import tensors_of
 from tailorfl.partition.rows import Ints
-from tailorfl.settings.engine import FeaturePlace
+from tailorfl.settings.execution import FeaturePlace
 from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 
@@ -208,7 +208,7 @@ MEMORY_SHARE, DISK_SHARE = 0.5, 0.9
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """As `tailorfl.settings.engine` declares it; `folder` is where files are made, by default that of the system."""
+    """As `tailorfl.settings.execution` declares it; `folder` is where files are made, by default that of the system."""
 
     place: FeaturePlace = DEFAULT.engine.features
     gigabytes: float = DEFAULT.engine.features_memory

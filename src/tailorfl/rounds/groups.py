@@ -25,7 +25,7 @@ from tailorfl.data.source import Source, subset
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.models.functional import Model
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.keys import torch_seed

@@ -26,7 +26,7 @@ from tailorfl.errors import ConfigError
 from tailorfl.rounds.one_round import Trained, noise_like
 from tailorfl.rounds.participation import sampled_clients
 from tailorfl.rounds.requirements import check_federated
-from tailorfl.settings.malicious import MaliciousConfig
+from tailorfl.settings.system import MaliciousConfig
 from tailorfl.training import tree
 from tailorfl.training.keys import derive, generator
 from tailorfl.training.update import along

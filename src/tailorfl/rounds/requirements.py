@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from tailorfl.arguments import check_kind, check_texts
 from tailorfl.core.method import Method, methods
 from tailorfl.data.federation import Federation
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
+from tailorfl.interface import check_kind, check_texts
 from tailorfl.models.functional import Model
 from tailorfl.settings.experiment import CYCLIC, Sampling, Weights
-from tailorfl.settings.privacy import PrivacyLevel
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.objective import check_balanced_softmax, check_class_weights
 

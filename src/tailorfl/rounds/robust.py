@@ -39,8 +39,8 @@ from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.rounds.one_round import ClientUpdates, Trained, noise_like
 from tailorfl.rounds.requirements import check_federated, check_mean_only
-from tailorfl.settings.privacy import PrivacyLevel
-from tailorfl.settings.server import RobustConfig
+from tailorfl.settings.system import RobustConfig
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
 from tailorfl.training.update import along

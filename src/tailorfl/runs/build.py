@@ -45,9 +45,8 @@ from tailorfl.runs.privacy import Simulated, privacy_of, with_privacy
 from tailorfl.runs.store import TRACE
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.errors import check_checkpoint
-from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig, OneModelConfig
 from tailorfl.settings.loading import expand
-from tailorfl.settings.model import OneModelConfig
 from tailorfl.settings.names import check_distinct
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.keys import generator
@@ -201,7 +200,7 @@ def train_config(job: Job) -> TrainConfig:
     Raises:
         ConfigError: the two do not fit together.
     """
-    settings = {**job.config.train.model_dump(), **job.method.train}
+    settings = job.config.train_of(job.method)
     del settings["dp"]
     falls = RoundSchedule(**settings.pop("round_schedule"), rounds=job.rounds)
     return TrainConfig(**settings, round_schedule=falls)
@@ -236,17 +235,15 @@ def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
         return build(config.name, source.input_shape, source.outputs, **options)
 
     def prepare(module: torch.nn.Module) -> None:
-        if config.weights is not None:
-            load_weights(module, _weight_file(config.weights), skip_head=config.skip_head)
+        if (weights := config.weights) is not None:
+            if weights.startswith(OF_DATA):
+                weights = str(data_file(weights.removeprefix(OF_DATA)))
+            load_weights(module, weights, skip_head=config.skip_head)
 
     model = Model(factory, prepare, trainable=config.trainable, seed=seed)
     if ":" not in config.name:  # whoever writes a model knows what it reads
         _check_tokens(config.name, model, source)
     return model
-
-
-def _weight_file(weights: str) -> str:
-    return str(data_file(weights.removeprefix(OF_DATA))) if weights.startswith(OF_DATA) else weights
 
 
 def _token_options(name: str, source: Source) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python -m tailorfl.runs.catalogue    writes them into the package, as is done before it is built
 
-Settings read that file (`tailorfl.settings.catalogue.known`), so that a typo is answered without torch. Where it is not
+Settings read that file (`tailorfl.settings.names.known`), so that a typo is answered without torch. Where it is not
 of the present source, as in a checkout that was edited, they have it written anew.
 """
 
@@ -20,7 +20,7 @@ from tailorfl.models.registry import FACTORIES, available, options_of
 from tailorfl.partition import RECIPES, recipe_named
 from tailorfl.rounds.robust import RULES
 from tailorfl.runs.files import write_text
-from tailorfl.settings.catalogue import CATALOGUE, Kind, source_digest
+from tailorfl.settings.names import CATALOGUE, Kind, source_digest
 
 
 def catalogue() -> dict[Kind, dict[str, list[str]]]:

@@ -32,13 +32,12 @@ from tailorfl.rounds.participation import TOO_FEW, RoundTrace, sampled_clients
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.rounds.system import ClientWork
-from tailorfl.runs.budget import limit_of
 from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.eval_schedule import rounds_between, rounds_worth
 from tailorfl.runs.job import Job
 from tailorfl.runs.job_loop import check_sets, make_selection
 from tailorfl.runs.privacy import planned, spent
 from tailorfl.runs.reductions import remarks
+from tailorfl.runs.schedule import limit_of, rounds_between, rounds_worth
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
 
 PROBE_CLIENTS, PROBE_ROUNDS = 16, 4

@@ -19,11 +19,11 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 from tailorfl.runs import checkpoints
 from tailorfl.runs.build import with_all_options
-from tailorfl.runs.eval_schedule import EVERY, is_due
 from tailorfl.runs.fingerprint import changes, deciding, refuse
 from tailorfl.runs.folders import check_name, experiment_in, experiment_to_resume
 from tailorfl.runs.job import Job, Way
 from tailorfl.runs.privacy import privacy_of
+from tailorfl.runs.schedule import EVERY, is_due
 from tailorfl.runs.store import RunStore, amend, reconfigure, record_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 from tailorfl.training.update import RoundSchedule
@@ -158,7 +158,7 @@ def discard_damage(job: Job, folder: Path) -> bool:
 
 def tied(job: Job) -> str:
     """Return why the rounds of a job so far are not the first ones of a longer run; "" where they are."""
-    settings = {**job.config.train.model_dump(), **job.method.train}
+    settings = job.config.train_of(job.method)
     try:
         RoundSchedule(**settings["round_schedule"])
     except ConfigError:

@@ -1,4 +1,9 @@
-"""Files that survive a crash: atomic replacement, append-only lines, strict JSON, one lock a folder."""
+"""Files that survive a crash, or show damage: atomic replacement, lines, strict JSON, a lock and a manifest a folder.
+
+A manifest has size and sha256 of every file of a folder that counts, so that whoever reads it notices damage. A
+finished run has one of all files that its numbers are read from, an export of all its files; `manifest.json` is written
+last of all. A folder without one is not finished, or was written before there were manifests.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
 
 PART = ".part"  # ending of files that are still being written; whoever holds the lock may delete them
 LOCK_PATIENCE = 0.3  # seconds; a reader probes the lock for an instant, which must not turn a writer away
-
 AGAIN = "then give the same command again (tailorfl run: with --resume)"
 REMEDIES = {
     **dict.fromkeys(
@@ -42,6 +46,7 @@ REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 """What to do about an error of the operating system, by its number."""
+MANIFEST = "manifest.json"
 
 
 @contextlib.contextmanager
@@ -371,3 +376,42 @@ def table(path: Path) -> pd.DataFrame:
 
 def _is_record(value: Any) -> bool:
     return isinstance(value, dict) and type(value.get("round")) is int
+
+
+def write_manifest(folder: Path, names: Sequence[str]) -> None:
+    """Write the manifest of those of the files `names` that there are. Raises RunError where that fails."""
+    files = {name: _facts(folder / name) for name in names if (folder / name).is_file()}
+    write_text(folder / MANIFEST, encode({"files": files}, indent=1))
+
+
+def renew_manifest(folder: Path) -> None:
+    """Write the manifest of a folder again, of the same files as they are now; nothing where there is none."""
+    if (folder / MANIFEST).is_file():
+        write_manifest(folder, list(decode((folder / MANIFEST).read_bytes())["files"]))
+
+
+def manifest_problems(folder: Path, needed: Collection[str] = ()) -> list[str]:
+    """Return what is no longer as the manifest says, a sentence each; nothing where there is no manifest.
+
+    A manifest that does not name every file of `needed` is damaged itself.
+    """
+    file = folder / MANIFEST
+    if not file.exists():
+        return []
+    try:
+        files: dict[str, dict[str, Any]] = decode(file.read_bytes())["files"]
+        if lost := [name for name in needed if name not in files]:
+            return [f"{MANIFEST} has lost {', '.join(lost)}"]
+        return [text for name, facts in files.items() if (text := _problem(folder, name, facts))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{MANIFEST} cannot be read ({error!r})"]
+
+
+def _problem(folder: Path, name: str, facts: dict[str, Any]) -> str | None:
+    if not (folder / name).is_file():
+        return f"{name} is missing"
+    return None if _facts(folder / name) == facts else f"{name} is not what was written"
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}

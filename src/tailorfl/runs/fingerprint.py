@@ -25,8 +25,7 @@ from tailorfl.data.source import Source
 from tailorfl.data.table_files import READING
 from tailorfl.data.text import TEXTS
 from tailorfl.errors import RunError, first_few
-from tailorfl.runs import manifest
-from tailorfl.runs.files import decode, encode, write_text
+from tailorfl.runs.files import decode, encode, renew_manifest, write_text
 from tailorfl.runs.job import Job, other_job
 from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.store import RunStore
@@ -197,7 +196,7 @@ def note_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) 
             write_text(
                 folder / "config.json", encode({**stored, **made_with(stored_job, federation)}, indent=1)
             )
-            manifest.renew(folder)
+            renew_manifest(folder)
 
 
 def refuse(out: Path, differences: Sequence[str], force: bool) -> None:

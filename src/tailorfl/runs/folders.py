@@ -1,23 +1,47 @@
-"""Result folders: where a new experiment goes, who may write there, and what the experiment in one was."""
+"""Result folders: where a new experiment goes, who may write there, and what the files beside its jobs say of it.
+
+`config.yaml` is the experiment. `status.json` says how it stands:
+
+    {"status": "interrupted", "message": "stopped by SIGTERM", "done": 3, "jobs": 12,
+     "job": "ditto, seed 1", "round": 17, "rounds": 30, "process": 4711, "updated": "2026-01-01T12:00:00+00:00"}
+
+It is written when a job begins and when the experiment ends, however it does; a process that was killed outright leaves
+"running", and whether it lives tells the lock of the folder. `round` is the last that was done; the job is continued
+from its last checkpoint, which may be of an earlier one.
+
+`tuning.json` says how the settings were tuned. It lies beside the experiment that they were written into; a comparison
+of tuned settings keeps it in its own folder, and its report says what every method was given. The content is that of
+`tailorfl.tuning.run`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import harmful, quoted
-from tailorfl.runs.files import FolderLock, reporting
+from tailorfl.runs.files import FolderLock, decode, encode, is_locked, reporting, write_text
+from tailorfl.runs.job import Job
+from tailorfl.runs.process import why
 from tailorfl.runs.store import RunStore
-from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 from tailorfl.settings.loading import load, read
 from tailorfl.settings.names import slug
+
+if TYPE_CHECKING:
+    from tailorfl.rounds.simulation import Simulation
 
 ROOT = Path("runs")
 ALWAYS = ("seeds", "data", "model", "methods", "train", "rounds")
 """Settings that the config.yaml of a result folder has, whatever version wrote it."""
+STATUS = "status.json"
+TUNING = "tuning.json"
 
 
 def new_folder(config: ExperimentConfig, overwrite: bool = False) -> Path:
@@ -142,3 +166,146 @@ def check_source(out: Path, source: Any) -> None:
                 f"'{out}' was started {had} data of your own; continue it the same way: "
                 f"tailorfl.run(out=..., resume=True{has})"
             )
+
+
+class StatusFile:
+    """Says how the experiment in a folder stands while jobs are done in the block that it opens.
+
+    Nothing is written where no job begins.
+    """
+
+    def __init__(self, out: Path, jobs: int) -> None:
+        self._out, self._jobs, self._done = out, jobs, 0
+        self._job: Job | None = None
+        self._sim: Simulation | None = None
+
+    def begin(self, job: Job, sim: Simulation, position: int) -> None:
+        """Job number `position` (from 1) begins."""
+        self._job, self._sim, self._done = job, sim, position - 1
+        self._write("running")
+
+    def end(self) -> None:
+        """Note that the job is over; its simulation need not be held any more."""
+        self._sim, self._done = None, self._done + 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._job is None:
+            return
+        try:
+            if error is None:
+                self._done = self._jobs
+                self._write("finished")
+            else:
+                stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+                self._write("interrupted" if stopped else "failed", why(error))
+        except RunError as second:
+            if error is None:
+                raise
+            error.add_note(f"the experiment could not be marked: {second}")
+
+    def _write(self, status: str, message: str = "") -> None:
+        facts: dict[str, Any] = {"status": status, "message": message}
+        facts |= {"done": self._done, "jobs": self._jobs}
+        if self._job is not None and self._sim is not None:
+            facts |= {"job": self._job.name, "rounds": self._job.rounds}
+            facts |= {} if status == "running" else {"round": self._sim.round}
+        updated = datetime.now(UTC).isoformat(timespec="seconds")
+        write_text(
+            self._out / STATUS, encode({**facts, "process": os.getpid(), "updated": updated}, indent=1)
+        )
+
+
+def status_sentence(out: Path) -> str:
+    """Return how the experiment in a folder stands, for people; "" where it is finished or does not say."""
+    file = out / STATUS
+    if not file.is_file():
+        return ""
+    try:
+        facts = dict(decode(file.read_bytes()))
+        progress = f"{facts['done']} of {facts['jobs']} jobs done"
+        if "job" in facts:
+            after = f" after round {facts['round']} of {facts['rounds']}" if "round" in facts else ""
+            progress += f", in {facts['job']}{after}"
+        running = facts["status"] == "running"
+        status = "interrupted (the process was killed)" if running and not is_locked(out) else facts["status"]
+        message = f" ({facts['message']})" if facts["message"] else ""
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{STATUS} cannot be read ({error!r})"
+    return "" if status == "finished" else f"{status}{message}: {progress}"
+
+
+def value_of(config: ExperimentConfig, method: MethodConfig, setting: str) -> Any:
+    """Return what a line of an experiment has for `train.lr`, `method.lam` or `method.distil.lr`.
+
+    Raises:
+        KeyError: it has no such setting.
+    """
+    from tailorfl.core.method import (
+        make_method,  # which imports torch, and most callers need it later or not at all
+    )
+
+    group, _, path = setting.partition(".")
+    value: Any = {
+        "train": {**config.train.model_dump(mode="json"), **method.train},
+        "method": make_method(method.name, method.options).all_options(),
+    }[group]
+    for step in path.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(setting)
+        value = value[step]
+    return value
+
+
+def tuning_beside(file: str | Path | None, config: ExperimentConfig) -> Path | None:
+    """Return the tuning.json beside an experiment's file, if the experiment has the settings that were chosen there.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    tuning = None if file is None else Path(file).parent / TUNING
+    if tuning is None or not Path(str(file)).is_file() or not tuning.is_file():
+        return None
+    lines, chosen = {m.label: m for m in config.methods}, read_tuning(tuning)["methods"]
+    return (
+        tuning
+        if set(lines) == set(chosen) and all(_has(config, lines[n], chosen[n]) for n in lines)
+        else None
+    )
+
+
+def _has(config: ExperimentConfig, method: MethodConfig, row: Mapping[str, Any]) -> bool:
+    try:
+        return all(value_of(config, method, key) == value for key, value in row["chosen"].items())
+    except KeyError:
+        return False
+
+
+def read_tuning(file: Path) -> dict[str, Any]:
+    """Return the content of a tuning.json. Raises RunError where it is none."""
+    try:
+        content = decode(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not {"budget", "sampler", "metric", "methods"} <= content.keys():
+            raise ValueError("it lacks budget, sampler, metric or methods")
+    except (OSError, ValueError) as error:
+        raise RunError(f"'{file}' is damaged: {error}; restore it from a copy, or tune again") from error
+    return content
+
+
+def best_score(row: Mapping[str, Any]) -> float | None:
+    """Return the score of the chosen settings of a method, or None where no trial came to its end."""
+    scores = [t["score"] for t in row["trials"] if t["state"] == "complete" and t["values"] == row["chosen"]]
+    return scores[0] if scores else None
+
+
+def as_words(values: Mapping[str, Any]) -> str:
+    """Return settings as a command line has them: `train.lr=0.1 method.lam=1`."""
+    return " ".join(f"{key}={_plain(value)}" for key, value in values.items())
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else {None: "null"}.get(value, str(value))

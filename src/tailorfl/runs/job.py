@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tailorfl.errors import RunError
-from tailorfl.hooks import check_hooks
-from tailorfl.runs import manifest
-from tailorfl.runs.files import numbers
+from tailorfl.interface import check_hooks
+from tailorfl.runs.files import MANIFEST, numbers
 from tailorfl.runs.store import TRACE, RunStore
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 from tailorfl.settings.loading import expand
@@ -18,7 +17,6 @@ from tailorfl.settings.names import slug
 
 if TYPE_CHECKING:
     from tailorfl.rounds.one_round import RoundResult
-
 
 Way = Literal["new", "resume", "extend"]
 """new: in a folder without an experiment; resume: go on with what is there; extend: go on with more of it."""
@@ -67,7 +65,7 @@ def trouble(folder: Path) -> str:
     try:
         problems = [*store.problems(), *other_job(store)]
         status = store.status
-        if not problems and status == "finished" and not (folder / manifest.NAME).is_file():
+        if not problems and status == "finished" and not (folder / MANIFEST).is_file():
             store.rounds()  # of before there were manifests, which say that files are as they were written
             store.clients()
     except RunError as error:

@@ -5,30 +5,31 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from tailorfl.data.federation import Federation
 from tailorfl.engines.choice import keep_choice
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.leading import leading
 from tailorfl.evaluation.predictions import Kept
+from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import Record, means, quantiles
 from tailorfl.rounds.divergence import listed
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.backend import SIMULATED, Backend
-from tailorfl.runs.budget import limit_of
-from tailorfl.runs.eval_schedule import EVERY, is_due, long_final, protocol_of, rounds_between
+from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.extension import MODELS
 from tailorfl.runs.files import numbers, write_text
 from tailorfl.runs.job import Job, Observer
-from tailorfl.runs.prediction_log import finish, keeper
 from tailorfl.runs.privacy import epsilon_so_far, spent
-from tailorfl.runs.records import round_record, summary_of
-from tailorfl.runs.signals import raise_if_told, why
+from tailorfl.runs.process import raise_if_told, why
+from tailorfl.runs.records import finish, keeper, round_record, summary_of
+from tailorfl.runs.schedule import EVERY, is_due, limit_of, long_final, protocol_of, rounds_between
 from tailorfl.runs.store import TRACE, RunStore, amend, record_of
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -38,6 +39,26 @@ SHARE = 0.02
 BYTES_A_SECOND, WAIT = 200e6, 0.01
 """What the first checkpoint is expected to cost: bytes written, hashed and read back, and seconds of waiting for the
 disk. Later ones are expected to cost what the last one did."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What differs between a simulation and a deployment.
+
+    Attributes:
+        federation: (settings, seed, a source in place of the configured one, warnings already said) -> who takes part.
+        simulation: (job, federation, its folder) -> the run before its first round.
+        evaluate: (run, what to evaluate, the last round's clients, what selects models, what notes outputs) -> records.
+        done: called with the run after its last round.
+    """
+
+    federation: Callable[[ExperimentConfig, int, Any, set[str] | None], Federation]
+    simulation: Callable[[Job, Federation, Path | None], Simulation]
+    evaluate: Callable[[Simulation, Protocol, Sequence[int], Selection | None, Kept | None], list[Record]]
+    done: Callable[[Simulation], None] = lambda sim: None
+
+
+SIMULATED = Backend(make_federation, make_simulation, evaluate)
 
 
 def run_job(

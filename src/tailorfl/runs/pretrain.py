@@ -28,15 +28,15 @@ from tailorfl.models.weights import save_weights
 from tailorfl.printable import quoted
 from tailorfl.rounds.one_round import RoundResult
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.backend import SIMULATED
 from tailorfl.runs.build import make_simulation
 from tailorfl.runs.files import decode, encode, reporting, write_text
 from tailorfl.runs.folders import ROOT
 from tailorfl.runs.job import Job, Observer
+from tailorfl.runs.job_loop import SIMULATED
 from tailorfl.runs.runner import run_jobs
 from tailorfl.runs.store import RunStore
-from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
+from tailorfl.settings.execution import EngineConfig
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 from tailorfl.settings.loading import load
 from tailorfl.settings.names import slug

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.job import Job
-from tailorfl.settings.privacy import Accountant, PrivacyConfig
+from tailorfl.settings.train import Accountant, PrivacyConfig
 from tailorfl.training.sample_privacy import SampleDP
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ Build = Callable[[SampleDP | None, ClientDP | None], Simulated]
 
 def privacy_of(job: Job) -> PrivacyConfig | None:
     """Return the privacy settings of a job: those of its method, else of the experiment; None without."""
-    settings = {**job.config.train.model_dump(), **job.method.train}["dp"]
+    settings = job.config.train_of(job.method)["dp"]
     return None if settings is None else PrivacyConfig.model_validate(settings)
 
 
@@ -178,9 +177,7 @@ class Spent:
             epsilon_of, accountant = self.epsilons[min(self.epsilons) if client == EVERYONE else client]
             uses = (purpose, use.rate, use.gradients, steps, use.noise, self.settings.delta)
             rows.append(("all" if client == EVERYONE else client, *uses, epsilon_of, accountant))
-        text = io.StringIO()
-        pd.DataFrame(rows, columns=COLUMNS).to_csv(text, index=False, lineterminator="\n")
-        return text.getvalue()
+        return str(pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n"))
 
 
 def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spent | None:
@@ -241,12 +238,7 @@ def _told(entries: tuple[Entry, ...], delta: float, accountant: Accountant) -> t
 def _statistics(values: list[float]) -> dict[str, float]:
     array = np.array(values)
     with np.errstate(invalid="ignore"):  # infinite ones have no spread
-        return {
-            "mean": float(array.mean()),
-            "std": float(array.std()),
-            "min": float(array.min()),
-            "max": float(array.max()),
-        }
+        return {name: float(getattr(array, name)()) for name in ("mean", "std", "min", "max")}
 
 
 def _composed(ledger: PrivacyLedger) -> dict[str, dict[str, float]]:

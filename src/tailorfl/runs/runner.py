@@ -18,19 +18,24 @@ from tailorfl.data.source import Source
 from tailorfl.errors import DivergenceError
 from tailorfl.evaluation.leading import dominated, first_metric
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.backend import SIMULATED, Backend
 from tailorfl.runs.build import with_all_options
-from tailorfl.runs.eval_schedule import left_out
 from tailorfl.runs.extension import discard_damage, is_longer, reopen
 from tailorfl.runs.files import write_text
 from tailorfl.runs.fingerprint import FORCED, made_with, other_data, other_settings, refuse
-from tailorfl.runs.folders import check_folder, check_source, discard_jobs, experiment_in, locked
+from tailorfl.runs.folders import (
+    TUNING,
+    StatusFile,
+    check_folder,
+    check_source,
+    discard_jobs,
+    experiment_in,
+    locked,
+)
 from tailorfl.runs.job import Job, Observer, Way
-from tailorfl.runs.job_loop import run_job
+from tailorfl.runs.job_loop import SIMULATED, Backend, run_job
 from tailorfl.runs.reductions import remarks
-from tailorfl.runs.status import StatusFile
+from tailorfl.runs.schedule import left_out
 from tailorfl.runs.store import RunStore
-from tailorfl.runs.tuned import NAME as TUNING
 from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)

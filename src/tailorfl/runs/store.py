@@ -32,8 +32,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from tailorfl.errors import RunError
-from tailorfl.runs import checkpoints, manifest
+from tailorfl.runs import checkpoints
 from tailorfl.runs.files import (
+    MANIFEST,
     PART,
     FolderLock,
     append_lines,
@@ -43,6 +44,7 @@ from tailorfl.runs.files import (
     encode_lines,
     is_locked,
     keep_lines,
+    manifest_problems,
     numbers,
     parsed,
     read_lines,
@@ -50,13 +52,13 @@ from tailorfl.runs.files import (
     reporting,
     sync,
     table,
+    write_manifest,
     write_text,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
-
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
@@ -72,7 +74,7 @@ _RESULTS = (
     "selection.csv",
     "calibration.csv",
     "predictions.safetensors",
-    manifest.NAME,
+    MANIFEST,
 )
 TRACE = "trace.jsonl"
 _RECORDS = ("rounds.jsonl", "clients.jsonl", TRACE)
@@ -280,16 +282,16 @@ class RunStore:
                 raise RunError(
                     f"cannot write '{self.path / name}': {error}; a column mixes types, see the .jsonl file"
                 ) from error
-        manifest.write(self.path, ("config.json", *_RESULTS[:-1], *_RECORDS))
+        write_manifest(self.path, ("config.json", *_RESULTS[:-1], *_RECORDS))
         self.mark("finished")
 
     def problems(self) -> list[str]:
-        """Return what is wrong with a finished run's files, a sentence each: see `tailorfl.runs.manifest`."""
-        problems = manifest.problems(self.path)
+        """Return what is wrong with a finished run's files, a sentence each; see `manifest_problems`."""
+        problems = manifest_problems(self.path)
         if problems or self.status != "finished":
             return problems
         # Runs of before there were manifests did not keep the versions they were made with either.
-        needed = ["summary.json", *([manifest.NAME] if "environment" in self.config else [])]
+        needed = ["summary.json", *([MANIFEST] if "environment" in self.config else [])]
         lost = [name for name in needed if not (self.path / name).is_file()]
         return [f"{name} is missing, though the run is finished" for name in lost]
 

@@ -25,14 +25,13 @@ from tailorfl.printable import quoted
 from tailorfl.rounds.participation import ClientOutcome, RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
-from tailorfl.runs.backend import SIMULATED, Backend
 from tailorfl.runs.build import make_federation, make_simulation, with_all_options
 from tailorfl.runs.files import digest_of, encode, encode_lines, reporting, sha256, write_text
 from tailorfl.runs.fingerprint import environment, forced, other_data, other_settings, refuse
-from tailorfl.runs.folders import check_source, experiment_in
+from tailorfl.runs.folders import TUNING, check_source, experiment_in
 from tailorfl.runs.job import Job, Observer, trouble
+from tailorfl.runs.job_loop import SIMULATED, Backend
 from tailorfl.runs.store import TRACE, RunStore
-from tailorfl.runs.tuned import NAME as TUNING
 from tailorfl.settings.experiment import ExperimentConfig
 
 NAME = "certificate.json"
@@ -350,7 +349,7 @@ def _recomputed(unlearning: Unlearning) -> Iterator[str]:
     scaling: PrivateScaling | None = source.info.get(PRIVATE_SCALING)
     if scaling is not None and scaling.shared:
         yield f"the constants that prepare the data ({scaling.by}), fitted without the client"
-    trains = [{**config.train.model_dump(), **method.train} for method in config.methods]
+    trains = [config.train_of(method) for method in config.methods]
     if any(train["class_weights"] == "federated" for train in trains):
         yield "class counts and weights (train.class_weights=federated)"
     if any(train["dp"] is not None for train in trains):

@@ -12,10 +12,9 @@ from pydantic import BaseModel, ValidationError
 from tailorfl.errors import ConfigError, did_you_mean, nearest, unknown
 from tailorfl.hub import no_such_folder
 from tailorfl.printable import harmful, shown
-from tailorfl.settings.catalogue import Kind, known
-from tailorfl.settings.experiment import ExperimentConfig
+from tailorfl.settings.experiment import ExperimentConfig, OneModelConfig
 from tailorfl.settings.listing import groups_in, keys_of
-from tailorfl.settings.model import OneModelConfig
+from tailorfl.settings.names import Kind, known
 
 MOST_CHARACTERS = 2**20
 """Of a file of settings."""

@@ -1,4 +1,4 @@
-"""What an experiment is: the settings of data, model, methods, training and evaluation, with their defaults.
+"""What an experiment is: its models and methods, and all other settings by groups, with their defaults.
 
 Every setting is checked for its name, type and range here, without importing torch; that the names of
 methods, models, data and their own options exist is checked by `tailorfl.runs.build`.
@@ -21,27 +21,20 @@ from pydantic import (
 
 from tailorfl.printable import shown
 from tailorfl.settings.base import Named, Number, Settings, Whole
-from tailorfl.settings.catalogue import display_name
 from tailorfl.settings.data import DataConfig
-from tailorfl.settings.deploy import DeployConfig
-from tailorfl.settings.engine import EngineConfig
 from tailorfl.settings.eval import EvalConfig
-from tailorfl.settings.model import ModelConfig
-from tailorfl.settings.server import ServerConfig
-from tailorfl.settings.system import SystemConfig
-from tailorfl.settings.track import TrackConfig
+from tailorfl.settings.execution import DeployConfig, EngineConfig, TrackConfig
+from tailorfl.settings.names import display_name
+from tailorfl.settings.system import ServerConfig, SystemConfig
 from tailorfl.settings.train import TrainOverrides, TrainSettings
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
 """What `tailorfl compare` compares if not told: the baselines of every table, and three unlike methods."""
-
-
 MOST_SEEDS = 10_000
 CLIENTS = "clients"
 """Key of published numbers that are one a client."""
 RUNS = "runs"
 """Key of how many runs published numbers are means of."""
-
 Budget = Literal["rounds", "gradients", "bytes"]
 Sampling = Literal["uniform", "proportional", "bernoulli", "cyclic", "cyclic_fixed"]
 """How the clients of a round are drawn; the last two: one a round, in a new order each cycle or by number."""
@@ -50,6 +43,46 @@ Weights = Literal["samples", "uniform"]
 """What clients count in an average: a_i = n_i / Σ n over those that are averaged, or all alike."""
 Scale = Literal["smoke", "small", "paper"]
 """smoke: seconds, says nothing of a method; small: decides a claim on a CPU; paper: the printed setting."""
+
+
+class OneModelConfig(Named):
+    """A model: a registered name or `package.module:function`, and the weights it starts from."""
+
+    name: str = Field(default="mlp", description="see `tailorfl list models`, or your own module:function")
+    weights: str | None = Field(
+        default=None,
+        description="weights to start from: .npz, .safetensors, data:FILE, torchvision:NAME, timm:NAME",
+    )
+    skip_head: Whole | bool = Field(
+        default=False, description="leave out the last linear layer(s) of `weights`"
+    )
+    trainable: str | tuple[str, ...] | None = Field(
+        default=None,
+        description="part that may change, such as adapter+head or name patterns; the rest is frozen, held "
+        "once and never sent; by default the LoRA or adapters of a transformer that has them, else all",
+    )
+
+
+class ModelConfig(OneModelConfig):
+    """The clients' model, or models of several sizes."""
+
+    larger: tuple[OneModelConfig, ...] = Field(
+        default=(),
+        description="further models in growing size, for equal shares of the clients, those with more data",
+    )
+    assign: Literal["size", "random"] = Field(
+        default="size",
+        description="larger models go to clients with most data, or at random with chances by data",
+    )
+
+    @property
+    def architectures(self) -> dict[str, OneModelConfig]:
+        """All models by name, the smallest first; a name that comes twice is numbered."""
+        models: dict[str, OneModelConfig] = {}
+        for model in (self, *self.larger):
+            count = sum(earlier.name == model.name for earlier in models.values())
+            models[f"{model.name}-{count + 1}" if count else model.name] = model
+        return models
 
 
 class MethodConfig(Named):
@@ -212,6 +245,10 @@ class ExperimentConfig(Settings):
         if "name" in method.model:
             return ModelConfig.model_validate(method.model)
         return ModelConfig.model_validate({**self.model.model_dump(), **method.model})
+
+    def train_of(self, method: MethodConfig) -> dict[str, Any]:
+        """Return the training settings of a method: the experiment's, and in their place those of its line."""
+        return {**self.train.model_dump(), **method.train}
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting as plain values, as JSON and YAML can hold them."""

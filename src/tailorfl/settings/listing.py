@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tailorfl.settings.catalogue import known
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
+from tailorfl.settings.names import known
 
 WORDS = {
     int: "whole number",
@@ -46,12 +46,8 @@ def settings(group: str | None = None) -> list[Setting]:
         if setting.key == "methods":
             everything += [s for s in _of(MethodConfig, "method.") if not s.key.startswith("method.train.")]
     chosen = [s for s in everything if group is None or s.key == group or s.key.startswith(f"{group}.")]
-    return [_with_names(setting) if setting.key == RULE else setting for setting in chosen]
-
-
-def _with_names(setting: Setting) -> Setting:
-    """Return the setting with the rules that are registered as its type."""
-    return replace(setting, type=" or ".join(known("rules")))
+    # The type of the rule is the names of those that are registered.
+    return [replace(s, type=" or ".join(known("rules"))) if s.key == RULE else s for s in chosen]
 
 
 def keys_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

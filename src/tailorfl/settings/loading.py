@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from tailorfl.arguments import check_kind
 from tailorfl.errors import ConfigError, did_you_mean, unknown
+from tailorfl.interface import check_kind
 from tailorfl.modules import name_in
 from tailorfl.printable import shown
 from tailorfl.settings.errors import (
@@ -129,7 +129,7 @@ def read(path: str | Path) -> dict[str, Any]:
             text = opened.read(MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{file}' cannot be read: {error}") from error
-    content = parsed(text, Loader, f"'{file}'")
+    content = parsed(text, f"'{file}'")
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -223,7 +223,7 @@ def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
 def _lines(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the lines of `methods` by their title."""
     lines = _as_list(raw.get("methods") or [])
-    return {str(_flat(m).get("label") or _flat(m).get("name")): m for m in lines}
+    return dict(zip(_titles(lines), lines, strict=True))
 
 
 def _flat(group: Any) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def _split(override: str) -> tuple[list[str], Any]:
         raise ConfigError(f"'{override}' is not a setting; write key=value, {meant}")
     path = key.strip().split(".")
     source = f"the value of '{override[:80]}'"
-    value = parsed(text, Loader, source)
+    value = parsed(text, source)
     return path, _separated(path, value) if value == text.strip() else value
 
 
@@ -287,7 +287,7 @@ def _separated(path: list[str], value: Any) -> Any:
     """Return the list that a text such as `local,fedavg` is where a list may stand; any other value as it is."""
     if not (isinstance(value, str) and _LIST.match(value) and takes_list(path)):
         return value
-    return [parsed(part, Loader, f"the value of {dotted(path)}") for part in value.split(",") if part]
+    return [parsed(part, f"the value of {dotted(path)}") for part in value.split(",") if part]
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
@@ -396,7 +396,7 @@ Loader.add_implicit_resolver(
 )
 
 
-def parsed(text: str, loader: type[yaml.SafeLoader], source: str) -> Any:
+def parsed(text: str, source: str) -> Any:
     """Return the value of a YAML text; `source` names the text in messages.
 
     Raises:
@@ -407,8 +407,8 @@ def parsed(text: str, loader: type[yaml.SafeLoader], source: str) -> Any:
             f"{source} has {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}, so this is another file"
         )
     try:
-        _check_size(text, loader, source)
-        return yaml.load(text, Loader=loader)
+        _check_size(text, source)
+        return yaml.load(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -422,11 +422,11 @@ def parsed(text: str, loader: type[yaml.SafeLoader], source: str) -> Any:
         raise ConfigError(f"{source} holds a value that cannot be read: {error}") from error
 
 
-def _check_size(text: str, loader: type[yaml.SafeLoader], source: str) -> None:
+def _check_size(text: str, source: str) -> None:
     """Raise ConfigError where reading a text would take too much; looks at it once, from left to right."""
     sizes: dict[str, int] = {}
     open_: list[list[Any]] = [[None, 0]]
-    for event in yaml.parse(text, Loader=loader):
+    for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_.pop()
             if anchor:

@@ -1,26 +1,26 @@
-"""The settings of the system that clients run on, `system`: who answers when, and what the server does about it.
+"""The settings of clients and server as a system, `system` and `server`: who answers when, and who is hostile.
 
-Nothing of it is there by default: all clients that are asked answer at once. All that is drawn is drawn from keys of
-(seed, client, round), so every engine and a resumed run see the same. docs/system.md has the formulas.
+Nothing of it is there by default: all clients that are asked answer at once, as they should, and the server takes the
+mean. All that is drawn is drawn from keys of (seed, client, round), so every engine and a resumed run see the same.
+docs/system.md and docs/robust.md have the formulas.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tailorfl.settings.base import Number, Settings, Whole
-from tailorfl.settings.malicious import MaliciousConfig
+from tailorfl.settings.base import Number, Settings, Whole, number
 
+Attack = Literal["sign_flip", "scale", "noise", "label_flip", "nan"]
+"""What a malicious client does."""
 AvailabilityKind = Literal["always", "share", "wave", "file"]
 Distribution = Literal["instant", "fixed", "lognormal", "half_normal", "uniform", "file"]
 Redraw = Literal["client", "round"]
 """Whether something is drawn once for each client, or anew each time that it is asked."""
 Mode = Literal["synchronous", "buffered"]
 Staleness = Literal["polynomial", "constant"]
-
-
 _SIMULATED = (
     "mode",
     "availability",
@@ -31,6 +31,43 @@ _SIMULATED = (
     "deadline",
     "over_selection",
 )
+
+
+class MaliciousConfig(Settings):
+    """Malicious training clients; drawn by the seed, or given by number."""
+
+    share: Number = Field(
+        default=0.0, ge=0, lt=1, description="share of malicious training clients, drawn by the seed"
+    )
+    clients: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
+        default=(), description="numbers of the malicious clients, instead of a share"
+    )
+    kind: Attack = Field(
+        default="sign_flip",
+        description="sign_flip and scale send the update times −strength or strength, noise sends normal "
+        "noise, nan sends nan; label_flip trains on flipped labels",
+    )
+    strength: Number | None = Field(
+        default=None,
+        gt=0,
+        description="factor of sign_flip (null: 1) and scale (null: 10); standard deviation of noise (null: 1)",
+    )
+    from_round: Whole = Field(default=1, ge=1, description="first round in which they attack")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.share and self.clients:
+            raise ValueError("has both share and clients; give one of them")
+        if len(set(self.clients)) < len(self.clients):
+            raise ValueError("has a client twice in clients")
+        if self.strength is not None and self.kind in ("label_flip", "nan"):
+            raise ValueError(f"has strength, which kind={self.kind} does not have")
+        return self
+
+    @property
+    def any(self) -> bool:
+        """Whether there are malicious clients."""
+        return self.share > 0 or len(self.clients) > 0
 
 
 class AvailabilityConfig(Settings):
@@ -178,3 +215,45 @@ class SystemConfig(Settings):
         owners = {"buffer": buffered, "concurrency": buffered, "staleness": buffered}
         self.check_owner("mode", {"over_selection": synchronous, "min_replies": synchronous, **owners})
         return self
+
+
+def _bound(value: Any) -> Any:
+    if value == "median":
+        return value
+    if not isinstance(value, int | float) or not number(value) >= 0:
+        raise ValueError("should be median or a number of at least 0")
+    return value
+
+
+class RobustConfig(Settings):
+    """Robust rules against updates of hostile clients; the rule alone is a short form."""
+
+    short_form: ClassVar[str | None] = "rule"
+
+    rule: str = Field(
+        default="none", description="rule that replaces the mean of updates, such as median or krum"
+    )
+    trim: Number = Field(
+        default=0.2, ge=0, lt=0.5, description="of trimmed_mean: share of the clients dropped at either end"
+    )
+    f: Whole = Field(
+        default=1, ge=0, description="of krum, multi_krum: number of hostile clients to withstand in a round"
+    )
+    k: Whole | None = Field(
+        default=None, ge=1, description="of multi_krum: number of updates to average; null: all but f"
+    )
+    bound: Annotated[float | Literal["median"], BeforeValidator(_bound)] = Field(
+        default="median",
+        description="of norm_bound: largest norm of an update, ≥ 0; median: that of the round's norms",
+    )
+    noise: Number = Field(
+        default=0.0,
+        ge=0,
+        description="of norm_bound: standard deviation of normal noise in the mean (weak DP)",
+    )
+
+
+class ServerConfig(Settings):
+    """Aggregation of the replies at the server."""
+
+    robust: RobustConfig = RobustConfig()

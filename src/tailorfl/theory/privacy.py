@@ -13,7 +13,7 @@ import math
 
 from tailorfl.errors import ConfigError
 from tailorfl.privacy import Entry
-from tailorfl.settings.privacy import UNBOUND, BatchSampling
+from tailorfl.settings.train import UNBOUND, BatchSampling
 from tailorfl.theory.checks import require_counts
 
 

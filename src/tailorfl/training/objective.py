@@ -55,8 +55,7 @@ from tailorfl.errors import ConfigError, TailorflError
 from tailorfl.models.functional import Model
 from tailorfl.models.half import widened
 from tailorfl.partition.rows import Ints
-from tailorfl.settings.privacy import PrivacyLevel
-from tailorfl.settings.train import ClassWeights
+from tailorfl.settings.train import ClassWeights, PrivacyLevel
 
 LARGEST_LOG = 30.0
 """Of an expected count; e^30 is 1e13."""

@@ -27,7 +27,7 @@ from torch.func import grad_and_value, vmap
 
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models.dropout import fold_key
-from tailorfl.settings.privacy import BatchSampling
+from tailorfl.settings.train import BatchSampling
 from tailorfl.training.objective import Loss, Term
 
 LossOf = Callable[

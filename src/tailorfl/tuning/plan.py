@@ -8,7 +8,7 @@
 
 What every method may use up is trials × rounds × seeds, counted in samples seen. A trial trains as the comparison will:
 the experiment's `budget` holds inside of it. What all methods get equally is the number of gradients of single samples
-that so many trials of FedAvg take (`tailorfl.runs.budget`): a method whose rounds look at more samples gets fewer
+that so many trials of FedAvg take (`tailorfl.runs.schedule`): a method whose rounds look at more samples gets fewer
 trials, one that is stopped early gets more.
 """
 
@@ -34,8 +34,7 @@ from tailorfl.runs.files import (
     sha256,
     write_text,
 )
-from tailorfl.runs.folders import check_name, new_folder, whole_experiment
-from tailorfl.runs.tuned import NAME
+from tailorfl.runs.folders import TUNING, check_name, new_folder, whole_experiment
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.samplers import SAMPLERS, Sampler, check
 from tailorfl.tuning.space import Space, spaces
@@ -180,7 +179,7 @@ def discard(folder: Path) -> None:
         return
     with FolderLock(folder), reporting(folder, "delete the tuning in"):
         shutil.rmtree(folder / OLD_STATES, ignore_errors=True)
-        for name in (FILE, NAME, TUNED, EXPERIMENT, REQUEST):
+        for name in (FILE, TUNING, TUNED, EXPERIMENT, REQUEST):
             (folder / name).unlink(missing_ok=True)
 
 

@@ -17,12 +17,12 @@ from tailorfl import modules
 from tailorfl.errors import ConfigError, WorkerError
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.printable import quoted
-from tailorfl.runs.budget import nearest
 from tailorfl.runs.build import check
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.files import FolderLock, encode, write_text
-from tailorfl.runs.signals import ended_in_order
-from tailorfl.runs.tuned import NAME
+from tailorfl.runs.folders import TUNING
+from tailorfl.runs.process import ended_in_order
+from tailorfl.runs.schedule import nearest
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
 from tailorfl.settings.loading import load
 from tailorfl.tuning.plan import OLD_STATES, TUNED, Plan, TuningRequest, begin, default_folder, plan, plan_in
@@ -175,7 +175,7 @@ def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = No
                 _work(searches, send, workers)
             tuned = [search.tuned() for search in searches.values()]
         tuning = Tuning(folder, plan, samples, metric, tuned)
-        write_text(folder / NAME, encode(tuning.as_json(), indent=1))
+        write_text(folder / TUNING, encode(tuning.as_json(), indent=1))
         chosen = {method.label: method.chosen for method in tuned}
         write_text(tuning.experiment, experiment(plan.asked, chosen).to_yaml())
         shutil.rmtree(folder / OLD_STATES, ignore_errors=True)

@@ -20,8 +20,8 @@ from tailorfl.core.method import find_method, make_method
 from tailorfl.errors import ConfigError
 from tailorfl.printable import shown
 from tailorfl.runs.build import train_config
+from tailorfl.runs.folders import value_of
 from tailorfl.runs.job import Job
-from tailorfl.runs.tuned import value_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
 
 log = logging.getLogger(__name__)

@@ -19,12 +19,11 @@ from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.selection import Selection
 from tailorfl.evaluation.summary import means
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.budget import Limit, limit_of, of_fedavg
 from tailorfl.runs.build import make_federation, make_simulation
-from tailorfl.runs.eval_schedule import is_due, rounds_between
 from tailorfl.runs.job import Job
 from tailorfl.runs.job_loop import make_selection
-from tailorfl.runs.signals import raise_if_told
+from tailorfl.runs.process import raise_if_told
+from tailorfl.runs.schedule import Limit, is_due, limit_of, of_fedavg, rounds_between
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.samplers import Sampler, pruner, rungs, step
 from tailorfl.tuning.space import changed

@@ -21,7 +21,7 @@ from tailorfl.report.page.charts import INK, Chart, Look, PagePart, Rows, Spec
 from tailorfl.report.plots import COLOURS
 from tailorfl.report.result import company
 from tailorfl.report.tables import Cell, Table
-from tailorfl.runs.prediction_log import TASKS, load_predictions
+from tailorfl.runs.records import TASKS, load_predictions
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult

@@ -30,7 +30,7 @@ from tailorfl.report.tables import (
 )
 from tailorfl.runs.files import decode
 from tailorfl.runs.fingerprint import samples_of
-from tailorfl.runs.tuned import NAME
+from tailorfl.runs.folders import TUNING
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -198,7 +198,7 @@ def tuning(folders: Sequence[Path], look: Look, names: Mapping[str, str]) -> Pag
     table: list[list[str]] = []
     rows: Rows = []
     metric = look.metric
-    for file in (folder / NAME for folder in folders if (folder / NAME).is_file()):
+    for file in (folder / TUNING for folder in folders if (folder / TUNING).is_file()):
         try:
             tuned = dict(decode(file.read_bytes()))
             metric, budget = str(tuned["metric"]), _settings(tuned["budget"])
@@ -215,7 +215,7 @@ def tuning(folders: Sequence[Path], look: Look, names: Mapping[str, str]) -> Pag
                 f"'{file}' is damaged ({error!r}); restore it from a copy, or move it away"
             ) from error
     if not table:
-        part.left_out.append(f"Chosen settings and edges: the folder has no {NAME}.")
+        part.left_out.append(f"Chosen settings and edges: the folder has no {TUNING}.")
         return part
     head = ("Method", "chosen", "at an edge of its space", "rank", "trials", "seconds of all")
     part.tables.append(Table.of("Chosen by validation", head, table))

@@ -28,8 +28,8 @@ from tailorfl.report.page.others import (
 )
 from tailorfl.report.published import notes, published_table
 from tailorfl.report.tables import Cell, Table
-from tailorfl.runs.budget import sentence
 from tailorfl.runs.files import encode
+from tailorfl.runs.schedule import budget_sentence
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -70,7 +70,7 @@ def page(result: ExperimentResult, target: float | None = None, further: Sequenc
         f"{len(look.labels)} methods, {len(seeds)} seeds, {' or '.join(map(str, sizes)) or 'some'} clients; metric: "
         f"{look.name} of the deployed models on clients' own test parts."
     )
-    lines = [config.description, lead, sentence(config)]
+    lines = [config.description, lead, budget_sentence(config)]
     return render(config.name, findings(result), lines, parts, look)
 
 

@@ -1,17 +1,24 @@
-"""Progress of a pretraining: a live bar in a terminal, a line an epoch elsewhere."""
+"""Progress of a pretraining and of a tuning: a live bar in a terminal, a line an epoch or a trial elsewhere."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
 from tailorfl.report.progress import display
+from tailorfl.report.tables import human_seconds
+from tailorfl.runs.folders import as_words
 from tailorfl.runs.pretrain import Epoch, Watcher
+from tailorfl.tuning.run import Watch
+
+if TYPE_CHECKING:
+    from tailorfl.tuning.trials import Trial
 
 
 @contextmanager
@@ -70,3 +77,43 @@ class LiveEpochs(Watcher):
         self._progress.update(self._task, completed=epoch.epoch, facts=" · ".join(facts))
         if epoch.epoch == self._epochs:
             self._progress.console.print(Text(" · ".join(facts)))
+
+
+class TuningLines(Watch):
+    """One line a trial; for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def ended(self, label: str, trial: Trial, used: float) -> None:
+        """Say what a trial came to."""
+        self._console.print(Text(trial_line(label, trial)), soft_wrap=True)
+
+
+class Bar(Watch):
+    """One bar for all methods, in samples, and a line a trial above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._used = progress, dict[str, float]()
+        self._task = progress.add_task("tuning", total=None, facts="")
+        self._before, self._trials = 0.0, 0
+
+    def began(self, samples: int, used: float) -> None:
+        """Set the number that makes the whole."""
+        self._before = used
+        self._progress.update(self._task, total=samples, completed=used)
+
+    def ended(self, label: str, trial: Trial, used: float) -> None:
+        """Move the bar."""
+        self._progress.console.print(Text(trial_line(label, trial)))
+        self._trials += 1
+        self._before += used - self._used.get(label, used - trial.samples)
+        self._used[label] = used
+        self._progress.update(self._task, completed=self._before, facts=f"{self._trials} trials · {label}")
+
+
+def trial_line(label: str, trial: Trial) -> str:
+    """Return what a trial came to, in one line."""
+    state = "" if trial.state == "complete" else f" {trial.state}"
+    score = "–" if trial.score is None else f"{trial.score:.4f}"
+    return f"[{label} #{trial.number}] {score}{state} {as_words(trial.values)} {human_seconds(trial.seconds)}"

@@ -9,7 +9,7 @@ import pytest
 
 PANDAS = """
 import sys
-from tailorfl.light_imports import import_pandas
+from tailorfl.runs.process import import_pandas
 import_pandas()
 import pandas as pd
 from pathlib import Path
@@ -26,7 +26,7 @@ TENSORDICT = """
 import sys
 import torch
 marks = torch.compiler.allow_in_graph, torch.compiler.assume_constant_result
-from tailorfl.light_imports import import_tensordict
+from tailorfl.runs.process import import_tensordict
 import_tensordict()
 from tensordict import TensorDict
 assert "torch._dynamo" not in sys.modules

@@ -1,4 +1,7 @@
-"""Hooks: what a subclass overrides by name, checked when the class is made, so that a misspelt one is not silent."""
+"""Checks of what Python code passes: the kinds of arguments, and the hooks that a subclass overrides by name.
+
+Hooks are checked when the class is made, so that a misspelt one is not silent.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,49 @@ import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 from tailorfl.errors import ConfigError
+from tailorfl.printable import shown
 
+_NAMES = {
+    str: "a text",
+    Integral: "a whole number",
+    Real: "a number",
+    type(None): "None",
+    bool: "True or False",
+    Path: "a path",
+    Mapping: "a mapping",
+}
 ALIKE = 0.88
 """How like a hook's name another name is that is taken for a misspelling of it, 1 being equal."""
 RATHER_ALIKE = 0.75
 """The same for a function that can be called as that hook is."""
+
+
+def check_kind(name: str, value: Any, *kinds: type | None) -> None:
+    """Check that an argument is of one of some kinds, of which None stands for itself; True and False are no numbers.
+
+    Where a path may stand, a text is one, and not several lines, which may be a table.
+
+    Raises:
+        ConfigError: it is of none; the message says of what kind it is, and shows no data.
+    """
+    types = tuple(type(None) if kind is None else kind for kind in kinds)
+    is_flag = isinstance(value, bool) and bool not in types
+    is_no_path = isinstance(value, str) and Path in types and value.count("\n") > 1
+    if is_flag or is_no_path or not isinstance(value, types):
+        expected = " or ".join(_NAMES.get(kind) or f"of type {kind.__name__}" for kind in types)
+        raise ConfigError(f"{name} should be {expected}, but is {shown(value)}")
+
+
+def check_texts(name: str, values: Any, *kinds: type | None) -> None:
+    """Check that an argument is a sequence of texts, or of one of some other kinds. Raises ConfigError."""
+    if isinstance(values, list | tuple) and not all(isinstance(value, str) for value in values):
+        raise ConfigError(f"{name} should hold texts, but is {shown(values)}")
+    check_kind(name, values, list, tuple, *kinds)
 
 
 def check_hooks(cls: type, base: type, constants: Iterable[str] = ()) -> None:
@@ -33,7 +71,7 @@ def check_hooks(cls: type, base: type, constants: Iterable[str] = ()) -> None:
     hooks |= {name: None for name in constants if name not in hooks}
     for name, value in vars(cls).items():
         if name in hooks:
-            _check_kind(cls, name, value, hooks[name])
+            _check_hook(cls, name, value, hooks[name])
         elif not name.startswith("_") and (hook := _misspelt(cls, name, value, hooks)):
             raise ConfigError(
                 f"{cls.__qualname__} defines '{name}', which nothing calls or reads. Did you mean '{hook}'? If it is "
@@ -70,7 +108,7 @@ def _likeness_of_words(name: str, hook: str) -> float:
     return min(_likeness(word, hook_word) for word, hook_word in zip(words, hook_words, strict=True))
 
 
-def _check_kind(cls: type, name: str, value: Any, hook: Any) -> None:
+def _check_hook(cls: type, name: str, value: Any, hook: Any) -> None:
     """Raise ConfigError where a hook is no function though it is called, or one that is read, or takes other things."""
     if isinstance(hook, property) and inspect.isroutine(value):
         raise ConfigError(f"{cls.__qualname__}.{name} is read and not called; put @property before its def")
