@@ -161,7 +161,9 @@ def show_result(result: ExperimentResult, target: float | None = None) -> None:
         show_table(console, section.rich())
         say(console, section.note, style="dim")
     if config.published:
-        show_table(console, published_table(result).rich())
+        numbers = published_table(result)
+        if numbers.rows:
+            show_table(console, numbers.rich())
         for note in notes(config.published):
             say(console, note, style="dim")
     say(console, f"results: {result.path}")
