@@ -55,6 +55,7 @@ class FedNova(FedAvg):
     paper = "Wang et al., NeurIPS 2020"
     family = "one model"
     use = "clients with unequal numbers of steps"
+    grid = {}
     special_cases = [
         to_fedavg("with one client a round", train=SGD, mu=0, cohort=1),
         to_fedavg("with equally many steps on every client", train=SGD, mu=0, counted_in_steps=True),

@@ -49,6 +49,7 @@ class Scaffold(Corrected):
     paper = "Karimireddy et al., ICML 2020"
     family = "one model"
     use = "one model under drift, for twice the bytes"
+    grid = {}
     special_cases = [
         becomes(
             "in its only round, whose control variates are zero,",
