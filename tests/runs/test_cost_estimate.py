@@ -205,7 +205,7 @@ def test_seconds_of_a_slow_model_are_those_of_all_its_steps(
     if busy_machine:
         jumps = SimpleNamespace(perf_counter=count(0, 100).__next__)
         monkeypatch.setattr("tailorfl.rounds.simulation.time", jumps)
-    monkeypatch.setattr(module, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "PROBE_SECONDS", 0.4)
     row = row_of(TINY, engine="sequential", train={"epochs": 2, "batch_size": 5})
     steps = row["gradients_per_round"] / 5
     assert steps == 2 * 4 * 35 / 5
