@@ -1,4 +1,4 @@
-"""What `tailorfl bench` found, and the engine that it recommends."""
+"""Results of `tailorfl bench`: measured times, and the engine to use."""
 
 from __future__ import annotations
 
@@ -147,9 +147,10 @@ def recommend(timings: Sequence[Way]) -> EngineRecommendation:
 
 
 def same(a: Way, b: Way) -> bool:
-    """Whether two ways do the same, or their paired times show no difference.
+    """Return whether two engines are the same, or their paired times do not differ.
 
-    They show none where the middle one is within 3 % (10 % of few repetitions), or half of them lie on both sides of 1.
+    Times do not differ if their median ratio is within 3 % (10 % of few repetitions), or if half of the ratios lie on
+    both sides of 1.
     """
     if (a.kind, a.chunk, a.workers) == (b.kind, b.chunk, b.workers):
         return True

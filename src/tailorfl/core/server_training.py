@@ -67,7 +67,7 @@ class ServerOptimizer(BaseModel):
 
     @property
     def is_plain_average(self) -> bool:
-        """Whether w + Δ is meant, which is the average itself (exactly so, without rounding)."""
+        """Whether the server takes w + Δ, which is the average itself, without rounding."""
         return self.kind == "sgd" and self.lr == 1 and self.momentum == 0
 
     def start(self, parameters: TensorDict) -> TensorDict:

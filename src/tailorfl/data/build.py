@@ -247,7 +247,15 @@ def _split(source: Source, rows: Ints, dealt: Dealt, rule: SplitRule, rng: Gener
         test = Rows.shared(rows[official_part(source)[rows]], len(dealt.rows))
     elif rule.source == "classes":
         test = _of_their_classes(source, rows[official_part(source)[rows]], train)
-    return Federation(source, train, val, test, dealt.names, dealt.num_clients, dealt.server)
+    return Federation(
+        source=source,
+        train=train,
+        val=val,
+        test=test,
+        names=dealt.names,
+        num_clients=dealt.num_clients,
+        server=dealt.server,
+    )
 
 
 def _public(

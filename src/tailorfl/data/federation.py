@@ -152,7 +152,7 @@ _SHOWN = 5
 
 
 def validate(federation: Federation, excluded: Sequence[str] = ()) -> None:
-    """Nothing if a federation can be trained and judged; clients that were `excluded` have no samples.
+    """Check that a federation can be trained and evaluated. Clients that were `excluded` have no samples.
 
     Raises:
         DataError: for rows that do not exist, a row in two parts or at two clients, clients without training

@@ -125,5 +125,13 @@ def remote_federation(
     elif server is not None and len(server):
         source = replace(server, name=source.name, info={**server.info, REMOTE: True})
         server_rows = np.arange(len(server), dtype=np.int64)
-    train, val, test = (rows[part] for part in PARTS)
-    return Federation(source, train, val, test, tuple(names), len(names), server_rows, public)
+    return Federation(
+        source=source,
+        train=rows["train"],
+        val=rows["val"],
+        test=rows["test"],
+        names=tuple(names),
+        num_clients=len(names),
+        server=server_rows,
+        public=public,
+    )

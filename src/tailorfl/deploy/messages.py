@@ -43,7 +43,7 @@ _FACTS = "tailorfl"
 Kind = Literal["hello", "describe", "summarise", "setup", "train", "evaluate", "finish", "goodbye", "failure"]
 """What a packet asks for; its answer is of the same kind, or a failure."""
 LetterKind = Literal["query", "train", "evaluate"]
-"""What a post calls a letter."""
+"""The kinds of letters that a transport knows."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Letter:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What came back for a letter.
+    """The reply to a letter.
 
     Attributes:
         ticket: of the letter.

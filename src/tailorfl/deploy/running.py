@@ -1,7 +1,6 @@
-"""What `tailorfl server` and `tailorfl client` do: one process a side, and what is said of it meanwhile.
+"""The processes of `tailorfl server` and `tailorfl client`: their loops, and what they report.
 
-A client says in words what is in the way of its server. How either is doing, programs that watch over services read at
-127.0.0.1: /healthz and /metrics.
+A client says why it cannot reach its server. Both serve their health to monitoring at 127.0.0.1: /healthz and /metrics.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SILENCE = 60.0
 AGAIN = 1.0
 """Seconds between two tries to reach a server."""
 LOOK_SECONDS, REFUSAL_SECONDS = 5.0, 0.5
-"""How long one look at a server out of reach may take, and how long it is waited for a refusal."""
+"""Seconds that one attempt to reach a server may take, and seconds to wait for it to refuse this client."""
 _ASKED = b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n"
 _REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")
 """In the name of what TLS says where it does not take the other side's certificate."""

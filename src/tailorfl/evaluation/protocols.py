@@ -294,23 +294,31 @@ class _Measure:
         """
         for group, positions in by_group(self.sim.groups, ids):
             model = self.sim.global_model(group.name)
-            if model is None:
-                continue
-            members = [ids[k] for k in positions]
-            source, cohort = self.sim.federation.source, self.sim.cohort(members[:1], own=True)
-            with torch.no_grad():
-                for part in own:
-                    rows, which = self._parts(part, members)
-                    outputs = self.judge.shared(cohort, model, source, rows)
-                    sharp = self._sharp(cohort.model, [model] * len(rows), source, rows)
-                    if self.kept is not None:
-                        of_clients, of_rows = [outputs[k] for k in which], [rows[k] for k in which]
-                        self.kept.note("global", name or part, members, of_clients, source, of_rows)
-                    self._add("global", name or part, members, outputs, source, rows, sharp, which)
-                for set_name, (source, r) in common.items():
-                    outputs = self.judge.shared(cohort, model, source, [r])
-                    sharp = self._sharp(cohort.model, [model], source, [r])
-                    self._add("global", set_name, [SERVER], outputs, source, [r], sharp)
+            if model is not None:
+                self._shared(model, [ids[k] for k in positions], own, common, name)
+
+    def _shared(
+        self,
+        model: TensorDict,
+        ids: Sequence[int],
+        own: Sequence[str],
+        common: Mapping[str, tuple[Source, Tensor]],
+        name: str | None,
+    ) -> None:
+        source, cohort = self.sim.federation.source, self.sim.cohort(ids[:1], own=True)
+        with torch.no_grad():
+            for part in own:
+                rows, which = self._parts(part, ids)
+                outputs = self.judge.shared(cohort, model, source, rows)
+                sharp = self._sharp(cohort.model, [model] * len(rows), source, rows)
+                if self.kept is not None:
+                    of_clients = [outputs[k] for k in which]
+                    self.kept.note("global", name or part, ids, of_clients, source, [rows[k] for k in which])
+                self._add("global", name or part, ids, outputs, source, rows, sharp, which)
+            for set_name, (source, r) in common.items():
+                outputs = self.judge.shared(cohort, model, source, [r])
+                sharp = self._sharp(cohort.model, [model], source, [r])
+                self._add("global", set_name, [SERVER], outputs, source, [r], sharp)
 
     def _add(
         self,

@@ -228,13 +228,16 @@ class FedCLUP(TwoModels):
         self, client: Client, start: TensorDict, lam: float | Tensor, w: TensorDict | None
     ) -> TensorDict:
         """Local training with a λ that is known beforehand, or that the server has sent."""
-        eta: float | Tensor | None = None
-        if self.lr_rule != "run" and isinstance(lam, Tensor):
-            eta = self.client_step(lam) * client.config.decay
-        elif self.lr_rule != "run":
-            eta = client.rate(float(self.client_step(torch.tensor(lam, dtype=torch.float64))))
-        prox = None if w is None else (lam, w)
+        prox, eta = None if w is None else (lam, w), self._eta(client, lam)
         return client.fit(start, prox=prox, length=self._length(client), optimizer=Optimizer(lr=eta))
+
+    def _eta(self, client: Client, lam: float | Tensor) -> float | Tensor | None:
+        """Return the client's step size of the theory for a λ, as it is in this round; None: the run's."""
+        if self.lr_rule == "run":
+            return None
+        if isinstance(lam, Tensor):
+            return self.client_step(lam) * client.config.decay
+        return client.rate(float(self.client_step(torch.tensor(lam, dtype=torch.float64))))
 
     def _length(self, client: Client) -> Length:
         steps = self.steps_of_theory(client.config.lr) if self.local_steps == "theory" else self.local_steps

@@ -238,7 +238,12 @@ def _told(entries: tuple[Entry, ...], delta: float, accountant: Accountant) -> t
 def _statistics(values: list[float]) -> dict[str, float]:
     array = np.array(values)
     with np.errstate(invalid="ignore"):  # infinite ones have no spread
-        return {name: float(getattr(array, name)()) for name in ("mean", "std", "min", "max")}
+        return {
+            "mean": float(array.mean()),
+            "std": float(array.std()),
+            "min": float(array.min()),
+            "max": float(array.max()),
+        }
 
 
 def _composed(ledger: PrivacyLedger) -> dict[str, dict[str, float]]:
