@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -65,6 +66,23 @@ class MissingExtraError(TailorflError):
 
     def __reduce__(self) -> Any:
         return type(self), (self.package, self.extra)
+
+
+@contextlib.contextmanager
+def needs_extra(package: str, extra: str) -> Iterator[None]:
+    """Name the extra to install if an import in this block fails.
+
+    Args:
+        package: what the block imports, as `pip install` knows it.
+        extra: the extra of tailorfl that installs it.
+
+    Raises:
+        MissingExtraError: an import failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(package, extra) from error
 
 
 def _needed(extra: str) -> list[str]:

@@ -40,7 +40,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tailorfl.errors import ConfigError, MissingExtraError, TailorflError, unknown
+from tailorfl.errors import ConfigError, TailorflError, needs_extra, unknown
 from tailorfl.settings.train import UNBOUND, Accountant
 
 RULES = 2
@@ -353,9 +353,8 @@ def _accountants() -> Any:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
-        from opacus import accountants
-    except ImportError as error:
-        raise MissingExtraError("opacus", "privacy") from error
+        with needs_extra("opacus", "privacy"):
+            from opacus import accountants
     finally:  # importing opacus sets up the logging of the whole process, which is not its to set up
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -22,7 +22,7 @@ from tailorfl.data.source import Source, labelled
 from tailorfl.data.storage import DATA_VARIABLE, data_folders
 from tailorfl.data.text import TEXTS, reading_of, text_classes, token_info, tokenized
 from tailorfl.data.tokenizers import load_tokenizer
-from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
+from tailorfl.errors import ConfigError, DataError, check_known, needs_extra
 from tailorfl.hub import unreachable
 from tailorfl.partition.rows import spread_indices
 
@@ -105,10 +105,8 @@ def hub_files(name: str) -> dict[str, str]:
         MissingExtraError: the package that reads the hub's cache is not installed.
         DataError: it is not here and the hub cannot be asked, or a file is damaged; says the command that fetches it.
     """
-    try:
+    with needs_extra("huggingface_hub", "data"):
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    except ImportError as missing:
-        raise MissingExtraError("huggingface_hub", "data") from missing
     hub_set, files = HUB_SETS[name], {}
     for part, path in hub_set.files.items():
         places = (

@@ -27,7 +27,7 @@ from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.storage import cache_folder, cached, key_of, mapped
-from tailorfl.errors import DataError, MissingExtraError, check_known
+from tailorfl.errors import DataError, check_known, needs_extra
 from tailorfl.hub import unreachable
 
 if TYPE_CHECKING:
@@ -79,10 +79,8 @@ def from_datasets(
     """
     import pandas as pd
 
-    try:
+    with needs_extra("datasets", "data"):
         import datasets
-    except ImportError as missing:
-        raise MissingExtraError("datasets", "data") from missing
     parts = _parts(dataset)
     if (image is None) == (features is None):
         raise DataError(
@@ -145,11 +143,9 @@ def huggingface(
         MissingExtraError: if `datasets` is not installed.
         DataError: for data that are not there or do not fit.
     """
-    try:
+    with needs_extra("datasets", "data"):
         import datasets
         from datasets.exceptions import DatasetsError
-    except ImportError as missing:
-        raise MissingExtraError("datasets", "data") from missing
     local = Path(path).expanduser()
     offline_reason = "" if local.exists() or data_files else unreachable()
     if offline_reason:  # asking would take half a minute of attempts

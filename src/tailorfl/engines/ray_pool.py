@@ -34,7 +34,7 @@ from tailorfl.engines.pool import (
     unpack,
 )
 from tailorfl.engines.state import StateStore
-from tailorfl.errors import MissingExtraError, WorkerError
+from tailorfl.errors import WorkerError, needs_extra
 from tailorfl.settings.experiment import DEFAULT
 
 log = logging.getLogger(__name__)
@@ -221,13 +221,11 @@ class RayPool:
         self._workers, self.names = {}, []
 
     def _started(self) -> Any:
-        try:
+        with needs_extra("ray", "cluster"):
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             if self._address == "local":  # else Ray listens to the network even then
                 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
             import ray
-        except ImportError as error:
-            raise MissingExtraError("ray", "cluster") from error
         if self._workers:
             return ray
         self._connect(ray)

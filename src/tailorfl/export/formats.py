@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tailorfl.errors import MissingExtraError, ModelError
+from tailorfl.errors import ModelError, needs_extra
 from tailorfl.runs.files import reporting
 
 ONNX, TORCHSCRIPT = "model.onnx", "model.ts"
@@ -56,10 +56,8 @@ def write_onnx(module: nn.Module, sample: Tensor, path: Path) -> float:
         ModelError: ONNX has no words for something in the module, or its outputs are others.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        try:
+        with needs_extra(package, "export"):
             importlib.import_module(package)
-        except ImportError as error:
-            raise MissingExtraError(package, "export") from error
     runtime: Any = importlib.import_module("onnxruntime")
     with _explained("ONNX"), _quiet(), reporting(path, "write"):
         torch.onnx.export(

@@ -12,7 +12,7 @@ import yaml
 
 from tailorfl.data.preparation import PREPARATION
 from tailorfl.data.scaling import SCALING
-from tailorfl.errors import ConfigError, MissingExtraError, RunError
+from tailorfl.errors import ConfigError, RunError, needs_extra
 from tailorfl.evaluation.bootstrap import interval, resampled
 from tailorfl.evaluation.metrics import UNIT_METRICS
 from tailorfl.evaluation.summary import OF_RECORD
@@ -279,11 +279,9 @@ def upload(models: Mapping[Path, Mapping[str, Any]], repository: str) -> str:
         MissingExtraError: huggingface_hub is not installed.
         RunError: the hub refuses, or cannot be reached.
     """
-    try:
+    with needs_extra("huggingface-hub", "text"):
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HFValidationError
-    except ImportError as error:
-        raise MissingExtraError("huggingface-hub", "text") from error
     if len(models) != 1:
         raise ConfigError(
             f"--push uploads one model, but {len(models)} were exported; choose one with --client NAME"

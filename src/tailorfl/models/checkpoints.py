@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailorfl.errors import MissingExtraError, ModelError
+from tailorfl.errors import ModelError, needs_extra
 from tailorfl.hub import loaded
 from tailorfl.models.factories import check_choice
 from tailorfl.models.heads import HEADS
@@ -27,10 +27,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 def transformers() -> Any:
     """Return the package; raises MissingExtraError where it is not installed."""
-    try:
+    with needs_extra("transformers", "text"):
         return importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError("transformers", "text") from error
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 
-from tailorfl.errors import MissingExtraError, ModelError
+from tailorfl.errors import ModelError, needs_extra
 from tailorfl.printable import shown
 
 FACTORS = ("lora_A", "lora_B")
@@ -99,10 +99,8 @@ def inject_lora(
             f"LoRA needs a rank of at least 1 and a dropout in [0, 1), got {rank} and {dropout}."
         )
     targets = find_targets(base, target_names)
-    try:
+    with needs_extra("peft", "text"):
         peft: Any = importlib.import_module("peft")
-    except ImportError as error:
-        raise MissingExtraError("peft", "text") from error
     # The other kind of linear layer keeps its weight transposed.
     turned = any(not isinstance(base.get_submodule(name), nn.Linear) for name in targets)
     settings = peft.LoraConfig(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
+from tailorfl.errors import ConfigError, DataError, check_known, needs_extra
 from tailorfl.partition.deal import (
     NOBODY,
     Deal,
@@ -233,10 +233,8 @@ def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, A
     Raises as `flwr`.
     """
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # the package would tell its makers of its use
-    try:
+    with needs_extra("flwr-datasets", "flwr-data"):
         from flwr_datasets import partitioner as theirs
-    except ImportError as missing:
-        raise MissingExtraError("flwr-datasets", "flwr-data") from missing
     known_names = [
         each for each in theirs.__all__ if each not in _NOT_OURS and not each.startswith("Vertical")
     ]

@@ -21,7 +21,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from tailorfl.errors import ConfigError, MissingExtraError, RunError, TailorflError
+from tailorfl.errors import ConfigError, MissingExtraError, RunError, TailorflError, needs_extra
 from tailorfl.runs.files import decode, encode, parsed, read_lines, reporting, write_text
 from tailorfl.runs.job import Job, Observer
 
@@ -65,10 +65,8 @@ class TensorBoard:
     setting = "tensorboard"
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with needs_extra("tensorboard", "track"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError("tensorboard", "track") from error
         self._folder, self._make = folder, SummaryWriter
         self._writer: Any = None
 
@@ -106,10 +104,8 @@ class MLflow:
     setting = "mlflow"
 
     def __init__(self, address: str) -> None:
-        try:
+        with needs_extra("mlflow", "track"):
             from mlflow import MlflowClient
-        except ImportError as error:
-            raise MissingExtraError("mlflow", "track") from error
         self._address, self._make = address, MlflowClient
         self._client: Any = None
         self._run = ""
@@ -185,10 +181,8 @@ class Wandb:
     setting = "wandb"
 
     def __init__(self, folder: Path, mode: WandbMode) -> None:
-        try:
+        with needs_extra("wandb", "track"):
             import wandb
-        except ImportError as error:
-            raise MissingExtraError("wandb", "track") from error
         self._folder, self._mode, self._wandb = folder, mode, wandb
         self._run: Any = None
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from tailorfl.errors import MissingExtraError, RunError
+from tailorfl.errors import RunError, needs_extra
 from tailorfl.runs.files import digest_of
 from tailorfl.tuning.space import Choice, Dimension, Space
 
@@ -71,10 +71,8 @@ def load_optuna() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("optuna", "tune"):
         import optuna
-    except ImportError as error:
-        raise MissingExtraError("optuna", "tune") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
