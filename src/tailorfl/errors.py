@@ -113,9 +113,18 @@ def did_you_mean(name: str, options: Iterable[str], prefix: str = "") -> str:
     return f" Did you mean {prefix}'{hint}'?" if hint else ""
 
 
-def unknown(kind: str, name: str, options: Iterable[str]) -> ConfigError:
-    """Return a ConfigError for a name that does not exist, with the nearest valid name and all of them."""
+def unknown(kind: str, name: str, options: Iterable[str], command: str | None = None) -> ConfigError:
+    """Return a ConfigError for a name that does not exist, with the nearest valid name and all of them.
+
+    Args:
+        kind: what the name should be the name of.
+        name: the name as it was given.
+        options: the valid names.
+        command: of tailorfl; lists the valid names where they are too many for a message.
+    """
     valid = sorted(options)
+    if command is not None:
+        return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, valid)} See them all: {command}")
     if not isinstance(name, str):
         return ConfigError(
             f"{kind} should be a text, but is a {type(name).__name__}. Valid: {', '.join(valid)}."

@@ -82,6 +82,10 @@ def test_every_setting_is_listed_with_type_default_and_meaning() -> None:
     output = invoke("list", "settings", "train").output
     assert "train.dp.epsilon" in output
     assert "engine" not in output.split("train.dp")[0]
+    assert output == invoke("show", "train").output
+    misspelt = invoke("show", "train.lrr", code=ConfigError.exit_code)
+    assert "'train.lr'" in misspelt.stderr
+    assert "fedavg" not in misspelt.stderr  # of two hundred names, only the nearest
 
 
 def test_another_model_says_what_of_the_file_it_drops(

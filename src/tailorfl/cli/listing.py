@@ -68,8 +68,14 @@ def described(name: str, kind: str | None = None) -> list[Entry]:
     named = {kind: {entry["name"]: entry for entry in entries(kind)} for kind in kinds}
     matches = [(kind, by_name[name]) for kind, by_name in named.items() if name in by_name]
     if not matches:
-        what = f"name in the list of {kind}" if kind else "method, data, model, partition or recipe"
-        raise unknown(what, name, {name for by_name in named.values() for name in by_name})
+        valid = {name for by_name in named.values() for name in by_name}
+        if kind is None:
+            from tailorfl.settings.listing import settings
+
+            what = "method, data, model, partition, recipe or setting"
+            valid |= {setting.key for setting in settings()}
+            raise unknown(what, name, valid, "tailorfl list, tailorfl list settings")
+        raise unknown(f"name in the list of {kind}", name, valid)
     return [{"kind": kind.removesuffix("s"), **entry, **_more(kind, name)} for kind, entry in matches]
 
 
@@ -270,9 +276,14 @@ def show_command(name: str, as_json: AsJson = False) -> None:
     """Show one thing: what it is, where it is from, its options, and of a method its algorithm and its reductions.
 
     Args:
-        name (NAME): A method, data source, model, partition or recipe, such as ditto.
+        name (NAME): A method, data source, model, partition or recipe, such as ditto; or settings, such as train.lr.
     """
-    _show(name, None, as_json)
+    from tailorfl.settings.listing import settings
+
+    if settings(name):
+        _show_settings(name, as_json)
+    else:
+        _show(name, None, as_json)
 
 
 def _show(name: str, kind: str | None, as_json: bool) -> None:
@@ -290,7 +301,8 @@ def _show_settings(group: str | None, as_json: bool) -> None:
 
     chosen = settings(group)
     if not chosen:
-        raise unknown("setting or group of settings", str(group), [s.key for s in settings()])
+        keys = [setting.key for setting in settings()]
+        raise unknown("setting or group of settings", str(group), keys, "tailorfl list settings")
     if as_json:
         print_json([vars(setting) for setting in chosen])
         return
