@@ -16,9 +16,11 @@ from deploy.running import Field
 from deploy.test_late_clients import joined, three
 from deploy.test_processes_faults import ENOUGH
 from tailorfl.deploy.client_session import ClientSession, member_of
+from tailorfl.deploy.membership import NAME as MEMBERSHIP
 from tailorfl.deploy.membership import take_off
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
+from tailorfl.runs.trained_models import restore
 from tailorfl.runs.unlearning import NAME
 from tailorfl.settings.loading import load
 
@@ -103,6 +105,10 @@ def test_who_has_left_is_not_waited_for_and_another_experiment_is_not_certified(
     assert "another experiment" in unlearn(tmp_path, LEFT, code=1)
     assert not (tmp_path / "fewer" / NAME).exists()
     assert "client" in unlearn(tmp_path, "9", code=2)
+    with pytest.raises(RunError, match="--state"):  # where the models are
+        restore(tmp_path / "out")
+    (tmp_path / "out" / MEMBERSHIP).unlink()
+    assert MEMBERSHIP in unlearn(tmp_path, LEFT, code=2)
 
 
 def test_a_federation_that_somebody_joined_later_is_not_begun_again(tmp_path: Path) -> None:

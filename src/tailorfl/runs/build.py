@@ -176,6 +176,12 @@ def _root(folder: Path, job: Job) -> Path:
     return folder.parents[depth - 1] if folder.parts[-depth:] == Path(job.folder).parts else folder
 
 
+def was_deployed(job: Job, folder: Path) -> bool:
+    """Return whether a server and clients did a job of a result folder, and no run or replay on one machine."""
+    file = folder / job.folder / TRACE
+    return job.config.system.trace is None and file.is_file() and Trace.read(file).is_deployed
+
+
 def trace_of(job: Job) -> Trace | None:
     """Return the recorded run that a job is to play again: that of its file, or the job's own in a result folder.
 

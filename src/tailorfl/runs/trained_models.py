@@ -19,7 +19,7 @@ from tailorfl.models.layers import head_name
 from tailorfl.printable import quoted
 from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.simulation import Simulation
-from tailorfl.runs.build import make_federation, make_simulation
+from tailorfl.runs.build import make_federation, make_simulation, was_deployed
 from tailorfl.runs.fingerprint import data_change, digests, forced, other_settings
 from tailorfl.runs.folders import check_source, experiment_in
 from tailorfl.runs.job import Job
@@ -163,7 +163,8 @@ def restore(
 
     Raises:
         ConfigError: no such line or seed; data of your own are missing, or given where there were none.
-        RunError: there is no checkpoint, the newest is damaged, or the settings or data are not those of the run.
+        RunError: there is no checkpoint, the newest is damaged, the settings or data are not those of the run, or
+            the folder is a server's.
     """
     folder = Path(folder)
     config = experiment_in(folder)
@@ -185,6 +186,11 @@ def restore(
             )
         raise RunError(
             f"'{job_folder}' has no checkpoint yet; continue the run with --resume {quoted(folder)}"
+        )
+    if was_deployed(job, folder):
+        raise RunError(
+            f"'{folder}' is the result folder of a server, which has no models of its clients; each client wrote its "
+            f"model to {job.folder}/model in a folder of the experiment's name in its own --state folder"
         )
     sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
     _, tensors, facts = checkpoint

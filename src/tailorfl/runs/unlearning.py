@@ -25,7 +25,7 @@ from tailorfl.printable import quoted
 from tailorfl.rounds.participation import ClientOutcome, RoundTrace, Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
-from tailorfl.runs.build import make_federation, make_simulation, with_all_options
+from tailorfl.runs.build import make_federation, make_simulation, was_deployed, with_all_options
 from tailorfl.runs.files import digest_of, encode, encode_lines, reporting, sha256, write_text
 from tailorfl.runs.fingerprint import environment, forced, other_data, other_settings, refuse
 from tailorfl.runs.folders import TUNING, check_source, experiment_in
@@ -224,9 +224,7 @@ def _check_jobs(jobs: Sequence[Job], folder: Path, source: Any, is_deployed: boo
                 "all clients, so the others would change theirs without this one; train anew with "
                 "data.excluded_clients"
             )
-        file = folder / job.folder / TRACE
-        is_replay = job.config.system.trace is not None
-        if not (is_deployed or is_replay) and file.is_file() and Trace.read(file).is_deployed:
+        if not is_deployed and was_deployed(job, folder):
             raise ConfigError(
                 f"'{folder}' is of a deployment, but has no federation.json, which says who its clients are; restore "
                 "it from a copy"
