@@ -1,6 +1,6 @@
 """From settings to a Federation: load, hold out, deal, split, normalise, add public and shifted sets.
 
-The public set are samples without labels that the server and every client may look at.
+The public set consists of unlabelled samples that the server and every client may use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tailorfl.settings.data import Augmentation, DataConfig, Normalisation
 from tailorfl.settings.errors import explain
 
 OWN_SHARE = 0.1
-"""Of the training samples that become a public set from the same source."""
+"""Share of the training samples that become a public set from the same source."""
 _SET = DataConfig()
 
 
@@ -71,25 +71,25 @@ def build(
 ) -> Federation:
     """Return a federation, the same for the same arguments.
 
-    Each random choice has its own stream derived from `seed`, so that changing the split, say, leaves the
-    partition as it was.
+    Each random choice has its own stream derived from `seed`, so changing the split, say, does not change the
+    partition.
 
-    Args as the settings `data` of an experiment (`tailorfl.settings.data`, `tailorfl list settings data`), and:
+    Arguments are the settings `data` of an experiment (`tailorfl.settings.data`, `tailorfl list settings data`), and:
 
     Args:
-        source: a Source in place of `name`, `path` and `options`; `augment` "none" leaves what it says.
+        source: a Source instead of `name`, `path` and `options`; `augment` "none" keeps its augmentation.
         partition_options: for natural and domain also `group`, the kind of group.
         split: see `tailorfl.partition.splits.read_split`.
         public: may be a Source too.
         shifts: name -> file, folder, data frame or Source.
-        joined: of a deployment that is played again, the names of its clients in the order of their numbers, in groups
-            that joined at once. With `path` each had its own file, which is split and prepared as it was there.
+        joined: to replay a deployment, the names of its clients in the order of their numbers, in groups that joined
+            at once. With `path` each client had its own file, which is split and prepared as in the deployment.
         seed: not negative.
 
     Raises:
         ConfigError: for settings that are unknown or contradict one another.
-        DataError: for data that are missing, broken or cannot be dealt as asked.
-        MissingExtraError: if corruptions are asked for and their package is not installed.
+        DataError: for data that are missing, broken or cannot be dealt as requested.
+        MissingExtraError: if corruptions are requested and their package is not installed.
     """
     config, by_name = _config(dict(locals())), source is None
     is_own_public = public is not None and public is source
@@ -136,7 +136,7 @@ def _divided(
     order: Ints,
     seed: int,
 ) -> Federation:
-    """Return the clients with their rows split, in `order` where they joined in turn; without those left out."""
+    """Return the clients with their rows split, in `order` if they joined in turn, without excluded clients."""
     founders = None
     if len(order) and config.path is not None:  # each client had its own file, which was split when it joined
         federation = split_in_turn(source, dealt.ordered(order, len(order)), joined, rule, seed)
@@ -167,10 +167,10 @@ def _pool(
 
 
 def _config(arguments: Mapping[str, Any]) -> DataConfig:
-    """Return the arguments of `build` as settings, without what is handed over.
+    """Return the arguments of `build` as settings, without the objects that settings cannot hold.
 
     Raises:
-        ConfigError: they are none, or contradict one another.
+        ConfigError: if they are invalid or contradict one another.
     """
     source, public, path, shifts = (arguments[name] for name in ("source", "public", "path", "shifts"))
     check_kind("source", source, Source, None)
@@ -198,7 +198,7 @@ def _config(arguments: Mapping[str, Any]) -> DataConfig:
 def _shifted(
     federation: Federation, rows: Ints, domains: Mapping[str, Ints], config: DataConfig, seed: int
 ) -> dict[str, Source]:
-    """Return the shifted sets; of a domain that never trains its official test part, or else all its samples."""
+    """Return the shifted sets; for a held-out domain its official test part, or all samples if it has none."""
     source = federation.source
     shifted = {
         domain: subset(source, to_be_tested(source, in_domain), f"{source.name} {domain}")
@@ -231,14 +231,14 @@ def _load(config: DataConfig) -> Source:
 
 
 def _of_their_classes(source: Source, official: Ints, train: Rows) -> Rows:
-    """For every client all official test rows of the classes that it trains on."""
+    """Return for every client all official test rows of the classes that it trains on."""
     strata = source.strata.numpy()
     classes = strata[official]
     return Rows.of([official[np.isin(classes, np.unique(strata[train[i]]))] for i in range(len(train))])
 
 
 def _split(source: Source, rows: Ints, dealt: Dealt, rule: SplitRule, rng: Generator) -> Federation:
-    """Every client's rows cut into train, val and test; held-out clients are cut like the others."""
+    """Split every client's rows into train, val and test; held-out clients are split like the others."""
     shares = rule.shares(len(dealt.rows), rng)
     train, val, test = split_clients(dealt.rows, source.strata.numpy(), shares, rng)
     if rule.source == "official":
@@ -299,18 +299,18 @@ def _own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Gener
 
 
 def public_set(public: str | Source, samples: int | None, source: Source, seed: int) -> Source:
-    """Return the public set of a federation of `source`, out of another source.
+    """Return the public set of a federation of `source`, taken from another source.
 
     Images keep their own set's channel statistics, as in PerAda's released code.
 
     Args:
         public: a source or its name.
         samples: how many samples, drawn at random; None: all.
-        source: the clients', whose models must be able to read the public samples.
+        source: the source of the clients, whose models must be able to read the public samples.
         seed: of the data.
 
     Raises:
-        DataError: if shapes or tokenizers differ, or there are fewer samples than asked for.
+        DataError: if shapes or tokenizers differ, or there are fewer samples than requested.
     """
     pool = load_source(public) if isinstance(public, str) else public
     if pool.input_shape != source.input_shape:

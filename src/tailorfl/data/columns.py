@@ -1,4 +1,4 @@
-"""Columns of a table: cells, features, targets and ids as tensors, with every cell that does not fit named."""
+"""Columns of a table: cells, features, targets and ids as tensors; errors name every cell that does not fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tailorfl.errors import DataError, did_you_mean, first_few
 from tailorfl.printable import shown
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 Floats = NDArray[np.float64]
 Kind = Literal["number", "word", "empty"]
@@ -67,7 +67,7 @@ def tidy(values: pd.Series[Any], na_values: Sequence[str]) -> pd.Series[Any]:
 
 
 def kind_of(values: pd.Series[Any]) -> Kind:
-    """Return what a tidy column holds: numbers (True and False are 1 and 0), words, or nothing at all."""
+    """Return the kind of a tidy column: "number" (True and False are 1 and 0), "word" or "empty"."""
     filled_cells = values[values.notna()]
     if filled_cells.empty:
         return "empty"
@@ -75,10 +75,10 @@ def kind_of(values: pd.Series[Any]) -> Kind:
 
 
 def numbers_of(table: str, column: str, values: pd.Series[Any]) -> Floats:
-    """float64 `[rows]` of a tidy column, NaN where a cell is missing.
+    """Return a tidy column as float64 `[rows]`, NaN where a cell is missing.
 
     Raises:
-        DataError: a cell is no number, or too large for float32; names the column and the first such row.
+        DataError: a cell is not a number, or too large for float32; names the column and the first such row.
     """
     is_filled = values.notna().to_numpy()
     filled_cells = values[is_filled]
@@ -108,7 +108,7 @@ def words_of(values: pd.Series[Any]) -> list[str | None]:
 
 
 def word_of(value: Any) -> str:
-    """Return what a cell is called as a word; 1, 1.0 and "1.0" are one, as other cells of a file decide its form."""
+    """Return a cell as a word; 1, 1.0 and "1.0" give the same, as their form depends on other cells of the file."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
     if isinstance(value, str) and not is_decimal(value.strip()):
@@ -125,7 +125,7 @@ def words_in(values: pd.Series[Any]) -> list[str]:
     """Return the words of a column without empty cells."""
     import pandas as pd
 
-    if values.dtype == object:  # where True and 1 are the same key
+    if values.dtype == object:  # factorize takes True and 1 for the same key
         return [word_of(value) for value in values]
     codes, different = pd.factorize(values)
     names = [word_of(value) for value in different]
@@ -133,7 +133,7 @@ def words_in(values: pd.Series[Any]) -> list[str]:
 
 
 def in_order(words: Sequence[str]) -> list[str]:
-    """Return different words in an order that does not depend on which others there are: numbers, then the rest."""
+    """Return the distinct words, numbers first; the order of two words does not depend on the others."""
     numbers = {word: float(word) for word in words if is_decimal(word)}
     return sorted(set(words), key=lambda word: (word not in numbers, numbers.get(word, 0.0), word))
 
@@ -153,7 +153,7 @@ def _stripped(value: Any) -> Any:
 
 
 def _parsed(cells: pd.Series[Any]) -> pd.Series[Any]:
-    """Numbers of cells that are there, NaN for those that are none."""
+    """Return non-empty cells as numbers, NaN for those that are not numbers."""
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(cells):
@@ -167,13 +167,13 @@ def _parsed(cells: pd.Series[Any]) -> pd.Series[Any]:
 log = logging.getLogger(__name__)
 
 FEW = 5
-"""Classes of which a message gives the names; more may be names of persons."""
+"""Maximum number of classes that a message names; a longer list may be names of persons."""
 MOST_COLUMNS = 50_000
-"""Of a table: each is looked at for words and gaps, which takes half a millisecond."""
+"""Maximum number of columns of a table; checking one for words and gaps takes half a millisecond."""
 
 
 def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Nothing if a table has these columns, none of them twice. Raises DataError with the nearest name."""
+    """Check that a table has these columns and none is listed twice. Raises DataError with the nearest name."""
     present = dict.fromkeys(str(column) for column in frame.columns)
     if len(present) > MOST_COLUMNS:
         raise DataError(
@@ -194,10 +194,10 @@ def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None
 
 
 def check_features(name: str, frame: pd.DataFrame, features: Sequence[str], words: Sequence[str]) -> None:
-    """Check that features may be some; warn of those that only number the rows or are dates.
+    """Check that columns can be features; warn of those that look like row numbers or dates.
 
     Raises:
-        DataError: a feature has no name, or one of `words` is no feature; names the nearest.
+        DataError: a feature has no name, or one of `words` is not a feature; names the nearest.
     """
     for word in words:
         if word not in features:
@@ -222,7 +222,7 @@ def check_features(name: str, frame: pd.DataFrame, features: Sequence[str], word
 
 
 def _no_measurement(values: pd.Series[Any]) -> str:
-    """Return what whole numbers look like that are no measurement, "" for others."""
+    """Return a description of whole numbers that do not look like measurements, otherwise ""."""
     import pandas as pd
 
     if not pd.api.types.is_integer_dtype(values) or len(values) <= FEW_ROWS or values.isna().any():
@@ -238,7 +238,7 @@ def _no_measurement(values: pd.Series[Any]) -> str:
 
 
 def name_doubles(name: str, frame: pd.DataFrame) -> None:
-    """Warn of rows that repeat another one in every column: one patient may train and test a model then."""
+    """Warn of rows that repeat another row in every column: a patient may be in both training and test part."""
     import pandas as pd
 
     plain = frame.astype({c: str for c in frame.columns if not pd.api.types.is_numeric_dtype(frame[c])})
@@ -252,7 +252,7 @@ def name_doubles(name: str, frame: pd.DataFrame) -> None:
 
 
 def filled(name: str, frame: pd.DataFrame, column: str, na_values: Sequence[str] = ()) -> pd.Series[Any]:
-    """Return a column. Raise DataError where a cell is empty, blank, or one of `na_values`."""
+    """Return a column. Raise DataError if a cell is empty, blank, or one of `na_values`."""
     values = frame[column]
     empty = tidy(values, na_values).isna()
     if empty.any():
@@ -263,13 +263,13 @@ def filled(name: str, frame: pd.DataFrame, column: str, na_values: Sequence[str]
 def owned_table(
     table: str | Path | pd.DataFrame, client: str | None, needed: Sequence[str], **reading: Any
 ) -> tuple[str, pd.DataFrame, pd.Series[Any] | None]:
-    """Return (name, frame, whose each row is); of a folder the files are the clients unless a column is named.
+    """Return (name, frame, client of each row); the files of a folder are the clients unless a column is named.
 
     Args:
         table: a file, a folder or a frame.
-        client: the column that says whose a row is.
-        needed: columns that no file of a folder may lack.
-        reading: how it is read, see `read_table`.
+        client: the column with the client of each row.
+        needed: columns that every file of a folder must have.
+        reading: options of `read_table`.
 
     Raises:
         DataError: it cannot be read, or has no column `client`, or an empty cell there.
@@ -293,13 +293,13 @@ def owned_table(
 
 
 def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:
-    """float32 `[rows, columns]`, every cell a finite number."""
+    """Return columns as float32 `[rows, columns]`, every cell a finite number."""
     numbers = [numbers_of(name, column, filled(name, frame, column)) for column in columns]
     return torch.from_numpy(np.stack(numbers, axis=1).astype(np.float32))
 
 
 def numbered(values: pd.Series[Any]) -> tuple[Tensor, tuple[str, ...]]:
-    """int64 ids in sorted order of the values, and the values as names; mixed types are taken as text."""
+    """Return int64 ids in sorted order of the values, and the values as names; mixed types are read as text."""
     import pandas as pd
 
     if values.isna().any():
@@ -331,7 +331,7 @@ def target_columns(
 
 
 def counted(words: Sequence[str]) -> str:
-    """Return how many words there are for a message, and which where they are few."""
+    """Return the number of words for a message, and the words themselves if they are few."""
     return f"{len(words)}" + (f": {', '.join(words)}" if len(words) <= FEW else "")
 
 
@@ -351,14 +351,14 @@ def class_names(
 
 
 def unknown_class(name: str, classes: Sequence[str]) -> DataError:
-    """Return the error for a class that the training data do not have; of theirs it names a few."""
+    """Return the error for a class that the training data do not have; it names a few that they have."""
     return DataError(
         f"class '{name[:SHOWN]}' does not occur in the training data, which have {first_few(classes, FEW)}"
     )
 
 
 def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[str]) -> Tensor:
-    """int64 `[rows]` place of each row's class among `classes`. Raises DataError for a class that is none of them."""
+    """Return int64 `[rows]`, each row's class as an index into `classes`. Raises DataError for an unknown class."""
     number_of = {name_of_class: number for number, name_of_class in enumerate(classes)}
     words = words_in(filled(name, frame, label))
     if unknown := [word for word in words if word not in number_of]:
@@ -367,7 +367,7 @@ def class_numbers(name: str, frame: pd.DataFrame, label: str, classes: Sequence[
 
 
 def test_column(name: str, frame: pd.DataFrame, split: str) -> Tensor:
-    """Returns `[rows]` bool of a column of 'train' and 'test'. Raises DataError for anything else."""
+    """Return `[rows]` bool, True where a column is 'test', not 'train'. Raises DataError for anything else."""
     part = filled(name, frame, split)
     if not part.isin(["train", "test"]).all():
         raise bad_cell(name, split, ~part.isin(["train", "test"]), "is neither 'train' nor 'test'")
@@ -375,7 +375,7 @@ def test_column(name: str, frame: pd.DataFrame, split: str) -> Tensor:
 
 
 def target_tensor(name: str, y: Tensor, task: Task) -> Tensor:
-    """`y` in the shape and type that the task asks for."""
+    """Return `y` in the shape and type that the task requires."""
     if task in ("classification", "binary"):
         integers = y.to(torch.int64)
         if not torch.equal(integers.to(y.dtype), y):
@@ -410,9 +410,9 @@ def make_source(
     *,
     unprepared: bool = False,
 ) -> Source:
-    """Return the checked source; `owners` are ids of any kind, images are scaled as `scaling` says.
+    """Return the checked source; `owners` are ids of any kind, `scaling` applies to images.
 
-    Features that are `unprepared` may be NaN.
+    `unprepared` features may be NaN.
 
     Raises:
         DataError: no training samples, or numbers that are not finite.

@@ -1,4 +1,4 @@
-"""The constants that make model inputs of raw tables: what fills gaps, what scales numbers, which words there are."""
+"""The constants that turn raw tables into model inputs: fills of gaps, scales of numbers, levels of words."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from tailorfl.errors import DataError, first_few
 from tailorfl.partition.rows import Ints
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 MOST_LEVELS = 100
-"""Of the words of a column; one with more is a name, a number of a patient or a text, and no feature."""
+"""Maximum number of levels of a word column; one with more holds names, patient numbers or texts, not a feature."""
 MOST_NUMBERS = 10
-"""Of the words of a column that holds words too; one with more is a column of numbers with odd cells."""
+"""Maximum number of numbers among a column's words; a column with more, mostly numbers, is numeric with odd cells."""
 _CONSTANT = 1e-12
 _ODD_WORDS = (
     "if it is a code, name it in data.options.words, if the word means an empty cell, name that in "
@@ -70,9 +70,9 @@ class NumberColumn(JsonRecord):
 
 
 class WordColumn(JsonRecord):
-    """A word becomes a 0/1 column a level; a missing word and one that is no level are 0 in all of them.
+    """A word becomes one 0/1 column per level; a missing or unknown word is 0 in all of them.
 
-    Where `OTHER` is a level, a word that is no level is of that one.
+    If `OTHER` is a level, unknown words have that level.
 
     With `indicator` a column follows that is 1 where the cell was missing.
     """
@@ -83,14 +83,14 @@ class WordColumn(JsonRecord):
 
 
 class Constants(OrderedColumns):
-    """The constants that make inputs and targets of a model from raw rows; JSON by `to_dict`, `from_dict`.
+    """The constants that turn raw rows into inputs and targets of a model; JSON by `to_dict`, `from_dict`.
 
     Attributes:
-        roles: what columns mean.
+        roles: the meaning of the columns.
         columns: by feature.
-        order: of the features, in which models read them; by default that of `columns`.
+        order: features in the order in which models read them; by default that of `columns`.
         classes: names of the classes in the order of their numbers; empty for other tasks.
-        absent: features of which the client whose constants these are has no cell, so that its tables may lack them.
+        absent: features without any cell at the client that these constants are for; its tables may lack them.
     """
 
     roles: Roles
@@ -116,18 +116,18 @@ class Constants(OrderedColumns):
         return 1 if self.roles.task in ("binary", "survival") else len(self.roles.label)
 
     def apply(self, frame: pd.DataFrame, name: str = "table") -> tuple[Tensor, Tensor]:
-        """(x float32 `[rows, len(names)]`, y as `tailorfl.data.source.Source` has it) of raw rows.
+        """Return (x float32 `[rows, len(names)]`, y as in `tailorfl.data.source.Source`) of raw rows.
 
         Raises:
-            DataError: a column is missing, a cell of a number is a word, a label is empty or an unknown class.
+            DataError: a column is missing, a number column has a word, a label is empty or an unknown class.
         """
         return self.inputs(frame, name), self.targets(frame, name)
 
     def inputs(self, frame: pd.DataFrame, name: str = "table") -> Tensor:
-        """X float32 `[rows, len(names)]` of raw rows; label columns are not looked at.
+        """Return x, float32 `[rows, len(names)]`, of raw rows; label columns are ignored.
 
         Raises:
-            DataError: a column is missing that the client has, or a cell of a number is a word.
+            DataError: a column is missing that is not `absent`, or a number column has a word.
         """
         lacking = [feature for feature in self.absent if feature not in frame.columns]
         frame = frame.assign(**dict.fromkeys(lacking, np.nan)) if lacking else frame
@@ -151,7 +151,7 @@ class Constants(OrderedColumns):
         return torch.from_numpy(x)
 
     def targets(self, frame: pd.DataFrame, name: str = "table") -> Tensor:
-        """Y of raw rows, in the shape and type of the task.
+        """Return y of raw rows, in the shape and type of the task.
 
         Raises:
             DataError: a label is missing, empty, out of range or an unknown class.
@@ -167,7 +167,7 @@ class Constants(OrderedColumns):
     ) -> Constants:
         """Return the same columns with a client's own means, deviations and fills, which never leave it.
 
-        Where it has no number of a column, the constants of all stay. Levels and classes are those of all.
+        A column without any number here keeps the constants of all clients. Levels and classes stay the same.
 
         Args:
             frame: the client's table.
@@ -192,16 +192,16 @@ class Constants(OrderedColumns):
 def combine(summaries: Sequence[Summary]) -> Constants:
     """Return the constants of all training rows of the clients together, gaps filled by means.
 
-    Medians are no sums: with `impute` "median" each client takes its own by `Constants.fitted_to`.
+    Medians are not sums: with `impute` "median" each client computes its own in `Constants.fitted_to`.
 
-    A column that a client lacks is empty there.
+    A column that a client lacks counts as empty there.
 
     Args:
-        summaries: one a client, in the order of the clients, which decides the order of the features.
+        summaries: one per client, in the order of the clients, which decides the order of the features.
 
     Raises:
-        DataError: clients differ in what their columns mean or hold; a column is empty everywhere, or holds dates,
-            names or numbers with odd words; a binary label has not two classes. The message names the clients.
+        DataError: clients differ in the roles or kinds of their columns (the message names them); a column is empty
+            everywhere, or holds dates, names or numbers with odd words; a binary label does not have two classes.
     """
     first = summaries[0]
     for summary in summaries[1:]:
@@ -272,7 +272,7 @@ def _column(
 
 
 def _check_words(name: str, levels: Sequence[str], count: int, *, code: bool) -> None:
-    """Raise DataError where the words of a column are no categories; of a `code` only where they are too many."""
+    """Raise DataError if the words of a column are not categories; for a `code` only if there are too many."""
     out = "leave it out with data.options.exclude"
     many = len(levels) > FEW_ROWS and 2 * len(levels) > count and not code
     numbers = [level for level in levels if is_decimal(level)]
@@ -298,5 +298,5 @@ def _number(count: int, total: float, squares: float, *, indicator: bool) -> Num
     mean = total / count
     deviation = math.sqrt(squares / (count - 1)) if count > 1 else 0.0
     if deviation <= _CONSTANT * (1 + abs(mean)):
-        deviation = 1.0  # a constant is shifted only
+        deviation = 1.0  # a constant is only shifted
     return NumberColumn(mean=mean, deviation=deviation, fill=mean, indicator=indicator)

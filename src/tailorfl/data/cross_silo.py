@@ -1,7 +1,7 @@
 """Real federations of a few institutions: the hospitals of FLamby, and the schools of London.
 
 Heart and TCGA-BRCA (du Terrail et al., NeurIPS 2022 Datasets and Benchmarks) follow the released protocol in every
-choice that moves a number: the rows that are dropped, the split, the encoding and the scaling. Natural clients are
+choice that changes a number: the rows that are dropped, the split, the encoding and the scaling. Natural clients are
 group `client`; the protocol's split is `test`.
 """
 
@@ -20,7 +20,7 @@ from tailorfl.data.storage import data_file
 from tailorfl.errors import DataError, check_known
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 
 HEART_CENTRES = ("cleveland", "hungarian", "switzerland", "va")
@@ -37,7 +37,7 @@ PUBLIC_SCALES: dict[object, tuple[float, float]] = {
     3: (120.0, 20.0),
     # cholesterol, mg/dl: below 200 is desirable, from 240 on high (NCEP ATP III, 2001)
     4: (200.0, 40.0),
-    # highest heart rate, 1/min, at 50: 170 = 220 − age (Fox et al., 1971); 145 are the 85 % of a test
+    # highest heart rate, 1/min, at 50: 170 = 220 − age (Fox et al., 1971); 145 is 85 % of it, a test's target
     7: (145.0, 25.0),
     # ST depression under exercise, mm: 1 makes a test positive (ACC/AHA 2002)
     9: (1.0, 1.0),
@@ -46,11 +46,11 @@ PUBLIC_SCALES: dict[object, tuple[float, float]] = {
 LARGEST = 3.0
 """The magnitude at which publicly scaled features are cut off: a cholesterol of 0 means that it was not measured."""
 LEVELS = {2: (1.0, 2.0, 3.0, 4.0), 6: (0.0, 1.0, 2.0)}
-"""The values of the categorical columns by the description of the data: kind of chest pain, ECG at rest."""
+"""The values of the categorical columns in the description of the data: kind of chest pain, ECG at rest."""
 LOWEST_SCORE, SCORE_WIDTH = 1.0, 69.0
 """Scores are from 1 to 70, and become (score − 1)/69."""
 PERCENTAGES = (3, 4)
-"""Columns in percent, of a school's pupils; all others are 0 or 1."""
+"""Columns that are percentages of a school's pupils; all others are 0 or 1."""
 
 
 @data_source(
@@ -65,7 +65,7 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
     cut 66/34. Features are already standardised with each client's own TRAIN mean and standard deviation
     (ddof 1), because that is part of the protocol; the deviation gets +1e-9 as in the release, since one
     hospital's cholesterol is constantly 0. With `scaling` "public" they are shifted and scaled by `PUBLIC_SCALES`
-    in place of that, patient by patient, as differential privacy of a patient needs it.
+    instead, patient by patient, as sample-level differential privacy requires.
     Task `binary`: logistic regression with one output.
 
     Args:
@@ -97,7 +97,7 @@ def heart(scaling: Literal["client", "public"] = "client") -> Source:
             "each client's own training mean and deviation (FLamby's protocol)", "data.options.scaling=public"
         )
         train_rows = [x[(client == centre) & ~test] for centre in range(len(tables))]
-        train_rows.append(x[~test])  # whoever comes from another hospital
+        train_rows.append(x[~test])  # for patients of other hospitals
         mean = np.stack([rows.mean(axis=0) for rows in train_rows])
         deviation = np.stack([rows.std(axis=0, ddof=1) + 1e-9 for rows in train_rows])
         info[SCALING] = Scaling(torch.from_numpy(mean), torch.from_numpy(deviation), HEART_CENTRES)
@@ -181,7 +181,7 @@ def school(scaling: Literal["none", "public"] = "none") -> Source:
     Two features are percentages of a school, the others 0 or 1 and the last always 1. The protocol of Motley (Wu et
     al., 2022) and of Liu et al. (NeurIPS 2022) standardises them by each school's training pupils
     (`data.normalise: client`), and its linear model has a bias. With `scaling` "public" they are mapped from their
-    range to [-1, 1] in place of that, pupil by pupil, as differential privacy of a pupil needs it. There is no official
+    range to [-1, 1] instead, pupil by pupil, as sample-level differential privacy requires. There is no official
     split. Task `regression`; the metric of both is the squared error, which Motley prints halved.
 
     Args:

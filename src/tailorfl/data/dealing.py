@@ -1,6 +1,6 @@
-"""Which rows of a source are in use, and how they are dealt to training and held-out clients and domains.
+"""Select the rows of a source that are used, and deal them to training and held-out clients and domains.
 
-Clients of a deployment that joined one after another have numbers in that order, and a split that each made.
+Clients that joined a deployment one after another are numbered in that order, and each made its own split.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tailorfl.printable import shown
 
 @dataclass(frozen=True)
 class Dealt:
-    """Rows of a source dealt to clients, before each client's are split.
+    """Rows of a source dealt to clients, before each client's rows are split.
 
     Attributes:
-        rows: per client int64 rows out of the training part.
-        test: per client int64 rows out of the official test part; None where it is not dealt.
+        rows: per client int64 rows of the training part.
+        test: per client int64 rows of the official test part; None if it is not dealt.
         names: name of every client.
-        num_clients: the first so many clients train, the others are held out.
+        num_clients: number of training clients, which come first; the others are held out.
         server: int64 rows that the server keeps.
     """
 
@@ -44,7 +44,7 @@ class Dealt:
     server: Ints
 
     def ordered(self, order: Ints, num_clients: int) -> Dealt:
-        """Return the clients `order`, in this order, of which the first `num_clients` train."""
+        """Return the clients in the order `order`; the first `num_clients` of them train."""
         return replace(
             self,
             rows=self.rows.of_clients(order),
@@ -54,7 +54,7 @@ class Dealt:
         )
 
     def with_heldout(self, name: str, rows: Ints, test: Ints) -> Dealt:
-        """One more held-out client."""
+        """Return the deal with one more held-out client."""
         return replace(
             self,
             rows=self.rows.with_client(rows),
@@ -66,14 +66,14 @@ class Dealt:
 def set_aside(
     dealt: Dealt, heldout: int | Sequence[str], keep: int | None, natural: bool, rng: Generator
 ) -> Dealt:
-    """`dealt` with the held-out clients last.
+    """Return `dealt` with the held-out clients last.
 
     Args:
         dealt: clients, all of them training.
         heldout: how many clients to hold out, or their names.
         keep: number of training clients, drawn at random from those not named; None: all.
-        natural: whether clients differ in kind, so that a number of held-out ones must be drawn at random.
-            Clients dealt by chance are alike before the deal, and the last ones are taken.
+        natural: whether clients differ in kind; if so, a number of held-out clients is drawn at random. Clients dealt
+            at random do not differ before the deal, so the last ones are taken.
         rng: source of randomness.
 
     Raises:
@@ -103,7 +103,7 @@ def set_aside(
 
 
 def domain_rows(source: Source, names: Sequence[str]) -> dict[str, Ints]:
-    """For each domain name its int64 rows; looked up in group `domain` first, never in `client`.
+    """Return the int64 rows of each named domain; looked up in group `domain` first, never in `client`.
 
     Raises:
         ConfigError: if no group has that name.
@@ -127,7 +127,7 @@ def domain_rows(source: Source, names: Sequence[str]) -> dict[str, Ints]:
 def to_be_tested(source: Source, rows: Ints) -> Ints:
     """Return the official test samples among the int64 `rows` of a held-out domain; all of them if there are none.
 
-    Training samples of the domain are what a held-out client adapts on.
+    A held-out client adapts on the training samples of the domain.
     """
     official = rows[:0] if source.test is None else rows[source.test.numpy()[rows]]
     return official if len(official) else rows
@@ -135,11 +135,11 @@ def to_be_tested(source: Source, rows: Ints) -> Ints:
 
 DEFAULT_CLIENTS = 20
 DEFAULT_BINS = 10
-"""Of equally many samples, into which numbers to be predicted are put for partitions that deal classes."""
+"""Number of bins, equal in samples, into which numeric targets are put for partitions that deal classes."""
 
 
 def official_part(source: Source) -> NDArray[np.bool_]:
-    """Return `[samples]` bool, True in the official test part; all False where there is none."""
+    """Return `[samples]` bool, True in the official test part; all False if there is none."""
     if source.test is None:
         return np.zeros(len(source), dtype=bool)
     mask: NDArray[np.bool_] = source.test.numpy()
@@ -147,11 +147,7 @@ def official_part(source: Source) -> NDArray[np.bool_]:
 
 
 def capped(source: Source, samples: int | None, rng: Generator) -> Ints:
-    """Ascending rows in use: all, or `samples` of them, evenly over test part, natural clients and strata.
-
-    Raises:
-        ConfigError: if `samples` is below 1.
-    """
+    """Return the rows in use, ascending: all, or `samples`, evenly over test part, natural clients and strata."""
     if samples is None or samples >= len(source):
         return np.arange(len(source))
     natural = source.groups.get("client", torch.zeros(len(source))).numpy()
@@ -180,7 +176,7 @@ def deal_rows(
     deal_test: bool,
     streams: tuple[Generator, Generator],
 ) -> Dealt:
-    """Rows dealt by a partition, held-out clients last.
+    """Deal rows by a partition, held-out clients last.
 
     Args:
         source: the samples.
@@ -188,21 +184,19 @@ def deal_rows(
         recipe: name of the partition.
         options: its options, `group` for partitions along groups, and for a regression `bins` for those of classes.
         clients: number of training clients; None: every group, or 20 for partitions without groups.
-        heldout: how many more clients never train, or the names of those.
+        heldout: number of further clients that never train, or their names.
         deal_test: whether the official test part is dealt too, by the same recipe.
-        streams: randomness of the partition and of who is held out.
+        streams: randomness of the partition and of the choice of held-out clients.
 
     Raises:
         ConfigError: for unknown settings.
-        DataError: if the source lacks the groups, or cannot be dealt as asked.
+        DataError: if the source lacks the groups, or cannot be dealt as requested.
     """
     extra = heldout if isinstance(heldout, int) else len(set(heldout))
     labels, names, options = _labels(source, recipe, options)
     if names is None and clients is None:
         clients = DEFAULT_CLIENTS
-    draw_later = recipe == "natural" and not isinstance(
-        heldout, int
-    )  # the named must not be lost in the draw
+    draw_later = recipe == "natural" and not isinstance(heldout, int)  # named clients must survive the draw
     official = official_part(source)[rows]
     train_rows, test_rows = rows[~official], rows[official]
     deal = partition(
@@ -227,7 +221,7 @@ def deal_rows(
 def _labels(
     source: Source, recipe: str, options: Mapping[str, Any]
 ) -> tuple[Ints, tuple[str, ...] | None, dict[str, Any]]:
-    """Return what the recipe looks at, the names of groups if it goes along groups, and the recipe's own options."""
+    """Return the strata, bins or groups that the recipe deals by, the names if groups, and the recipe's own options."""
     recipe_options = dict(options)
     kind = recipe_named(recipe).group
     if kind is None:
@@ -279,13 +273,13 @@ def in_turn(joined: Sequence[Sequence[str]], names: Sequence[str], all_of_them: 
     Args:
         joined: their names, in groups that joined at once.
         names: of the clients in the data.
-        all_of_them: whether the data must be of nobody else.
+        all_of_them: whether the data may hold no other clients.
 
     Returns:
-        int64; nothing where all were there from the start, so that they have the order of the data.
+        int64; empty if all were there from the start, so that they have the order of the data.
 
     Raises:
-        ConfigError: the data lack a client, or are of another one too.
+        ConfigError: the data lack a client, or hold others although they may not.
     """
     listed = [name for group in joined for name in group]
     if len(joined) < 2 and len(listed) in (0, len(names)):
@@ -303,16 +297,16 @@ def in_turn(joined: Sequence[Sequence[str]], names: Sequence[str], all_of_them: 
 def without_clients(
     federation: Federation, names: Sequence[str], dealt: Dealt, founders: Sequence[str] | None
 ) -> Federation:
-    """Return the federation without these clients, whose images no statistics that scale images are of.
+    """Return the federation without these clients, also leaving their images out of the channel statistics.
 
     Args:
         federation: of all clients.
-        names: of those that are left out, or their numbers where no name is like that.
+        names: of the clients to leave out, or their numbers if no client has such a name.
         dealt: the rows of each client, before they were split.
-        founders: those whose images make the statistics; None: all training images of the source do.
+        founders: clients whose images give the channel statistics; None: all training images of the source.
 
     Raises:
-        ConfigError: one of them is no training client, or nobody is left.
+        ConfigError: one of them is not a training client, or nobody is left.
     """
     names = [federation.names[client_number(federation.names, name)] for name in names]
     remaining, source = federation.without(names), federation.source
@@ -330,10 +324,10 @@ def without_clients(
 def split_in_turn(
     source: Source, dealt: Dealt, joined: Sequence[Sequence[str]], rule: SplitRule, seed: int
 ) -> Federation:
-    """Return a federation of clients with files of their own, split as each did that knew only those before it.
+    """Return a federation of clients with their own files, each split knowing only the clients joined by then.
 
     Args:
-        source: the samples of all, in which images are scaled by those of the first group.
+        source: the samples of all; images are scaled by the statistics of the first group.
         dealt: the rows of all, in the order in which they joined.
         joined: their names, in groups that joined at once.
         rule: see `tailorfl.partition.splits.read_split`.

@@ -1,4 +1,4 @@
-"""Clients as rows of one data set: what every method, engine and evaluation is given, and whether it can be used."""
+"""Clients as rows of one data set, the input of every method, engine and evaluation, and checks of its validity."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Federation:
 
     Attributes:
         source: the samples.
-        train, val, test: per client int64 rows of `source`, held as `Rows` whatever sequence is given. Clients
+        train, val, test: per client int64 rows of `source`; any sequence is converted to `Rows`. Clients
             0..num_clients-1 train; the others are held out and must never contribute to anything shared.
         names: name of every client.
         num_clients: number of training clients.
-        server: int64 rows that the server holds for validation (`dirichlet_perada`), no client's.
+        server: int64 rows that the server, and no client, holds for validation (`dirichlet_perada`).
         public: unlabelled samples that the server and every client may use (its labels are blanked), or None.
-        shifted: by name, sources of which every row is test data: corrupted images, a held-out domain.
+        shifted: by name, sources whose rows are all test data: corrupted images, a held-out domain.
 
     Raises:
         DataError: if the lists do not fit together.
@@ -63,31 +63,31 @@ class Federation:
         return len(self.train)
 
     def part(self, part: Part) -> Rows:
-        """Per client the rows of one part: "train", "val" or "test"."""
+        """Return the rows of every client in one part: "train", "val" or "test"."""
         return Rows.of(getattr(self, part))
 
     def places(self, client: int) -> tuple[Ints, dict[Part, Ints]]:
-        """Return all rows of a client, int64, ascending, and the places of each part's among them."""
+        """Return all rows of a client, int64, ascending, and the positions of each part's rows among them."""
         parts = {part: self.part(part)[client] for part in PARTS}
         rows = np.unique(np.concatenate(list(parts.values())))
         return rows, {part: np.searchsorted(rows, part_rows) for part, part_rows in parts.items()}
 
     def of_clients(self, order: Ints) -> Federation:
-        """Return the federation of these clients alone, int64, in this order; all of them train."""
+        """Return the federation of only the clients `order` (int64), in this order; all of them train."""
         train, val, test = (Rows.of(rows).of_clients(order) for rows in (self.train, self.val, self.test))
         names = tuple(self.names[i] for i in order.tolist())
         return replace(self, train=train, val=val, test=test, names=names, num_clients=len(order))
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The training clients that have samples: all but those that were left out by `without`."""
+        """The training clients that have samples: all but those left out by `without`."""
         return tuple(np.flatnonzero(self.sizes()[: self.num_clients]).tolist())
 
     def number(self, client: str) -> int:
-        """Return the number of a client that is named by its name, or by its number where no name is like that.
+        """Return the number of a client, given its name, or its number if no client has such a name.
 
         Raises:
-            ConfigError: there is none, or it was left out.
+            ConfigError: there is no such client, or it was left out.
         """
         numbers = (*self.members, *range(self.num_clients, len(self)))
         by_name = {self.names[i]: i for i in numbers}
@@ -98,10 +98,10 @@ class Federation:
         return number
 
     def without(self, names: Sequence[str]) -> Federation:
-        """Return the federation in which the places of these training clients are empty; the others keep theirs.
+        """Return the federation in which these training clients have no rows; every client keeps its number.
 
         Raises:
-            ConfigError: one of them is no training client, or nobody is left.
+            ConfigError: one of them is not a training client, or nobody is left.
         """
         training = self.names[: self.num_clients]
         for name in names:
@@ -115,11 +115,11 @@ class Federation:
         return replace(self, train=train, val=val, test=test)
 
     def sizes(self, part: Part = "train") -> Ints:
-        """`[clients]` int64 number of samples of every client in one part, held-out clients included."""
+        """Return the number of samples of every client in one part, int64 `[clients]`, held-out clients included."""
         return self.part(part).sizes
 
     def global_test(self, clients: Sequence[int] | None = None) -> Ints:
-        """Sorted int64 union of the test rows of the training clients, or of `clients`."""
+        """Return the sorted int64 union of the test rows of the training clients, or of `clients`."""
         chosen = np.arange(self.num_clients) if clients is None else np.asarray(clients, dtype=np.int64)
         distinct, _ = self.part("test").of_clients(chosen).once()
         is_tested = np.zeros(len(self.source), dtype=np.bool_)
@@ -127,7 +127,7 @@ class Federation:
         return np.flatnonzero(is_tested)
 
     def describe(self, part: Part = "train") -> Ints:
-        """`[clients, strata]` int64 number of samples of every stratum (class) at every client."""
+        """Return the number of samples of every stratum (class) at every client, int64 `[clients, strata]`."""
         strata = self.source.strata.numpy()
         width = int(strata.max()) + 1 if len(strata) else 0
         distinct, which = self.part(part).once()
@@ -136,10 +136,10 @@ class Federation:
 
 
 def client_number(names: Sequence[str], name: str) -> int:
-    """Return the number of the client that calls itself `name`: by its name in the data, or by its number there.
+    """Return the number of the client `name`, which is its name in the data, or its number there.
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: there is no such client; names the nearest.
     """
     if name in names:
         return list(names).index(name)
@@ -177,10 +177,10 @@ def _check_rows(federation: Federation) -> None:
 
 
 def _check_overlap(federation: Federation) -> None:
-    """No row may serve two purposes; clients may share test rows if all have the same ones, or if they are official."""
+    """Check that no row has two uses; clients may share test rows if all have the same ones or they are official."""
     official = federation.source.test
     shareable = np.zeros(len(federation.source), dtype=bool) if official is None else official.numpy()
-    used_as = np.zeros(len(federation.source), dtype=np.uint8)  # 0: in none so far, else 1 + the kind
+    used_as = np.zeros(len(federation.source), dtype=np.uint8)  # 0: not used so far, else 1 + the kind
     kinds = [f"{part} part" for part in PARTS] + ["server's validation set"]
     pools = [*(_rows_of(federation, part) for part in PARTS), federation.server]
     for kind, rows in enumerate(pools):
@@ -230,10 +230,10 @@ def _check_finite(federation: Federation) -> None:
 
 
 def weaknesses(federation: Federation) -> list[str]:
-    """Return what is weak about a valid federation, a sentence each.
+    """Return the weaknesses of a valid federation, a sentence each.
 
-    That is clients with a single training sample, with one class only (in training, or in testing too), with test
-    classes they never see in training, and with nothing to be tested or selected by.
+    These are clients with a single training sample, with one class only (in training, or in testing too), tested
+    mostly on classes they never see in training, and without test or validation samples.
     """
     train = federation.sizes("train")
     learned, tested = federation.describe("train"), federation.describe("test")
@@ -247,7 +247,7 @@ def weaknesses(federation: Federation) -> list[str]:
         (one_class & ~guessable, "have training samples of one class only"),
         ((federation.sizes("test") == 0) & (train > 0), "have no test samples and cannot be evaluated"),
     ]
-    if len(federation.part("test").once()[0]) > 1:  # one global test set holds unseen classes by intention
+    if len(federation.part("test").once()[0]) > 1:  # a global test set holds unseen classes by design
         mostly_unseen = 2 * unseen > tested.sum(axis=1)
         cases.append((mostly_unseen, "are tested mostly on classes they have no training samples of"))
     if federation.sizes("val").any():
@@ -283,7 +283,7 @@ def _named(federation: Federation, clients: Ints) -> str:
 
 
 def _shared_once(federation: Federation, rows: Ints, shareable: NDArray[np.bool_]) -> Ints:
-    """Test rows where those that several clients may share stand once, but for those that a client has twice."""
+    """Return test rows with each shareable row once; all rows unchanged if one client has a row twice."""
     if np.bincount(rows).max(initial=0) <= 1:  # many times faster than np.unique
         return rows
     distinct = federation.part("test").once()[0]

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 MOST_PIXELS = 50_000_000
-"""Of one image; a file of some kilobytes may claim any number of them."""
+"""Maximum number of pixels of an image; a file of a few kilobytes may claim any number."""
 MOST_LEVELS = 4
-"""Of folders that are looked into."""
+"""Levels of folders that are searched."""
 COUNTED = 4_096
 """Images whose bytes are counted at once."""
 UNREADABLE = (
     UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, TypeError, SyntaxError, EOFError,
     LookupError, ArithmeticError, AttributeError, NotImplementedError, MemoryError, struct.error, zlib.error,
 )  # fmt: skip
-"""Errors that readers of image formats raise at damaged files, each its own."""
+"""Errors that the various image readers raise for damaged files."""
 _PARTS = ("train", "test")
 _GREY_MODES = ("1", "L", "LA", "I;16")
 
@@ -52,10 +52,10 @@ def from_folder(
 
     Args:
         path: the folder.
-        group: what the first level means, the name of the natural groups, such as "client" or "domain".
+        group: name of the natural groups, which are the first level of folders, such as "client" or "domain".
         size: (height, width) to resize every image to; by default all must have the same size already.
-        scaling: "train" scales a channel by its mean and deviation over the training part; "public", which privacy of
-            a sample needs, to -1 ... 1.
+        scaling: "train" scales a channel by its mean and deviation over the training part; "public", which
+            sample-level privacy requires, to -1 ... 1.
 
     Raises:
         DataError: for a missing folder, no images, an image at another depth, unreadable files or mixed
@@ -85,9 +85,9 @@ def from_folder(
 def from_client_folder(
     path: str | Path, size: tuple[int, int] | None = None, scaling: Channels = "train"
 ) -> Source:
-    """Return a source from the images of one client alone, at `path/CLASS/IMAGE`; arguments as of `from_folder`.
+    """Return a source from the images of one client alone, at `path/CLASS/IMAGE`; arguments as in `from_folder`.
 
-    Its rows are in the order that they have in the folder of all clients, for which `path` is one of the first level.
+    Its rows have the same order as in the folder of all clients, in which `path` is a folder of the first level.
 
     Raises:
         DataError: as in `from_folder`.
@@ -114,9 +114,9 @@ def _by_class(
     test: Tensor | None = None,
     groups: Mapping[str, tuple[Any, Any]] = {},
 ) -> Source:
-    """Return the source of images in files, with a label each.
+    """Return the source of labelled images in files.
 
-    Channels are scaled by those that are `train`, or by all.
+    Channels are scaled by the `train` images, or by all.
     """
     classes, y = np.unique(labels, return_inverse=True)
     x = stack_images((load_image(file, size) for file in files), [str(file) for file in files])
@@ -138,9 +138,9 @@ def _check_size(size: Any) -> None:
 
 
 def _images(root: Path, group: str) -> Iterator[Path]:
-    """Yield the images below a folder; raises DataError at the first that lies neither 3 nor 4 levels deep.
+    """Yield the images below a folder; raise DataError at the first that is neither 3 nor 4 levels deep.
 
-    So a folder that is none of images (a home folder, a disk) is not walked through to its end.
+    So a wrong folder (a home folder, a disk) is not searched to its end.
     """
     for directory, folders, names in os.walk(root, followlinks=True):
         depth = len(Path(directory).relative_to(root).parts)
@@ -155,7 +155,7 @@ def _images(root: Path, group: str) -> Iterator[Path]:
 
 
 def _place(root: Path, path_parts: tuple[str, ...], split: bool, group: str) -> tuple[str, str]:
-    """(client, class) of an image from its path below the root."""
+    """Return (client, class) of an image from its path below the root."""
     levels = path_parts[1:] if split else path_parts
     if len(levels) != 3:
         raise _misplaced(root, path_parts, group)
@@ -170,10 +170,10 @@ def _misplaced(root: Path, path_parts: tuple[str, ...], group: str) -> DataError
 
 
 def load_image(file: Path, size: tuple[int, int] | None) -> Picture:
-    """One image, read completely and resized to (height, width) if asked; DataError if the file is broken."""
+    """Read one image completely and resize it to (height, width) `size` if given; DataError if the file is broken."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # sizes are looked at here
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # sizes are checked here
             opened = Image.open(file)
         with opened as image:
             pixels = image.width * image.height
@@ -183,18 +183,18 @@ def load_image(file: Path, size: tuple[int, int] | None) -> Picture:
                     "are read, so make it smaller first"
                 )
             image.load()
-            upright = ImageOps.exif_transpose(image)  # cameras store a turned picture and how it was held
+            upright = ImageOps.exif_transpose(image)  # cameras store a rotated picture and its orientation
             return upright if size is None else upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     except UNREADABLE as error:
         raise DataError(f"image '{file}' cannot be read: {error or type(error).__name__}") from error
 
 
 def stack_images(images: Iterable[Picture], names: Iterable[str]) -> Tensor:
-    """uint8 `[samples, channels, height, width]`: one channel if all images are grey, otherwise three.
+    """Return uint8 `[samples, channels, height, width]`: one channel if all images are grey, otherwise three.
 
     Args:
         images: images of one size.
-        names: of each image, for the message.
+        names: the name of each image, for the message.
 
     Raises:
         DataError: at the first image whose size differs from the first one's.
@@ -233,7 +233,7 @@ def _eight_bits(image: Picture) -> Picture:
 def channel_scaling(
     x: Tensor, scaling: Channels
 ) -> tuple[tuple[float, ...], tuple[float, ...], dict[str, Any]]:
-    """Mean and deviation of each channel of training images `x`, and what a source's `info` says of them.
+    """Return mean and deviation of each channel of training images `x`, and their entries in a source's `info`.
 
     Raises:
         ConfigError: for an unknown scaling.
@@ -246,7 +246,7 @@ def channel_scaling(
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 `[samples, channels, height, width]` after / 255.
+    """Return mean and standard deviation of each channel of uint8 `[samples, channels, height, width]` after / 255.
 
     A constant channel gets deviation 1, so that dividing by it changes nothing.
     """
@@ -254,9 +254,9 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def channel_counts(x: Tensor) -> Tensor:
-    """int64 `[channels, 256]`: how often each byte occurs in uint8 `[samples, channels, height, width]`.
+    """Return int64 `[channels, 256]`: how often each byte occurs in uint8 `[samples, channels, height, width]`.
 
-    Counting is exact and needs no float copy of the images; some at a time, since they may lie in a file.
+    Counting is exact and needs no float copy of the images; it goes in blocks, since they may be a mapped file.
     """
     counts = torch.zeros(x.shape[1], 256, dtype=torch.int64)
     for start in range(0, len(x), COUNTED):
@@ -266,7 +266,7 @@ def channel_counts(x: Tensor) -> Tensor:
 
 
 def statistics_of(counts: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel after / 255, from `channel_counts` (or a sum of several)."""
+    """Return mean and standard deviation of each channel after / 255, from `channel_counts` (or a sum of several)."""
     values = np.arange(256) / 255.0
     mean, std = [], []
     for row in counts.numpy():

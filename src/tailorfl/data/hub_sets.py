@@ -1,7 +1,7 @@
 """Public data sets of the Hugging Face hub: fetched once, at a pinned commit, and checked by their sha256.
 
-They are looked for in the folder of data files, laid out as the hub's cache, then in the hub's own cache, and then
-fetched into it. None of them is part of this package: read the terms of each set before sharing anything made from it.
+They are read from the data folder, laid out like the hub's cache, or from the hub's own cache, and otherwise fetched
+into the latter. None of them is part of this package: read the terms of each set before sharing anything made from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailorfl.partition.rows import spread_indices
 SUBJECTS = ("World", "Sports", "Business", "Sci/Tech")
 """The classes of AG News."""
 WINDOW = 80
-"""Characters of a sample of Shakespeare, and rows between a role's training and test rows: none shares a character."""
+"""Characters of a sample of Shakespeare; as many rows are left out between a role's training and test rows."""
 _BLOCK = 100_000
 """Rows whose tokens are held as lists at a time."""
 _SHARDS = "train-00000-of-00001.parquet", "test-00000-of-00001.parquet"
@@ -43,7 +43,7 @@ class HubSet:
         repository: OWNER/NAME.
         revision: commit of the repository, which names its contents.
         files: path of the file of each part ("train", "test") in the repository.
-        digests: sha256 of the file of each part, where somebody published it.
+        digests: sha256 of the file of each part, if it was published.
     """
 
     repository: str
@@ -99,11 +99,11 @@ HUB_SETS = {
 
 
 def hub_files(name: str) -> dict[str, str]:
-    """Return the file of each part of the data set `name`, which is fetched where it is nowhere here.
+    """Return the file of each part of the data set `name`, fetched if it is not on this machine.
 
     Raises:
         MissingExtraError: the package that reads the hub's cache is not installed.
-        DataError: it is not here and the hub cannot be asked, or a file is damaged; says the command that fetches it.
+        DataError: it is not here and cannot be fetched, or a file is damaged; gives the command that fetches it.
     """
     with needs_extra("huggingface_hub", "data"):
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
@@ -134,7 +134,7 @@ def hub_files(name: str) -> dict[str, str]:
 
 
 def _check(name: str, path: Path, hub_set: HubSet, digest: str) -> None:
-    """Check a file by its sha256. Where none is declared, that is the name under which the cache holds large files."""
+    """Check a file by its sha256. If none is declared, it is the name under which the cache holds large files."""
     expected = digest or path.resolve().name
     with path.open("rb") as file:
         if len(expected) == 64 and hashlib.file_digest(file, "sha256").hexdigest() != expected:
@@ -201,7 +201,7 @@ def cifar100(label: Literal["fine", "coarse"] = "fine") -> Source:
 def femnist() -> Source:
     """FEMNIST of LEAF (Caldas et al. 2018): grey images `[1, 28, 28]` of 62 characters; BSD licence.
 
-    Group `client` is the writer. No official split. Pixels come to lie between -1 and 1.
+    Group `client` is the writer. No official split. Pixels are scaled to -1 ... 1.
     """
     return hub_images("femnist", (0.5,), (0.5,), label="character", client="writer_id")
 
@@ -211,7 +211,7 @@ def femnist() -> Source:
     files="datasets--fancyzhx--ag_news",
 )
 def ag_news(tokenizer: str = "byte", length: int = 64, padding: str = "right") -> Source:
-    """AG News (Zhang et al. 2015): title and first sentences of news of four subjects; for research.
+    """AG News (Zhang et al. 2015): titles and first sentences of news on four subjects; for research.
 
     Args:
         tokenizer, length, padding: as for `tailorfl.data.text.text`.
@@ -239,10 +239,10 @@ def shakespeare(
     """Shakespeare of LEAF (Caldas et al. 2018): which character follows 80 others; 4.2 million rows, BSD licence.
 
     A role's rows are windows that move by one character, so they are cut in time: the first 80 % train, the last 20 %
-    test, and between them are as many rows unused as let no training row share a character with a test row.
+    test, and the rows between them stay unused so that no training row shares a character with a test row.
 
     Args:
-        samples: at most so many rows, at even distances; all of them need 7 GB of memory.
+        samples: maximum number of rows, evenly spaced; all of them need 7 GB of memory.
         min_samples: roles with fewer rows are left out.
         tokenizer, length, padding: as for `tailorfl.data.text.text`.
 

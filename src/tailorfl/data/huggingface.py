@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face package `datasets`: from memory, from disk, or streamed into mapped files.
 
-Rows come a thousand at a time and become one array: in memory, or in a file that is mapped and never read whole. What
-was converted once is kept (`tailorfl.data.storage`) and used again.
+Rows come a thousand at a time and become one array: in memory, or in a file that is mapped and never read whole.
+Converted data are cached (`tailorfl.data.storage`) and reused.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tailorfl.errors import DataError, check_known, needs_extra
 from tailorfl.hub import unreachable
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 FORMAT = "1"
-"""Of what is kept; another one is converted anew."""
+"""Version of cached data; data of another version are converted again."""
 ROWS = 1_000
-"""Rows that are looked at together."""
+"""Rows that are read at a time."""
 _FACTS, _SAMPLES, _OTHERS, _TEST = "facts.json", "samples.bin", "columns.parquet", "test.npy"
 
 
@@ -56,21 +56,21 @@ def from_datasets(
 
     The dictionary has the keys "train" and "test".
 
-    Streamed ones go a thousand rows at a time into a file that is mapped and not held in memory; so do the others where
-    `cache` names a folder. What was converted is used again for the same fingerprint, and done again where it was
-    interrupted. Labels and clients, 8 bytes a row each, are held.
+    Streamed ones go a thousand rows at a time into a file that is mapped and not held in memory; so do the others if
+    `cache` names a folder. Converted data are reused for the same fingerprint; an interrupted conversion is repeated.
+    Labels and clients, 8 bytes a row each, are held in memory.
 
     Args:
         dataset: as above.
-        label: the target column, for several targets their list; a `ClassLabel` keeps its numbers and names.
+        label: the target column, or a list of several; a `ClassLabel` keeps its numbers and names.
         image: the image column; give this or `features`.
         features: the numeric input columns; give these or `image`.
-        client: the column that says whose a sample is.
-        task: what the label means.
+        client: the column with the client of each sample.
+        task: the meaning of the label.
         scaling: as for `tailorfl.data.own.from_tensors`.
         size: (height, width) to resize every image to.
-        cache: folder of converted data, None: nothing is kept.
-        fingerprint: what tells this data set from others; by default that of a data set that has one.
+        cache: folder of converted data; None: no cache.
+        fingerprint: identifies the data set in the cache; by default the data set's own, if it has one.
 
     Raises:
         MissingExtraError: if `datasets` is not installed.
@@ -124,7 +124,7 @@ def huggingface(
     scaling: Channels = "train",
     cache: str | None = None,
 ) -> Source:
-    """Return a data set of the Hugging Face hub, or one that lies here, read into mapped files.
+    """Return a data set of the Hugging Face hub, or a local one, read into mapped files.
 
     Args:
         path: a name on the hub, a folder of files or one that `save_to_disk` wrote; or csv, json, parquet, ... with
@@ -133,22 +133,22 @@ def huggingface(
         data_files: files of a format, a pattern, or a list.
         config: configuration of a data set on the hub.
         revision: branch, tag or commit of a data set on the hub.
-        train: name of the split that clients are dealt.
-        test: name of the split that is the test part; by default "test" where there is one.
-        streaming: read rows as they come. False downloads and prepares all first, as the package does: an interrupted
-            download goes on where it was.
+        train: name of the split that is dealt to clients.
+        test: name of the split that is the test part; by default "test" if there is one.
+        streaming: read rows as they come. False downloads and prepares all first, as the package does, which resumes
+            an interrupted download.
         cache: folder of converted data; by default TAILORFL_CACHE or tailorfl in the user's cache folder.
 
     Raises:
         MissingExtraError: if `datasets` is not installed.
-        DataError: for data that are not there or do not fit.
+        DataError: for data that are missing or do not fit.
     """
     with needs_extra("datasets", "data"):
         import datasets
         from datasets.exceptions import DatasetsError
     local = Path(path).expanduser()
     offline_reason = "" if local.exists() or data_files else unreachable()
-    if offline_reason:  # asking would take half a minute of attempts
+    if offline_reason:  # attempts to reach it would take half a minute
         raise DataError(
             f"there is no file or folder '{path}', and {offline_reason}; where the hub can be reached, save_to_disk "
             "keeps a data set in a folder, which serves here"
@@ -191,7 +191,7 @@ def _parts(dataset: Any) -> dict[str, Any]:
 
 
 def _chosen(path: str, dataset: Any, train: str, test: str | None) -> Any:
-    """Return the parts that train and test, under these names."""
+    """Return the chosen splits under the names "train" and "test"."""
     import datasets
 
     if isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
@@ -224,21 +224,21 @@ def _gathered(
         return _once(Path(cache).expanduser(), key, lambda file: _gather(name, parts, columns, file))
     if cache is None and None not in fingerprints:
         return _gather(name, parts, columns)
-    # streamed, and nothing says which data these are: a file without a name, which is gone with the tensor
+    # streamed without a fingerprint or cache: an unnamed file, which is gone with the tensor
     with tempfile.TemporaryDirectory(prefix="tailorfl-") as folder:
         return _gather(name, parts, columns, Path(folder) / "samples.bin")
 
 
 @dataclass(frozen=True)
 class ColumnSelection:
-    """Which columns are what.
+    """The roles of columns.
 
     Attributes:
         label: target columns.
-        image: the image column, or None where
-        features: are the numeric input columns.
-        client: whose a row is, or None.
-        task: what the label means.
+        image: the image column, or None.
+        features: the numeric input columns if there is no image column.
+        client: the column with the client of each row, or None.
+        task: the meaning of the label.
         size: (height, width) to which images are resized, or None.
     """
 
@@ -262,7 +262,7 @@ class ColumnSelection:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """The content of a data set: inputs `[rows, ...]`, the other columns as a frame, and True for test rows or None."""
+    """The content of a data set: inputs `[rows, ...]`, the other columns as a frame, and a test mask or None."""
 
     x: Tensor
     frame: pd.DataFrame
@@ -270,7 +270,7 @@ class Gathered:
 
 
 def _once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
-    """Return what is kept under a key in a folder, its inputs mapped; `make` is given the file for the inputs."""
+    """Return the data cached under a key, inputs mapped; if there are none, `make` writes inputs to a given file."""
 
     def written(working: Path) -> None:
         gathered = make(working / _SAMPLES)
@@ -288,11 +288,11 @@ def _once(folder: Path, key: str, make: Callable[[Path], Gathered]) -> Gathered:
 
 
 class _ColouredError(Exception):
-    """Grey images were read as such, and now one has colours."""
+    """A colour image follows images that were read as grey."""
 
 
 class _Inputs:
-    """Blocks of inputs one after another, in memory or in a file."""
+    """Blocks of inputs, concatenated in memory or in a file."""
 
     def __init__(self, file: Path | None, colour: bool) -> None:
         self.path, self.colour, self.rows = file, colour, 0
@@ -337,13 +337,13 @@ def _gather(
     file: Path | None = None,
     colour: bool = False,
 ) -> Gathered:
-    """Read data sets of the `datasets` package, held or streamed, "train" before "test".
+    """Read data sets of the `datasets` package, in memory or streamed, "train" before "test".
 
     Args:
         name: for messages.
         parts: by name; each has `select_columns` and `iter`.
-        columns: what to read.
-        file: where inputs are written, of which no more than `ROWS` are held at a time; None: memory.
+        columns: to read.
+        file: for the inputs, of which at most `ROWS` are held in memory at a time; None: all are.
         colour: whether grey images get three channels.
 
     Raises:
@@ -363,9 +363,7 @@ def _gather(
                 )
                 for column in columns.beside:
                     values = frame[column]
-                    if (
-                        classed or column == columns.client
-                    ):  # few different values, of which each is held once
+                    if classed or column == columns.client:  # few distinct values: hold each once
                         values = values.astype(object).map(lambda value: distinct.setdefault(value, value))
                     pieces[column].append(values)
                 inputs.add(_block(name, batch, frame, columns, inputs.rows), name)
@@ -400,7 +398,7 @@ def _block(
 
 
 def _open(entry: Path) -> Gathered | None:
-    """Return what lies in a folder, or None where something is missing."""
+    """Return the data in a folder, or None if something is missing or damaged."""
     import pandas as pd
 
     try:
@@ -418,7 +416,7 @@ def _open(entry: Path) -> Gathered | None:
 
 
 def _files_in(folder: Path) -> str:
-    """Return what tells the files of a folder from others: names, sizes, times of change."""
+    """Return a fingerprint of the files of a folder: its path, their names, sizes and modification times."""
     file_facts = []
     for directory, _, names in os.walk(folder):
         for name in names:

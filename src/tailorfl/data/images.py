@@ -32,7 +32,7 @@ Bytes = NDArray[np.uint8]
 
 @data_source("MNIST, 60,000 + 10,000 digits of 28x28 pixels", files="mnist.npz")
 def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source:
-    """MNIST: 60,000 + 10,000 handwritten digits, `[1, 28, 28]`; its origin states no terms of the data.
+    """MNIST: 60,000 + 10,000 handwritten digits, `[1, 28, 28]`; its origin states no terms of use.
 
     Args:
         scaling: pixels of mean 0 and deviation 1 ("standard"), or in [0, 1] ("unit").
@@ -62,7 +62,7 @@ def cifar10(samples: int | None = None) -> Source:
     ones. Those of the hub are the original images. No licence stated.
 
     Args:
-        samples: use only so many images, the first of each part in the parts' own proportion.
+        samples: use only this many images, the first of each part, in the proportion of the parts.
     """
     if not has_data_file("cifar10_jpeg.npz"):
         mean, std = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
@@ -81,7 +81,7 @@ def tinyimagenet(samples: int | None = None) -> Source:
     that source's `mean` and `std`, since the clients' models expect their own scaling.
 
     Args:
-        samples: decode only so many images, the first of each part in the parts' own proportion.
+        samples: decode only this many images, the first of each part, in the proportion of the parts.
     """
     mean, std = (0.4828, 0.4509, 0.3999), (0.2621, 0.2536, 0.2676)
     return _jpeg_parts("tinyimagenet", "tinyimagenet32_jpeg.npz", samples, mean, std)
@@ -96,7 +96,7 @@ def pacs(samples: int | None = None, side: int = 64) -> Source:
     """PACS: 7,992 images `[3, 64, 64]`, 7 classes in 4 domains, no official split; research use only.
 
     Args:
-        samples: decode only the first so many images; rows are in random order.
+        samples: decode only this many images from the start; rows are in random order.
         side: pixels a side, 64 or a whole fraction of it such as 32, by averaging squares of pixels.
 
     Returns:
@@ -161,9 +161,9 @@ def digits() -> Source:
     From the UCI Optical Recognition of Handwritten Digits set (CC BY 4.0). Needs no data folder.
 
     Raises:
-        DataError: scikit-learn is not installed whole.
+        DataError: the installation of scikit-learn is incomplete.
     """
-    # As sklearn.datasets.load_digits reads it, whose import would take a second and 66 MB.
+    # Read like sklearn.datasets.load_digits, whose import would take a second and 66 MB.
     package = find_spec("sklearn")
     package_folder = next(iter(package.submodule_search_locations or ()), "") if package is not None else ""
     path = Path(package_folder) / "datasets" / "data" / "digits.csv.gz"
@@ -207,7 +207,7 @@ def _jpeg_parts(
 
 
 def _counts(samples: int | None, train: int, test: int) -> dict[str, int]:
-    """Return how many images of each part are used, of `train` and `test` that there are."""
+    """Return how many of the `train` and `test` images of the two parts are used."""
     used = _capped(samples, train + test)
     tested = round(used * test / (train + test))
     return {"train": used - tested, "test": tested}
@@ -235,7 +235,7 @@ def _decode(jpeg: Bytes, offsets: NDArray[np.int64], count: int) -> Tensor:
 
 
 def _smaller(images: Tensor, factor: int) -> Tensor:
-    """uint8 images `[count, channels, height, width]` with squares of `factor` pixels averaged into one."""
+    """Return uint8 images `[count, channels, height, width]`, `factor` x `factor` pixels averaged into one."""
     if factor == 1:
         return images
     count, channels, height, width = images.shape
@@ -244,7 +244,7 @@ def _smaller(images: Tensor, factor: int) -> Tensor:
 
 
 def read_image(file: Path | io.BytesIO, mode: str) -> Bytes:
-    """One image as uint8 `[height, width]` for mode "L" or `[height, width, 3]` for mode "RGB"."""
+    """Return one image as uint8 `[height, width]` for mode "L" or `[height, width, 3]` for mode "RGB"."""
     with Image.open(file) as image:
         return np.asarray(image.convert(mode), dtype=np.uint8)
 
@@ -253,9 +253,8 @@ def read_image(file: Path | io.BytesIO, mode: str) -> Bytes:
 def features(path: str) -> Source:
     """Return a classification source of the feature vectors of a .npz file, such as `studies/features.py` writes.
 
-    Arrays: `x` `[samples, features]` float, `y` `[samples]` int classes from 0, `classes` their names; where there is
-    an official test part `test` `[samples]` bool; where there are domains `domain` `[samples]` int and `domains`, their
-    names.
+    Arrays: `x` `[samples, features]` float, `y` `[samples]` int classes from 0, `classes` their names; for an official
+    test part `test` `[samples]` bool; for domains `domain` `[samples]` int and `domains`, their names.
 
     Args:
         path: the .npz file.

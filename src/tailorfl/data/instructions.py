@@ -1,6 +1,6 @@
 """Instructions with answers, as multiple choice or as text to be generated, and the ROUGE-1 of an answer.
 
-They are a user's own, or eight sets of FLAN's.
+The data are a user's own, or eight sets of FLAN.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PARTS = ("train", "test")
 FORMS = ("choice", "generation")
 
 ANSWER = "\nAnswer:"
-"""The text between an instruction and its response in the form generation, so that a model knows where one ends."""
+"""The text between an instruction and its response in the form generation, which marks the end of the instruction."""
 
 FLAN8 = {
     "snli": "entailment",
@@ -56,28 +56,28 @@ def instructions(
 ) -> Source:
     """Return a source from JSON lines.
 
-    Objects with `instruction`, `output`, and if given `client` and `category` or `task`.
+    Lines are objects with `instruction`, `output`, and optionally `client` and `category` or `task`.
 
     Clients are the files unless lines name them; categories (or else tasks) are the domains. If a file's name ends in
     _test, its lines are the official test part, and those of all others train.
 
     choice: the instruction lists its options at its end, "OPTIONS:" and below it one line "- ..." for each. Samples
     are a prompt of `length` tokens, without the list, and `options` slots of `option_length` tokens; the class is the
-    slot of the right option. Of more options wrong ones are left out, at even distances. `credit` is the ROUGE-1 of
-    every option.
+    slot of the right option. Of too many options, evenly spaced wrong ones are kept. `credit` is the ROUGE-1 of every
+    option.
 
-    generation: samples are the instruction as it stands, "Answer:", and the response with an end token.
+    generation: samples are the whole instruction, "Answer:", and the response with an end token.
 
     Args:
         path: a file, or a folder of .jsonl or .json files.
         form: choice or generation.
         tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub.
-        length: tokens of a prompt, marks included, or of the whole sample for generation; of a prompt that is too
-            long, the first third and the last two are kept, and of a response as much as half of the sample holds.
+        length: tokens of a prompt, marks included, or of the whole sample for generation; a prompt that is too long
+            keeps a third of its room from the start, the rest from the end; a response gets at most half of a sample.
         options: slots of a prompt, one for each of its options.
-        option_length: tokens of a slot; of a longer option the start is kept.
+        option_length: tokens of a slot; a longer option is cut at its end.
         padding: of form choice: right for encoders, left for causal models. Generation pads on the left.
-        samples: at most so many of each file, at even distances.
+        samples: maximum number of lines of each file, evenly spaced.
 
     Raises:
         ConfigError: for an unknown form, or numbers that are too small.
@@ -114,8 +114,8 @@ def flan8(
 
     Args:
         form, tokenizer, length, options, option_length, padding: as for `instructions`.
-        samples: at most so many training lines of each set, at even distances.
-        test_samples: at most so many test lines of each set.
+        samples: maximum number of training lines of each set, evenly spaced.
+        test_samples: maximum number of test lines of each set, evenly spaced.
 
     Raises:
         ConfigError, DataError, MissingExtraError: as for `instructions`.
@@ -139,7 +139,7 @@ class _Layout:
         self.options, self.option_length, self.left = options, option_length, left_of(padding)
 
     def fields(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """`x`, `y`, `task`, `outputs`, `credit` and `info` of a source."""
+        """Return `x`, `y`, `task`, `outputs`, `credit` and `info` of a source."""
         return self._choices(examples) if self.form == "choice" else self._responses(examples)
 
     def _choices(self, examples: Sequence[Example]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class _Layout:
         }
 
     def _option(self, option: str) -> list[int]:
-        """Return the ids of an option, its end cut off where it is too long.
+        """Return the ids of an option, its end cut off if it is too long.
 
         Options often differ in their first words.
         """
@@ -227,7 +227,7 @@ def _source(
 
 
 def _domains(examples: Sequence[Example]) -> list[str] | None:
-    """Return the domain of every example; None where none has one."""
+    """Return the domain of every example; None if no example has one."""
     without = [e for e in examples if e.domain is None]
     if len(without) == len(examples):
         return None
@@ -252,10 +252,10 @@ class Example:
     """One line of a file.
 
     Attributes:
-        instruction, output: what is asked, and the right answer.
-        client: whose it is.
-        domain: its task or category; None where the file names none.
-        test: whether it is of the official test part.
+        instruction, output: the question, and the right answer.
+        client: the client that has it.
+        domain: its task or category; None if the line names none.
+        test: whether it is in the official test part.
         location: file and line, for messages.
     """
 
@@ -285,7 +285,7 @@ def files_of(path: str | Path) -> list[Path]:
 
 
 def part_of(file: Path) -> tuple[str, str]:
-    """(name without its part, part) of a file: ("snli", "test") of snli_test.jsonl; without suffix it is "train"."""
+    """Return (name, part) of a file: ("snli", "test") for snli_test.jsonl; without a suffix the part is "train"."""
     name, _, part = file.stem.rpartition("_")
     return (name, part) if name and part in _PARTS else (file.stem, "train")
 
@@ -294,11 +294,11 @@ def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> l
     """Return the examples of files, in their order.
 
     Args:
-        files: of JSON lines, see `read_line`; empty lines are passed over.
-        samples: at most so many of each file of the part "train" and "test", at even distances; None is all.
+        files: of JSON lines, see `read_line`; empty lines are skipped.
+        samples: maximum number of lines of a "train" and of a "test" file, evenly spaced; None: all.
 
     Raises:
-        DataError: a file cannot be read or is empty, or a line is not as it should be (names file and line).
+        DataError: a file cannot be read or is empty, or a line is invalid (names file and line).
     """
     examples: list[Example] = []
     for file in files:
@@ -319,20 +319,20 @@ def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> l
 def read_line(line: str, location: str, client: str, test: bool) -> Example:
     """Return the example of a line.
 
-    An object with `instruction`, `output`, and if given `client` and `category` or `task`.
+    The line is an object with `instruction`, `output`, and optionally `client` and `category` or `task`.
 
     Args:
         line: the text.
         location: for messages.
-        client: whose it is unless the line says so.
-        test: whether it is of the test part.
+        client: its client, unless the line names one.
+        test: whether it is in the test part.
 
     Raises:
-        DataError: it is no such object.
+        DataError: the line is not such an object.
     """
     try:
         content = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and as many brackets
+    except (ValueError, RecursionError) as error:  # also for thousands of digits or of nested brackets
         raise DataError(f"{location}: is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise DataError(
@@ -353,11 +353,11 @@ def _text(content: Mapping[str, Any], key: str, location: str) -> str:
 
 
 def split_options(instruction: str) -> tuple[str, list[str]]:
-    """Return (the instruction without its options, the options) of one that lists them, each option once and stripped.
+    """Return (the instruction without its list of options, the options), each option once and stripped.
 
-    The list begins after the last "OPTIONS:"; each option begins on a line of its own with "- " and may go on over
-    further lines. An empty line ends the list, and what follows belongs to the instruction. No options: the
-    instruction as it is, and an empty list.
+    The list begins after the last "OPTIONS:"; each option begins on a new line with "- " and may span further lines.
+    An empty line ends the list; the rest belongs to the instruction. Without options: the instruction and an empty
+    list.
     """
     before, marker, after = instruction.rpartition(OPTIONS)
     listed, _, following = after.strip("\n").partition("\n\n")
@@ -368,9 +368,9 @@ def split_options(instruction: str) -> tuple[str, list[str]]:
 
 
 def kept_options(options: Sequence[str], right: str, slots: int) -> list[str]:
-    """At most `slots` of the options, in their order: the right one, and wrong ones at even distances.
+    """Return at most `slots` of the options, in their order: the right one, and evenly spaced wrong ones.
 
-    Taking the first wrong ones would put the right one of a long list into the last slot nearly always.
+    Taking the first wrong ones would nearly always put the right one of a long list into the last slot.
     """
     if len(options) <= slots:
         return list(options)
@@ -387,12 +387,12 @@ class Rouge(NamedTuple):
     f1: float
 
 
-@functools.lru_cache(maxsize=1 << 16)  # the same few answers meet each other thousands of times
+@functools.lru_cache(maxsize=1 << 16)  # the same few pairs of answers occur thousands of times
 def rouge1(text: str, reference: str) -> Rouge:
-    """ROUGE-1 of a text against a reference: the overlap of their words, each counted as often as in both.
+    """Return ROUGE-1 of a text against a reference: the overlap of their words, each counted as often as in both.
 
-    Lower case, no stemming, words of a-z and 0-9 (Lin, 2004, as the package rouge-score computes it). 0 where one of
-    the two has no word.
+    Lower case, no stemming, words of a-z and 0-9 (Lin, 2004, as the package rouge-score computes it). 0 if one of the
+    two has no word.
 
     Raises:
         MissingExtraError: if rouge-score is not installed.

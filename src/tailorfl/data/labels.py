@@ -1,4 +1,4 @@
-"""Labels of a user's own data as classes: numbered, named, and looked at for what was never meant as classes."""
+"""Labels of a user's own data as classes: numbered, named, and checked for values that are not meant as classes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from tailorfl.errors import DataError
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 log = logging.getLogger(__name__)
 
 FEW_ROWS = 20
-"""Of so few rows nothing is concluded."""
+"""From at most this many rows nothing is concluded."""
 ROWS_A_CLASS = 10
-"""Rows a class on average below which many labels may be numbers to be predicted."""
+"""Average rows per class below which many labels may be numbers to be predicted."""
 MANY_CLASSES = 20
 NAMED = 5
 """Classes that a message names."""
@@ -30,12 +30,12 @@ MOST_CLASSES = 1_000_000
 def check_classes(
     label: str, values: pd.Series[Any] | NDArray[Any], option: str = "task='regression'"
 ) -> None:
-    """Nothing if values may be classes; a warning where they look like numbers to be predicted.
+    """Check that values can be classes; warn if they look like numbers to be predicted.
 
-    `label` begins the message, such as "table 'x': column 'y'"; `option` says how a regression is asked for.
+    `label` begins the message, such as "table 'x': column 'y'"; `option` is the setting for a regression.
 
     Raises:
-        DataError: they are numbers with fractions, or most of them occur once.
+        DataError: they are numbers with fractions, or numbers with fewer than two rows per value on average.
     """
     import pandas as pd
 
@@ -83,7 +83,7 @@ def from_zero(label: str, y: Tensor) -> Tensor:
     """Return class numbers as they are, int64.
 
     Raises:
-        DataError: none of them is 0, so that they are counted from another number; or one is no class at all.
+        DataError: all of them are above 0, so they are not counted from 0; or one is too large for a class.
     """
     if y.numel() and int(y.max()) >= MOST_CLASSES:
         raise DataError(
@@ -100,7 +100,7 @@ def from_zero(label: str, y: Tensor) -> Tensor:
 
 
 def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
-    """Return (classes int64 `[samples]`, their names in sorted order) of labels that are texts, None of others."""
+    """Return (classes int64 `[samples]`, their names in sorted order) of labels that are texts, otherwise None."""
     import pandas as pd
 
     if isinstance(values, Tensor):

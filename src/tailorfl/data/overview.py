@@ -1,4 +1,4 @@
-"""A federation in numbers before anything trains: sizes and classes of clients, and how unlike clients are."""
+"""A federation in numbers before anything trains: sizes and classes of clients, and how different clients are."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from tailorfl.partition.rows import Ints
 Floats = NDArray[np.float64]
 
 BINS = 20
-"""Cells of equally many training samples into which numbers to be predicted are put."""
+"""Bins of equally many training samples into which numeric targets are put."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SHUFFLED = 2_000
-"""Clients, at least, over which what chance alone does is averaged, by dealing all samples again."""
+"""Clients over which the effect of chance is averaged, by repeatedly dealing all samples at random."""
 MOST_DEALS = 20
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number about how unlike clients are.
+    """One number about how different clients are.
 
     Attributes:
         key: its name in JSON.
         meaning: in words.
-        value: of the training parts of the clients that train.
-        chance: the same where these samples are dealt at random to clients of these sizes; None where that says
-            nothing.
+        value: for the training parts of the training clients.
+        chance: the same if these samples are dealt at random to clients of these sizes; None if that is meaningless.
     """
 
     key: str
@@ -44,22 +43,21 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Overview:
-    """The clients of a federation in numbers; all counts are of training samples unless said otherwise.
+    """The clients of a federation in numbers; all counts are of training samples unless noted otherwise.
 
     Attributes:
         name, task: of the source.
         clients: name of every client, held-out ones last.
-        num_clients: the first so many train.
+        num_clients: number of training clients, which come first.
         sizes: `[clients]` int64 samples by part: train, val, test.
-        what: of what `counts` are: classes, labels, events, domains, or bins of a target or time; "" where there is
-            nothing to count.
+        what: the things counted: classes, labels, domains, or bins of a target or time; "" if there are none.
         cells: the name of each of these.
         counts: `[clients, cells]` int64.
         classes: `[clients]` int64 different classes, None for tasks without.
-        events: `[clients]` int64 observed events, None for tasks but survival.
+        events: `[clients]` int64 observed events, None for tasks other than survival.
         quantiles: `[clients, 5]` of the target (the first one) or the time, at `QUANTILES`; None for other tasks.
-        figures: how unlike clients are.
-        further: samples of the public and of each shifted set.
+        figures: how different clients are.
+        further: number of samples of the public and of each shifted set.
     """
 
     name: str
@@ -78,7 +76,7 @@ class Overview:
 
     @property
     def shares(self) -> Floats:
-        """`[clients, cells]` share of each client's training samples."""
+        """Share of each client's training samples in each cell, `[clients, cells]`."""
         shares: Floats = self.counts / np.maximum(self.sizes["train"], 1)[:, None]
         return shares
 
@@ -88,7 +86,7 @@ class Overview:
         return first, self.shares[np.arange(len(first)), first]
 
     def from_large_to_small(self, most: int) -> Ints:
-        """At most so many clients: all in their order, or else evenly spaced from the largest to the smallest."""
+        """Return at most `most` clients: all in their order, or else evenly spaced from the largest to the smallest."""
         everyone = len(self.clients)
         if everyone <= most:
             return np.arange(everyone)
@@ -96,7 +94,7 @@ class Overview:
         return order[np.linspace(0, everyone - 1, most).round().astype(np.int64)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
+        """Return all of it as a JSON-compatible dictionary."""
         return {
             "data": self.name,
             "task": self.task,
@@ -152,7 +150,7 @@ def overview(federation: Federation) -> Overview:
 
 
 def _cells(federation: Federation) -> tuple[str, tuple[str, ...], NDArray[Any]]:
-    """Return (what is counted, name, `[samples]` cell of every sample or `[samples, cells]` 0/1)."""
+    """Return (the things counted, names of cells, `[samples]` cell of every sample or `[samples, cells]` 0/1)."""
     source = federation.source
     values = _numbers(source)
     if values is not None:
@@ -192,7 +190,7 @@ def _numbers(source: Source) -> Floats | None:
 
 
 def _quantiles(federation: Federation, values: Floats) -> Floats:
-    """`[clients, 5]` quantiles of every client's training values, linear between neighbours as numpy's."""
+    """Return `[clients, 5]` quantiles of every client's training values, interpolated linearly as in NumPy."""
     import pandas as pd
 
     rows = federation.part("train")
@@ -251,7 +249,7 @@ def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...
 
 
 def total_variation(owner: Ints, strata: Ints) -> float:
-    """Mean over clients of half the sum of differences of class shares, the client's and all samples'.
+    """Return the mean over clients of half the L1 distance of their class shares from those of all samples.
 
     `owner` and `strata` are `[samples]` int64, the client and the class of each; every client from 0 on has some.
     """
@@ -261,12 +259,12 @@ def total_variation(owner: Ints, strata: Ints) -> float:
 
 
 def effective_classes(owner: Ints, strata: Ints) -> float:
-    """Mean over clients of 1 / the sum of squared class shares: k where k classes have equal shares."""
+    """Return the mean over clients of 1 / the sum of squared class shares: k if k classes have equal shares."""
     return _effective(_table(owner, strata))
 
 
 def kolmogorov_smirnov(owner: Ints, values: Floats) -> float:
-    """Mean over clients of the largest gap between the distribution functions of its values and of all."""
+    """Return the mean over clients of the largest gap between the distribution functions of their and all values."""
     everything = np.sort(values)
     order = np.lexsort((values, owner))
     own_values, holder = values[order], owner[order]
@@ -274,7 +272,7 @@ def kolmogorov_smirnov(owner: Ints, values: Floats) -> float:
     rank = np.arange(len(own_values)) - (np.cumsum(sizes) - sizes)[holder]
     below = np.searchsorted(everything, own_values, side="left") / len(everything)
     upto = np.searchsorted(everything, own_values, side="right") / len(everything)
-    # of equal values of one client only the outermost are steps of its function
+    # among equal values of one client only the first and the last are at the step of its function
     same_before = np.append(False, (own_values[1:] == own_values[:-1]) & (holder[1:] == holder[:-1]))
     same_after = np.append(same_before[1:], False)
     gap_before = np.where(same_before, 0.0, np.abs(rank / sizes[holder] - below))
@@ -285,8 +283,8 @@ def kolmogorov_smirnov(owner: Ints, values: Floats) -> float:
 
 
 def between(owner: Ints, values: Floats) -> float:
-    """Share of the sum of squared deviations that is the clients' means' (eta squared); 0 where nothing varies."""
-    if values.max() == values.min():  # their mean may be off by a rounding, which would be all there is
+    """Return the share of the sum of squares that lies between clients (eta squared); 0 if nothing varies."""
+    if values.max() == values.min():  # otherwise a rounding error of their mean would be the only deviation
         return 0.0
     sizes = np.bincount(owner)
     centred = values - values.mean()

@@ -39,7 +39,7 @@ from tailorfl.settings.base import listed
 from tailorfl.settings.data import DataConfig
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
     Data = Source | pd.DataFrame | Mapping[str, pd.DataFrame] | Dataset[Any]
 
@@ -63,14 +63,14 @@ def from_tensors(
         y: `[samples]` classes counted from 0 or their names for classification and binary; `[samples]` or
             `[samples, outputs]` for multilabel, regression and counts; `[samples, 2]` (event, time) for survival.
         clients: `[samples]` ids, numbers or names, or None for a set without natural clients.
-        task: what `y` means; the number of outputs follows from `y`.
+        task: the meaning of `y`; the number of outputs follows from `y`.
         test: `[samples]` bool, True for test samples, or None for no given split.
         name: for messages and tables.
         scaling: of uint8 images; "train" scales a channel by its mean and deviation over the training part, "public",
-            which privacy of a sample needs, to -1 ... 1.
+            which sample-level privacy requires, to -1 ... 1.
 
     Raises:
-        DataError: for lengths that differ, images with the channels last, classes that are no whole numbers or are
+        DataError: for lengths that differ, images with the channels last, classes that are not whole numbers or are
             counted from 1, missing ids, NaN or infinity.
     """
     check_kind("task", task, str)
@@ -124,19 +124,19 @@ def from_table(
     """Return a source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one row a sample.
 
     Args:
-        path: the file, a folder in which each file is a client of its name, or a data frame in memory.
+        path: the file, a folder in which each file is the client of that name, or a data frame in memory.
         label: the target column, of any kind for classification and binary (values are numbered in sorted
             order and named in `info["classes"]`); for multilabel, regression and counts one column or several; for
             survival the columns (event, time).
-        client: the column that says whose a row is; None for a table without natural clients, and for a folder
+        client: the column with the client of each row; None for a table without natural clients, and for a folder
             whose files are the clients.
-        features: the input columns; by default every column not named otherwise. Words and empty cells become numbers
+        features: the input columns; by default every column without another role. Words and empty cells become numbers
             when a federation is built with `normalise`, after the split (`tailorfl.data.preparation`).
-        task: what the label means.
+        task: the meaning of the label.
         split: the column that holds "train" or "test"; None for no given split.
         words, impute, indicator, na_values, min_count: as for `tailorfl.data.summaries.Roles`.
-        constants: prepare the features at once by these, which looked at none of the rows; or a JSON file of them.
-        exclude: columns that are no features, such as ids and dates.
+        constants: prepare the features at once by these, computed without any of the rows, or by a JSON file of them.
+        exclude: columns that are not features, such as ids and dates.
         sep, decimal: as for `tailorfl.data.table_files.read_table`.
 
     Raises:
@@ -177,7 +177,7 @@ def from_table(
 
 
 CLIENT = "client"
-"""The column that says of which frame a row is, where each client has a frame of its own."""
+"""The column with the client of each row, if each client has its own frame."""
 ROLES = frozenset(inspect.signature(from_table).parameters) - {"path"}
 """Options of frames, see `from_table`."""
 OF_DATASETS = frozenset({"clients", "task", "test", "scaling"})
@@ -185,7 +185,7 @@ OF_DATASETS = frozenset({"clients", "task", "test", "scaling"})
 
 
 def is_data(value: Any) -> bool:
-    """Return whether a value is data and not the settings of some."""
+    """Return whether a value is data, rather than settings."""
     import pandas as pd
 
     if isinstance(value, Mapping):
@@ -198,12 +198,12 @@ def as_source(data: Any, options: Mapping[str, Any]) -> Source:
     """Return a source of data in memory.
 
     Args:
-        data: a frame, or a frame of each client by its name, with the options of `from_table`; a torch Dataset whose
-            items are (x, y), with `clients`, `task`, `test` and `scaling` of `from_tensors`; or a Source, without any.
-        options: what is said of the data.
+        data: a frame, or one frame per client by name, with the options of `from_table`; a torch Dataset whose items
+            are (x, y), with `clients`, `task`, `test` and `scaling` of `from_tensors`; or a Source, without options.
+        options: of this kind of data.
 
     Raises:
-        DataError: they are none of these, or an option is lacking or not one of theirs.
+        DataError: the data are none of these, or an option is missing or does not apply to them.
     """
     if isinstance(data, Source):
         _check_options(options, frozenset(), "a Source, which is complete")
@@ -292,10 +292,10 @@ def real_tensor(values: Any, name: str) -> Tensor:
 
     Args:
         values: numbers as a tensor, an array or nested lists.
-        name: they are, for messages.
+        name: of the values, for messages.
 
     Raises:
-        DataError: they are no such numbers, or sparse, or complex, of which float32 would keep a part.
+        DataError: they are not such numbers, or sparse, or complex, of which float32 would keep only the real part.
     """
     try:
         tensor = torch.as_tensor(values)
@@ -324,13 +324,13 @@ def flags(values: Any, name: str) -> Tensor:
 
 
 def client_ids(clients: Any, name: str) -> pd.Series[Any]:
-    """Return ids of any kind, one a sample. Raises DataError where they are something else; `name` is the source's."""
+    """Return ids of any kind, one per sample. Raises DataError for anything else; `name` is the source's."""
     import pandas as pd
 
     try:
         ids = np.asarray(clients)
         if ids.dtype.kind == "U":
-            "".join(ids.flat).encode()  # halves of characters, which no table and no file can hold
+            "".join(ids.flat).encode()  # fails for lone surrogates, which no table or file can hold
     except (TypeError, ValueError) as error:
         raise DataError(
             f"source '{name}': clients cannot be read as one id a sample: {type(error).__name__}"

@@ -1,8 +1,8 @@
-"""Features made what models can read, after the split: words encoded, gaps filled, numbers standardised.
+"""Prepare features for models after the split: encode words, fill gaps, standardise numbers.
 
-All constants are of training rows of training clients. A table goes one way, in a simulation of all clients as in a
-deployment where each has only its own file: `summarise` at each client, `combine` at the server, `by_training_rows` at
-each client. Other numbers go through `tailorfl.data.scaling`.
+All constants come from training rows, shared ones from those of training clients. A table takes the same steps in a
+simulation and in a deployment where each client has only its own file: `summarise` at each client, `combine` at the
+server, `by_training_rows` at each client. Other numbers go through `tailorfl.data.scaling`.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from tailorfl.partition.rows import Ints
 from tailorfl.settings.data import Normalisation
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 TABLE = "table"
 """Key of `Source.info`: the `RawTable` that a source was read from, until it is prepared."""
 
 GIVEN = "given"
-"""Key of `Source.info`: `given_digest` of the source that these samples were prepared of."""
+"""Key of `Source.info`: `given_digest` of the source that these samples were prepared from."""
 
 PREPARATION = "preparation"
-"""Key of `Source.info`: the `Preparation` that made `Source.x` of a table."""
+"""Key of `Source.info`: the `Preparation` that made `Source.x` from a table."""
 
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A table as it was read, and what its columns mean."""
+    """A table as it was read, and the roles of its columns."""
 
     frame: pd.DataFrame
     roles: Roles
 
     def numbers(self, name: str) -> Tensor:
-        """float32 `[rows, features]`, NaN where a cell is missing and in all of a column of words.
+        """Return float32 `[rows, features]`, NaN where a cell is missing and throughout columns of words.
 
         Raises:
             DataError: a number that float32 cannot hold.
@@ -60,14 +60,14 @@ class RawTable:
         return torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
 
     def feed(self, digest: Any) -> None:
-        """Add to a digest what `numbers` leaves out: what columns mean, and those of words."""
+        """Add to a digest the content that `numbers` leaves out: the roles, and the columns of words."""
         digest.update(self.roles.model_dump_json().encode())
         for column, values, is_number in self._features():
             if not is_number:
                 digest.update(repr((column, words_of(values))).encode())
 
     def _features(self) -> Iterator[tuple[str, pd.Series[Any], bool]]:
-        """(name, cells, whether they are numbers) of every feature."""
+        """Yield (name, cells, whether they are numbers) of every feature."""
         for column in self.roles.inputs(self.frame):
             values = tidy(self.frame[column], self.roles.na_values)
             yield column, values, column not in self.roles.words and kind_of(values) == "number"
@@ -75,12 +75,12 @@ class RawTable:
 
 @dataclass(frozen=True, eq=False)
 class ClientRows:
-    """The rows of a table that are one client's.
+    """The rows of a table that belong to one client.
 
     Attributes:
         name: of the client.
         rows: int64, all of them, ascending.
-        train: int64 places among them of those that it trains on.
+        train: int64 positions in `rows` of its training rows.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ClientRows:
     train: Ints
 
     def summarise(self, table: RawTable) -> Summary:
-        """Return what the client tells of its rows of a table."""
+        """Return the client's summary of its rows of a table."""
         return summarise(table.frame.iloc[self.rows], table.roles, self.train, self.name)
 
 
@@ -97,8 +97,8 @@ class Preparation:
     """The constants of a federation of tables.
 
     Attributes:
-        everyone: of all training clients; for whoever has none of its own.
-        own: by the name of a client; also of one that lacks a column and otherwise has those of all.
+        everyone: of all training clients; for clients without their own.
+        own: by client name; also for clients that use those of all but lack a column.
     """
 
     everyone: Constants
@@ -108,11 +108,11 @@ class Preparation:
     def by_client(
         cls, everyone: Constants, fitted: Mapping[str, Constants], summaries: Sequence[Summary]
     ) -> Preparation:
-        """Return the constants of a federation with what each client lacks.
+        """Return the constants of a federation, with the columns that each client lacks.
 
         Args:
             everyone: of all training clients.
-            fitted: by the name of a client, where it has constants of its own.
+            fitted: by client name, for clients with their own constants.
             summaries: of clients' training rows.
         """
         of_clients = dict(fitted)
@@ -130,7 +130,7 @@ class Preparation:
         return self.everyone if client is None else self.own.get(client, self.everyone)
 
     def facts(self) -> dict[str, Any]:
-        """Return the constants as JSON can hold them."""
+        """Return the constants as a JSON-compatible dictionary."""
         of_clients = {name: constants.to_dict() for name, constants in self.own.items()}
         return {**self.everyone.to_dict(), **({"clients": of_clients} if of_clients else {})}
 
@@ -147,9 +147,10 @@ def given_digest(source: Source) -> str:
 
 
 def plain(source: Source) -> Source:
-    """Return a source to which nothing is done.
+    """Return the source with its features unprepared.
 
     Raises:
+        ConfigError: such a table has the options `words` or `na_values`.
         DataError: it is a table with words or empty cells.
     """
     table: RawTable | None = source.info.get(TABLE)
@@ -172,7 +173,7 @@ def plain(source: Source) -> Source:
 
 
 def by_constants(source: Source, constants: str | Path | Constants) -> Source:
-    """Return the source of a table prepared by constants that are given, such as public ones.
+    """Return the source of a table prepared by given constants, such as public ones.
 
     Raises:
         ConfigError: they are for another label or task.
@@ -196,16 +197,16 @@ def by_constants(source: Source, constants: str | Path | Constants) -> Source:
 
 
 def prepared(federation: Federation, by: Normalisation, founders: int | None = None) -> Federation:
-    """Return the federation with every feature made ready by statistics of training rows.
+    """Return the federation with every feature prepared by statistics of training rows.
 
     Args:
         federation: its source holds floats, or a table.
-        by: "federated": of all training clients together; "client": of each client by itself (words are encoded alike
-            for all). Rows of no client take those of all training clients.
-        founders: of a table, the first so many clients alone make the statistics; None: all training clients.
+        by: "federated": of all training clients together; "client": of each client separately (words are encoded alike
+            for all). Rows of no client use those of all training clients.
+        founders: for a table, the statistics are of this many first clients only; None: of all training clients.
 
     Raises:
-        ConfigError: medians are asked for and the statistics are federated.
+        ConfigError: medians are requested and the statistics are federated.
         DataError: a column cannot be prepared, see `combine`; features are neither floats nor a table.
     """
     original = federation.source
@@ -221,7 +222,7 @@ def prepared(federation: Federation, by: Normalisation, founders: int | None = N
             )
         return standardised(federation, by)
     check_medians(table.roles, by)
-    # A client that was left out has no rows, and so no part in any constant.
+    # An excluded client has no rows, so it contributes to no constant.
     places = {i: federation.places(i) for i in range(len(federation)) if federation.sizes()[i]}
     clients = [ClientRows(federation.names[i], rows, parts["train"]) for i, (rows, parts) in places.items()]
     if by == "client":
@@ -242,15 +243,15 @@ def by_training_rows(
     summaries: Sequence[Summary],
     by: Normalisation,
 ) -> Source:
-    """Return the source of a table prepared by constants of training rows, here or in a process of one client alone.
+    """Return the source of a table prepared by constants of training rows, of all clients or in one client's process.
 
     Args:
         source: the table, of all clients or of one.
-        everyone: what `combine` made of the summaries of all training clients.
+        everyone: the result of `combine` for the summaries of all training clients.
         clients: those whose rows the table has.
         summaries: one for each of them.
-        by: "federated": constants of all training clients together; "client": of each client by itself (words are
-            encoded alike for all). Rows of no client take those of all training clients.
+        by: "federated": constants of all training clients together; "client": of each client separately (words are
+            encoded alike for all). Rows of no client use those of all training clients.
 
     Raises:
         DataError: the table does not fit the constants.
@@ -270,7 +271,7 @@ def by_training_rows(
 
 
 def check_medians(roles: Roles, by: Normalisation) -> None:
-    """Raise ConfigError where medians are asked for and the statistics are those of all clients together."""
+    """Raise ConfigError if medians are requested and the statistics are those of all clients together."""
     if by == "federated" and roles.impute == "median":
         raise ConfigError(
             "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
@@ -283,10 +284,10 @@ def _without_table(source: Source) -> dict[str, Any]:
 
 
 def own_strata(frame: pd.DataFrame, roles: Roles, name: str = "table") -> Ints:
-    """`[rows]` int64 labels by which a client's rows are balanced, of its own table.
+    """Return `[rows]` int64 labels by which the rows of a client's own table are balanced.
 
     Raises:
-        DataError: the label is missing or not as the task has it; `name` is the client's, for messages.
+        DataError: the label is missing or does not fit the task; `name` is the client's, for messages.
     """
     classes = class_names(name, frame, roles.label, roles.na_values) if roles.task in CLASSES else ()
     y = Constants(roles=roles, columns={}, classes=classes).targets(frame, name)

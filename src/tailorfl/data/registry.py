@@ -1,4 +1,4 @@
-"""The data sets by name: a function of any module of this folder that `data_source` marks is one.
+"""The data sets by name: functions that `data_source` marks in any module of this folder.
 
 @data_source("MNIST, 60,000 + 10,000 digits of 28x28 pixels", files="mnist.npz")
 def mnist(scaling: Literal["standard", "unit"] = "standard") -> Source: ...
@@ -19,7 +19,7 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, check_known
 
 GIVEN = "given"
-"""The name in settings of a source that was handed over."""
+"""The name in settings of a source that was passed as an object."""
 
 Load = TypeVar("Load", bound=Callable[..., Source])
 
@@ -33,7 +33,7 @@ class DataSource:
     Attributes:
         load: returns it; its parameters are the set's options.
         description: one line.
-        files: in the folder of data, "" where it needs none.
+        files: in the folder of data, "" if it needs none.
         capped: whether its option `samples` takes a cap of all samples, which saves reading the others.
     """
 
@@ -83,7 +83,7 @@ def sources() -> dict[str, str]:
 def load_source(name: str, **options: Any) -> Source:
     """Return the source `name`, with the options of its loader, such as `samples=5000` or `seed=1`.
 
-    `name` may be `module:function`, of a module that was named (`tailorfl.modules`).
+    `name` may be `module:function`, for a module that the user has named (`tailorfl.modules`).
 
     Raises:
         ConfigError: for an unknown name or option (names the nearest valid one) or a missing option.
@@ -100,7 +100,7 @@ def load_source(name: str, **options: Any) -> Source:
     try:
         source = loader(**options)
     except (OSError, TypeError, ValueError, OverflowError, EOFError) as error:
-        # What loaders did not look for: a path that no file system takes, an option of another type.
+        # Mistakes that loaders do not check: a path that no file system takes, an option of another type.
         plain = {key: value for key, value in options.items() if isinstance(value, str | int | float | None)}
         raise DataError(
             f"data source '{name}' cannot be read with {plain}: {error if plain == options else type(error).__name__}"
@@ -113,7 +113,7 @@ def load_source(name: str, **options: Any) -> Source:
 
 
 def loader_of(name: str) -> Callable[..., Source]:
-    """Return the function that loads a source; of `module:function` that of a module that was named.
+    """Return the function that loads a source, or `module:function` of a module that the user has named.
 
     Raises:
         ConfigError: there is none; names the nearest.
@@ -133,7 +133,7 @@ def loader_of(name: str) -> Callable[..., Source]:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return the options of a source and their defaults; `inspect.Parameter.empty` where one must be given.
+    """Return the options of a source and their defaults; `inspect.Parameter.empty` for required ones.
 
     Raises:
         ConfigError: there is no such source.

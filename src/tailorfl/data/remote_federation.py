@@ -1,7 +1,7 @@
-"""A federation of which only one client's samples are here, or nobody's: what a process of a real deployment knows.
+"""A federation with the samples of only one client, or of none: the view of one process of a real deployment.
 
-Everybody's sizes are true, so rounds, weights, batch plans and privacy are those of the whole federation. Rows of
-clients whose samples are elsewhere all name row 0, and nothing may look at them.
+The sizes of all clients are true, so rounds, weights, batch plans and privacy are those of the whole federation. Rows
+of clients whose samples are elsewhere all point to row 0 and must not be read.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tailorfl.errors import DataError
 from tailorfl.partition.rows import Ints
 
 REMOTE = "hollow"
-"""Key of `Source.info`: True where all samples of clients are elsewhere, as on the server."""
+"""Key of `Source.info`: True if all samples of clients are elsewhere, as on the server."""
 NAMES = ("classes", "features", "tokenizer", "pad", "vocabulary")
-"""Keys of a source's `info` that the server is told: names of numbers, and no number."""
+"""Keys of a source's `info` that are sent to the server: names, and constants of the tokenizer."""
 FITTED = "fitted"
-"""Of what is known of a source: whether its samples are prepared by statistics of private ones."""
+"""Key of `source_facts`: whether the samples are prepared by statistics of private ones."""
 
 
 @dataclass(frozen=True)
 class ClientSamples:
-    """One client's samples: a source of nothing else, and which rows of it are for what."""
+    """One client's samples: a source of only these, and its rows of each part."""
 
     source: Source
     train: Ints
@@ -43,13 +43,13 @@ class ClientSamples:
 
 
 def client_samples(federation: Federation, client: int) -> ClientSamples:
-    """Return one client's samples of a whole federation, in the order that they have there."""
+    """Return one client's samples of a whole federation, in the order they have there."""
     rows, places = federation.places(client)
     return ClientSamples(subset(federation.source, rows, federation.source.name), **places)
 
 
 def source_facts(source: Source) -> dict[str, Any]:
-    """Return what a model has to know of a source, as JSON can hold it; no sample and no statistic of any."""
+    """Return the facts of a source that a model needs, for JSON; no samples, no statistics but those of channels."""
     return {
         "name": source.name,
         "task": source.task,
@@ -108,12 +108,12 @@ def remote_federation(
     """Return the federation as one process sees it.
 
     Args:
-        source: what a model has to know of the data; its samples are nobody's.
+        source: the facts of the data that a model needs, see `remote_source`; it holds no client's samples.
         names: of all clients.
         sizes: for "train", "val" and "test" how many samples each client has.
         own: (number, samples) of the client whose process this is; None on the server.
         public: the public set.
-        server: labelled samples of the server's own.
+        server: the server's labelled samples.
     """
     rows: dict[str, list[Ints]] = {part: [np.zeros(n, dtype=np.int64) for n in sizes[part]] for part in PARTS}
     server_rows = np.empty(0, dtype=np.int64)

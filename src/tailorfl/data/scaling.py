@@ -1,4 +1,4 @@
-"""Numbers shifted and scaled: by training statistics of clients, or by constants that a model is told."""
+"""Numbers shifted and scaled: by training statistics of clients, or by given constants."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Channels = Literal["train", "public"]
 """The origin of the mean and deviation of an image's channels: its own training images, or constants."""
 
 PUBLIC_CHANNEL = (0.5, 0.5)
-"""Mean and deviation of a channel that is scaled by no private image: bytes come to lie between -1 and 1."""
+"""Mean and deviation of a channel scaled without private images: bytes are mapped to -1 ... 1."""
 
 SCALING = "scaling"
-"""Key of `Source.info`: the `Scaling` that turned what was read into `Source.x`."""
+"""Key of `Source.info`: the `Scaling` that turned raw numbers into `Source.x`."""
 
 PRIVATE_SCALING = "private scaling"
 """Key of `Source.info`: the `PrivateScaling` of samples whose scale depends on other samples."""
@@ -29,13 +29,13 @@ PRIVATE_SCALING = "private scaling"
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """x = (raw - mean) / deviation, and then cut off at ± `clip`, where that is given.
+    """x = (raw - mean) / deviation, then clipped to ± `clip` if given.
 
     Attributes:
         mean, deviation: `[clients + 1, features]`, a row for each of `clients`; the last one is for everybody else.
-        clients: names of those who have constants of their own.
+        clients: names of the clients with their own constants.
         clip: the largest magnitude.
-        before: what was done to raw numbers before, where this is a second scaling.
+        before: the scaling applied to raw numbers first, if this is a second one.
     """
 
     mean: Tensor
@@ -45,7 +45,7 @@ class Scaling:
     before: Scaling | None = None
 
     def apply(self, raw: Tensor, client: str | None = None) -> Tensor:
-        """Return raw numbers `[samples, ...]` as models read them, float32, by the constants of a client."""
+        """Return raw numbers `[samples, ...]` scaled by the constants of a client, float32."""
         x = raw if self.before is None else self.before.apply(raw, client)
         row = self.clients.index(client) if client in self.clients else -1
         flat = x.reshape(len(x), -1).to(torch.float64)
@@ -54,14 +54,14 @@ class Scaling:
         return cut.to(torch.float32).reshape(raw.shape)
 
     def of(self, client: str | None) -> dict[str, Any]:
-        """Return the constants of one client, or those for everybody else, as JSON can hold them."""
+        """Return the constants of one client, or those for everybody else, as a JSON-compatible dictionary."""
         row = self.clients.index(client) if client in self.clients else -1
         first = {} if self.before is None else {"before": self.before.of(client)}
         cut = {} if self.clip is None else {"clip": self.clip}
         return {"mean": self.mean[row].tolist(), "deviation": self.deviation[row].tolist(), **cut, **first}
 
     def facts(self) -> dict[str, Any]:
-        """Return the constants as JSON can hold them."""
+        """Return the constants as a JSON-compatible dictionary."""
         rows = [
             {"mean": mean.tolist(), "deviation": deviation.tolist()}
             for mean, deviation in zip(self.mean, self.deviation, strict=True)
@@ -74,11 +74,11 @@ class Scaling:
 
 @dataclass(frozen=True)
 class PrivateScaling:
-    """That samples were scaled by statistics of private ones, so that one sample changes all others.
+    """Marks samples that were scaled by statistics of private ones, so that one sample changes all others.
 
     Attributes:
         by: whose statistics, in words.
-        instead: what to set for constants that depend on no sample.
+        instead: the setting for constants that depend on no sample.
         shared: whether they are of several clients, so that one client changes the samples of others.
     """
 
@@ -97,7 +97,7 @@ _WHOSE = {
 FITTED_TABLE = PrivateScaling(
     "constants of training rows of all clients",
     "a file of them as data.options.constants, without data.normalise",
-    shared=True,  # levels of words and what fills columns that a client never measured, even where means are its own
+    shared=True,  # levels of words and fills of columns that a client never measured, even if means are its own
 )
 """The description of a table that is prepared by constants of its own rows."""
 FITTED_IMAGES = PrivateScaling(
@@ -111,15 +111,15 @@ FITTED_IMAGES = PrivateScaling(
 def standardised(federation: Federation, by: Normalisation) -> Federation:
     """Return the federation with features shifted and scaled by training means and deviations.
 
-    Standard deviations divide by n - 1, as FLamby's Heart protocol does; a feature that is constant is shifted only.
+    Standard deviations divide by n - 1, as FLamby's Heart protocol does; a constant feature is only shifted.
 
     Args:
-        federation: its features are floats; what they were scaled by before is kept as `Scaling.before`.
+        federation: its features are floats; an earlier scaling of them is kept as `Scaling.before`.
         by: "client": each client by its own training rows, rows of no client (the server's) by those of all training
             clients together; "federated": all by the latter.
 
     Raises:
-        DataError: if features are not float32, or by client, clients share test rows, which then have no single owner.
+        DataError: if features are not float32, or `by` is "client" and clients share test rows, so a row has no owner.
     """
     source = federation.source
     if source.x.dtype != torch.float32:
@@ -159,13 +159,13 @@ def standardised(federation: Federation, by: Normalisation) -> Federation:
 
 
 def check_unshared(rows: Ints) -> None:
-    """Check that no row is of two clients. Raises DataError, since each would have it scaled in its own way."""
+    """Check that no row belongs to two clients. Raises DataError, since each would scale it differently."""
     if len(np.unique(rows)) < len(rows):
         raise DataError("normalise='client' needs test rows of one client each, but clients share a test set")
 
 
 def _statistics(x: Tensor, owner: Tensor, clients: int, training: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation `[clients + 1, features]` by client; the last row is of all training clients."""
+    """Return mean and deviation `[clients + 1, features]` by client; the last row is of all training clients."""
     shape = (clients + 1, x.shape[1])
     count = torch.bincount(owner, minlength=clients + 1).to(x.dtype).unsqueeze(1)
     total = torch.zeros(shape, dtype=x.dtype).index_add_(0, owner, x)

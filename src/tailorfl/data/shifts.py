@@ -7,7 +7,7 @@ back, which brings the strengths near those of CIFAR-10-C. Absolute accuracies d
 numbers; methods compare with each other.
 
 Test sets of the user's own are files of the same form as the training data, read with the constants of the training
-data. Their clients and parts, if they name any, are not looked at: every row is tested, by every model.
+data. Their clients and parts, if they name any, are ignored: every model is tested on every row.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ KINDS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
 )  # fmt: skip
-"""The corruptions that there are."""
+"""The available corruptions."""
 WORKING_SIDE = 64
-_SMALLEST_SIDE = 32  # of images that the package takes
-_SEEDED = ("glass_blur", "impulse_noise")  # these draw from generators of their own, seeded by an argument
+_SMALLEST_SIDE = 32  # of images that the package accepts
+_SEEDED = ("glass_blur", "impulse_noise")  # these draw from their own generators, seeded by an argument
 
 Image = NDArray[np.uint8]
 
@@ -50,14 +50,14 @@ Image = NDArray[np.uint8]
 def corrupted_sets(
     source: Source, rows: NDArray[np.int64], config: CorruptionConfig, seed: int
 ) -> dict[str, Source]:
-    """Corrupted copies of test images, one source per corruption and severity, named like "fog-3".
+    """Return corrupted copies of test images, one source per corruption and severity, named like "fog-3".
 
-    An image is corrupted the same way whichever other images, kinds and severities are asked for.
+    An image is corrupted the same way whichever other images, kinds and severities are requested.
 
     Args:
         source: images `[samples, channels, height, width]`, 1 or 3 channels, uint8 or float32 in [0, 1].
         rows: int64 rows of `source` to take images from.
-        config: which corruptions; at most `samples` images are drawn from `rows` once and used for every set.
+        config: the corruptions; at most `samples` images are drawn from `rows` once and used for every set.
         seed: seed of the draw and of the corruptions.
 
     Raises:
@@ -113,7 +113,7 @@ def _library() -> Callable[..., Image]:
 
 
 def _to_uint8(x: Tensor) -> Image:
-    """`[images, height, width, channels]` uint8 of images in either form."""
+    """Return uint8 or float images as uint8 `[images, height, width, channels]`."""
     if x.is_floating_point():
         x = (x * 255.0).round().to(torch.uint8)
     images: Image = x.permute(0, 2, 3, 1).numpy()
@@ -121,7 +121,7 @@ def _to_uint8(x: Tensor) -> Image:
 
 
 def _corrupted(corrupt: Callable[..., Image], image: Image, kind: str, severity: int, seed: int) -> Image:
-    """One `[height, width, channels]` image corrupted at working size and averaged back."""
+    """Return one `[height, width, channels]` image corrupted at working size and averaged back."""
     height, width, channels = image.shape
     factor = max(1, math.ceil(WORKING_SIDE / min(height, width)))
     if kind == "pixelate":  # its blocks would be as small as an enlarged pixel and change nothing
@@ -144,7 +144,7 @@ def _corrupted(corrupt: Callable[..., Image], image: Image, kind: str, severity:
 
 @contextmanager
 def _numpy_seed(seed: int) -> Iterator[None]:
-    """NumPy's global generator, which the package draws from, seeded inside and as before afterwards."""
+    """Seed NumPy's global generator, which the package draws from, and restore it afterwards."""
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:
@@ -162,22 +162,22 @@ def _image_seed(seed: int, kind: str, severity: int, row: int) -> int:
 
 
 TAKEN = ("val", "local", "participants", "global", "heldout", "official", "personal")
-"""Names of sets and models of an evaluation, which a file cannot have."""
+"""Names of sets and models of an evaluation, which a shifted set cannot have."""
 NOT_OF_SHIFTS = ("path", "data_files", "client", "split")
-"""Options of the training data that a test set of its own does not have."""
+"""Options of the training data that a separate test set does not have."""
 
 
 def own_shifts(
     source: Source, shifts: Mapping[str, Any], name: str | None, options: Mapping[str, Any], taken: Any
 ) -> dict[str, Source]:
-    """Return the test sets by name, each a source whose samples a model of `source` reads.
+    """Return the test sets by name, each a source that models of `source` can read.
 
     Args:
         source: the training data as models see them, scaled.
         shifts: name -> a file or folder, a data frame, or a Source.
-        name: of the data source that read the training data, None where it was handed over.
+        name: of the data source that read the training data; None if these were passed as an object.
         options: of that data source.
-        taken: names of shifted sets that there are already.
+        taken: names of existing shifted sets.
 
     Raises:
         ConfigError: a name that is taken.
@@ -198,7 +198,7 @@ def own_shifts(
 
 
 def fitted(source: Source, shifted: Source, name: str) -> Source:
-    """Return a source with the classes, channels and scaling of `source`, under a name of its own.
+    """Return the shifted set with the classes, channels and scaling of `source`, named after both.
 
     Raises:
         DataError: another task, shape, features or classes.
@@ -255,7 +255,7 @@ def _loaded(source: Source, value: Any, name: str | None, options: Mapping[str, 
 
 
 def _table(source: Source, value: Any) -> Source:
-    """Return a table with the columns of the training table; a Hugging Face data set's columns are such ones too."""
+    """Return the source of a table with the columns of the training table or Hugging Face data set."""
     name, frame = read_table(value, **source.info.get(READING, {}))
     labels, features = source.info["label"], source.info.get("features")
     if features is None:
@@ -295,7 +295,7 @@ def _renumbered(source: Source, shifted: Source) -> Tensor:
 
 
 def _scaled(source: Source, shifted: Source, x: Tensor) -> Tensor:
-    """Numbers as the training data's are, with the constants for those who are no client."""
+    """Return features scaled like the training data, with the constants for rows of no client."""
     scaling: Scaling | None = source.info.get(SCALING)
     if scaling is None or shifted.info.get(SCALING) is not None or x.dtype != torch.float32:
         return x

@@ -35,7 +35,7 @@ NO_TARGET = -100
 """The target of a token that a generation task does not predict: of the prompt, and of padding."""
 PADDING = 4
 """Black pixels around an image before it is cropped to its old size."""
-_STREAM = 0x696D616765  # "image": apart from what else is drawn from the key of a batch, as dropout masks are
+_STREAM = 0x696D616765  # "image": separates these draws from others of a batch's key, such as dropout masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,23 +45,23 @@ class Source:
     Attributes:
         name: name of the set, for messages and tables.
         x: `[samples, ...]` float32 features, uint8 images `[samples, channels, height, width]`, or int64 token ids
-            `[samples, length]`, padded with `info["pad"]` (0 where it is not given). Float images have the same
-            order; four axes of which the last looks like channels are refused.
+            `[samples, length]`, padded with `info["pad"]` (0 by default). Float images have the same order; four axes
+            of which the last looks like channels are refused.
         y: `[samples]` int64 for classification and binary; `[samples, outputs]` float32 for multilabel (0/1),
             regression and counts; `[samples, 2]` float32 (event 0/1, time) for survival; `[samples, length]` int64 for
             generation, the token of `x` where it belongs to the response and else `NO_TARGET`.
-        task: what `y` means.
+        task: the meaning of `y`.
         outputs: number of model outputs: classes, labels, targets or tokens; 1 for binary and survival.
-        test: `[samples]` bool, True for the official test part; None where the set has no official split.
+        test: `[samples]` bool, True for the official test part; None if the set has no official split.
         groups: natural ids by kind, each `[samples]` int64, e.g. `{"client": ..., "domain": ...}`.
         group_names: for each kind of group the name of every id.
         mean, std: one number per channel, applied to uint8 images after division by 255.
-        info: what else is known: the optimum of a synthetic problem, the names of the classes and features, the
+        info: further facts: the optimum of a synthetic problem, the names of the classes and features, the
             tokenizer, how numbers were scaled (`tailorfl.data.scaling`).
-        credit: `[samples, outputs]` float32 in [0, 1], of a classification task what each answer would earn;
-            None where only the right class earns anything.
-        augment: how uint8 images are changed at random for training, see `augment`; nothing else than
-            training and distillation on the server sees changed ones.
+        credit: `[samples, outputs]` float32 in [0, 1], the credit of each answer in a classification task;
+            None if only the right class earns any.
+        augment: how uint8 images are changed at random for training, see `augment`; only training and
+            distillation on the server see changed ones.
 
     Raises:
         DataError: if shapes or types do not fit together.
@@ -82,7 +82,7 @@ class Source:
     augment: Augmentation = "none"
 
     def __post_init__(self) -> None:
-        # Names are printed, in tables and pages too: here is the one place where they come in.
+        # Names are printed, also in tables and pages; this is the only place where they enter.
         object.__setattr__(self, "name", clean_name(str(self.name)))
         kinds = {clean_name(kind): clean_names(names) for kind, names in self.group_names.items()}
         object.__setattr__(self, "group_names", kinds)
@@ -130,22 +130,20 @@ class Source:
         return self._normalised(self._picked(rows))
 
     def take_augmented(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """Return the samples `rows`, `[clients, batch]` int64 -> `[clients, batch, *input_shape]`.
+        """Return the samples `rows` for training, `[clients, batch]` int64 -> `[clients, batch, *input_shape]`.
 
-        They are what training sees.
-
-        `keys` `[clients]` int64 decide how images are changed, as `augment` says; `rows` of one client `[batch]` have a
-        key without axes.
+        `keys` `[clients]` int64 decide how images are changed, see `augment`; `rows` of one client `[batch]` have a key
+        without axes.
         """
         x = self._picked(rows)
         return self._normalised(x if self.augment == "none" else augment(x, keys, self.augment))
 
     def batch(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the samples `rows` as `take_augmented` gives them, and their targets."""
+        """Return the samples `rows` as from `take_augmented`, and their targets."""
         return self.take_augmented(rows, keys), self.targets(rows)
 
     def feed(self, digest: Any) -> None:
-        """Add to a digest what the samples are: their numbers, their task and how images are normalised."""
+        """Add the samples to a digest: their numbers, name and task, and how images are normalised and augmented."""
         facts = (self.name, self.task, self.outputs, self.mean, self.std, self.augment)
         digest.update(repr(facts).encode())
         for tensor in (self.x, self.y, self.test, self.credit):
@@ -155,13 +153,13 @@ class Source:
 
     @property
     def original(self) -> Source:
-        """The samples as they were given: another data set where these are what a network made of them."""
+        """The samples as they were given: another data set if these are outputs of a network."""
         return self
 
     def at_hand(self, device: torch.device) -> Source:
-        """Return the data set with every sample in `x`, for whom `take` is not enough.
+        """Return the data set with every sample in `x`, for callers that need more than `take`.
 
-        What is missing is made on a device.
+        Missing samples are computed on `device`.
         """
         return self
 
@@ -255,7 +253,7 @@ class Source:
             self._check_numbers()
 
     def _check_numbers(self) -> None:
-        """Check what numbers may be as targets of a task, of those that are finite."""
+        """Check that finite targets are valid for the task."""
         y = self.y
         if self.task == "counts":
             wrong, expected = (
@@ -318,10 +316,10 @@ def labelled(
     """Return a source of classes that have names.
 
     Args:
-        name, x, fields: as `Source` has them.
+        name, x, fields: as in `Source`.
         y: `[samples]` numbers of the classes, a tensor or an array.
         classes: the name of each class.
-        groups: by kind of group the number of each sample's, `[samples]`, and the name of each group.
+        groups: by kind of group, the group number of each sample, `[samples]`, and the name of each group.
         info: further facts.
     """
     class_names = tuple(map(str, classes))
@@ -342,14 +340,14 @@ S = TypeVar("S", bound=Source)
 
 
 def copied(kind: type[S], source: Source, **changes: Any) -> S:
-    """Return a data set of a kind with what `source` has but for `changes`; it has been checked, and is not again."""
+    """Return a data set of class `kind` with the fields of `source` and the `changes`, without checking it again."""
     copy = object.__new__(kind)
     copy.__dict__.update({name: getattr(source, name) for name in Source.__dataclass_fields__} | changes)
     return copy
 
 
 def subset(source: Source, rows: Ints, name: str) -> Source:
-    """Copy of the samples `rows` as a source of its own, without groups and official split."""
+    """Copy the samples `rows` into a separate source, without groups and official split."""
     taken = torch.from_numpy(rows)
     return replace(
         source,
@@ -376,7 +374,7 @@ def strata_of(y: Tensor, task: Task) -> Tensor:
 
 
 def check_finite(source: Source) -> None:
-    """Nothing if every feature and target is a finite number.
+    """Check that every feature and target is a finite number.
 
     Raises:
         DataError: names how many samples hold NaN or infinity, the first of them and its natural client if it
@@ -398,15 +396,15 @@ def check_finite(source: Source) -> None:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether all `values` are known to be finite numbers, at the price of one look at each.
+    """Return whether all `values` are known to be finite numbers, reading each once.
 
-    False may also mean that their sum overflows. Samples that were looked at when their file was written are not read.
+    False may also mean that their sum overflows. Values that were checked when their file was written are not read.
     """
     return is_known_finite(values) or bool(torch.isfinite(values.sum()))
 
 
 LONGEST_NAME = 200
-"""Characters of the name of a client, a class, a column."""
+"""Maximum number of characters of the name of a client, a class or a column."""
 
 
 NAMED = ("classes", "features")
@@ -414,7 +412,7 @@ NAMED = ("classes", "features")
 
 
 def clean_name(name: str) -> str:
-    """Return a name without control characters, which are written out, and not longer than `LONGEST_NAME`."""
+    """Return a name with control characters escaped, not longer than `LONGEST_NAME`."""
     printable = visible(name)
     return (
         printable if len(printable) <= LONGEST_NAME else f"{printable[: LONGEST_NAME - 10]}…{_digits(name)}"
@@ -422,7 +420,7 @@ def clean_name(name: str) -> str:
 
 
 def clean_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as `clean_name` has them; different ones stay different."""
+    """Return the names cleaned by `clean_name`; different ones stay different."""
     if harmful("".join(names)) is None and max(map(len, names), default=0) <= LONGEST_NAME:
         return tuple(names)
     cleaned: dict[str, str] = {}
@@ -436,7 +434,7 @@ def clean_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def clean_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what else is known of a source, with the names among it cleaned."""
+    """Return the `info` of a source with the names in it cleaned."""
     clean = {
         key: clean_names([str(n) for n in info[key]]) for key in NAMED if isinstance(info.get(key), tuple)
     }
@@ -448,17 +446,17 @@ def _digits(name: str) -> str:
 
 
 def augment(x: Tensor, keys: Tensor, kind: Augmentation) -> Tensor:
-    """Return the images `x` [clients, batch, C, H, W] of any dtype, changed at random as `kind` says.
+    """Return the images `x` [clients, batch, C, H, W] of any dtype, changed at random according to `kind`.
 
-    What happens to an image depends on (key of its client's batch, its place in the batch) alone. So a client sees the
-    same images in every engine, and rows that pad a batch at its end change nothing of the rows before them.
+    The change of an image depends only on (key of its client's batch, its position in the batch). So a client sees the
+    same images in every engine, and rows that pad the end of a batch do not affect the rows before them.
 
-    flip: each is mirrored left to right with probability 1/2. flip_crop: each is also cut out at one of the
-    (2·4 + 1)² places of itself with 4 black (zero) pixels around it, so images that are yet to be normalised get what
-    torchvision's RandomCrop(padding=4) and RandomHorizontalFlip before Normalize give.
+    flip: each is mirrored left to right with probability 1/2. flip_crop: each is also padded with 4 black (zero) pixels
+    and cropped at one of (2·4 + 1)² positions. Images that are normalised afterwards thus change as by torchvision's
+    RandomCrop(padding=4) and RandomHorizontalFlip before Normalize.
 
     Args:
-        x: the images; [batch, C, H, W] with one key is one client's.
+        x: the images; [batch, C, H, W] with one key for one client.
         keys: int64 [clients], or without axes.
         kind: none, flip or flip_crop.
 

@@ -1,8 +1,8 @@
-"""Where data lie: files that are given, in the folder TAILORFL_DATA, and what was made once, in TAILORFL_CACHE.
+"""Folders of data: data files in TAILORFL_DATA, and data converted or generated once in TAILORFL_CACHE.
 
-Data are made in a folder of their own, which gets its name when all is there. What was interrupted leaves nothing that
-anybody takes for whole, and is made again. Samples lie in files that are mapped: pages are read when they are used, and
-given back when memory is short.
+Cached data are made in a temporary folder, which is renamed when they are complete. An interruption leaves nothing that
+could be taken for complete data, and they are made again. Samples are in mapped files: pages are read when they are
+used, and released when memory is short.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tailorfl.errors import DataError
 DATA_VARIABLE = "TAILORFL_DATA"
 """Names the folder of data files; by default `../shared/data` next to the project."""
 CACHE_VARIABLE = "TAILORFL_CACHE"
-"""Names the folder of data that are cached; by default tailorfl in the user's cache folder."""
+"""Names the folder of cached data; by default tailorfl in the user's cache folder."""
 _PART = ".part"
 _FINITE = WeakIdKeyDictionary()
-"""Tensors of which somebody has seen that all numbers are finite."""
+"""Tensors that are known to hold only finite numbers."""
 _REPOSITORY = Path(__file__).resolve().parents[3]
 
 Content = TypeVar("Content")
@@ -38,8 +38,8 @@ Opened = TypeVar("Opened")
 def data_folders() -> tuple[Path, ...]:
     """Return the folders searched for data files, in order.
 
-    The folder that TAILORFL_DATA names is searched alone, so that a wrong setting is an error and not another
-    file.
+    If TAILORFL_DATA names a folder, only that one is searched, so that a wrong setting is an error and does not
+    find another file.
     """
     setting = os.environ.get(DATA_VARIABLE)
     if setting:
@@ -72,10 +72,10 @@ def data_file(name: str) -> Path:
 
 
 def read_data_file(name: str, read: Callable[[Path], Content]) -> Content:
-    """Return what `read` makes of data file `name`.
+    """Return the content of data file `name` as `read` returns it.
 
     Raises:
-        DataError: it is nowhere, see `data_file`, or cannot be read.
+        DataError: it is missing, see `data_file`, or cannot be read.
     """
     path = data_file(name)
     try:
@@ -93,22 +93,22 @@ def cache_folder() -> Path:
 
 
 def key_of(*facts: object) -> str:
-    """Return the key of what is made of such facts, by how they print themselves."""
+    """Return the cache key of data made from these facts, a hash of their `repr`."""
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def cached(
     folder: Path, key: str, make: Callable[[Path], None], opened: Callable[[Path], Opened | None]
 ) -> Opened:
-    """Return what lies under a key in a folder; if nothing does, or not all of it, it is made.
+    """Return the data cached under a key; if they are missing or incomplete, make them.
 
-    Processes that make the same at the same time do not disturb each other.
+    Processes that make the same data at the same time do not disturb each other.
 
     Args:
-        folder: of all that is cached.
-        key: names what is made: the same for the same.
-        make: puts it into the folder that it is given.
-        opened: reads it from the folder that it is given; None where something is missing.
+        folder: the cache.
+        key: identifies the data.
+        make: writes the data into the folder it gets.
+        opened: reads the data from the folder it gets; returns None if something is missing.
     """
     entry = folder / key
     content = opened(entry)
@@ -122,7 +122,7 @@ def cached(
         shutil.rmtree(entry, ignore_errors=True)  # damaged
         try:
             working.rename(entry)
-        except OSError:  # another process was quicker
+        except OSError:  # another process was faster
             if opened(entry) is None:
                 raise
     finally:
@@ -133,12 +133,12 @@ def cached(
 
 
 def mapped(file: Path, shape: Sequence[int], kind: torch.dtype) -> Tensor:
-    """Return the numbers in a file as a tensor of a shape; what is written to it stays in this process."""
+    """Return the numbers in a file as a tensor of a shape; writes to it stay in this process."""
     return torch.from_file(str(file), shared=False, size=math.prod(shape), dtype=kind).view(*shape)
 
 
 def mark_finite(values: Tensor) -> Tensor:
-    """Return `values`, of which it is known from now on that all are finite: nobody has to read a file for it."""
+    """Mark `values` as finite, so that no file has to be read to check it, and return them."""
     _FINITE[values] = True
     return values
 
@@ -149,7 +149,7 @@ def is_known_finite(values: Tensor) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what processes left that were killed at work."""
+    """Delete incomplete data of processes that no longer run."""
     for partial in folder.glob(f"*{_PART}"):
         number = partial.name.removesuffix(_PART).split(".")[1]
         if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc").is_dir():

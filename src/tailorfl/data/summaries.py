@@ -1,19 +1,18 @@
-"""The summary of its table that a client sends so that all can prepare theirs alike: counts, sums, levels, no row.
+"""The summary of its table that a client sends so that all prepare theirs alike: counts, sums and levels, no rows.
 
 A federation of tables is prepared in three steps, each a pure function, whether all clients are simulated in one
-process or each is a process of its own that sees only its own file:
+process or each has a process that sees only its own file:
 
     summarise(frame, roles, train_rows) -> Summary      at each client; `Summary.to_dict()` is JSON
     combine([summaries in the order of the clients]) -> Constants      at the server (`tailorfl.data.constants`)
     constants.apply(frame) -> (x, y)      at each client
 
-Where each client standardises by its own numbers (`data.normalise=client`), `constants.fitted_to(frame, train_rows)`
-takes the place of the constants; nothing more leaves the client.
+If each client standardises by its own numbers (`data.normalise=client`), `constants.fitted_to(frame, train_rows)`
+replaces the constants; nothing more leaves the client.
 
-With the same files, roles and training rows x and y are the same to the bit, wherever the steps run: sums are rounded
-once (`math.fsum`), and JSON writes numbers so that they come back as they were. `made_roles` makes roles of the options
-of a table. Training rows of a client that knows nothing of the others but their sizes:
-`tailorfl.partition.splits.own_rows`.
+With the same files, roles and training rows, x and y are bit-identical wherever the steps run: sums are rounded once
+(`math.fsum`), and JSON restores numbers exactly. `made_roles` turns the options of a table into roles.
+`tailorfl.partition.splits.own_rows` returns the training rows of a client that knows only the sizes of the others.
 """
 
 from __future__ import annotations
@@ -42,29 +41,29 @@ from tailorfl.partition.rows import Ints
 from tailorfl.settings.base import Names, listed
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 CLASSES = ("classification", "binary")
 """Tasks whose label is a class."""
 OTHER = "(other)"
-"""The level that stands for all words too rare to be told, see `Roles.min_count`."""
+"""The level of all words that are too rare to be sent, see `Roles.min_count`."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
 
 
 class JsonRecord(BaseModel):
-    """A frozen record that JSON can hold."""
+    """A frozen record that can be written as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON can hold it."""
+        """Return the record as a JSON-compatible dictionary."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], location: str = "") -> Self:
-        """Return what `to_dict` gave. Raises DataError for anything else; `location` it was found, for the message."""
+        """Return the record of a `to_dict`. Raises DataError for anything else; `location` is for the message."""
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -76,7 +75,7 @@ class JsonRecord(BaseModel):
 
 
 class OrderedColumns(JsonRecord):
-    """A record of features in an order, which JSON keeps even where something sorts the keys of objects."""
+    """A record of features in an order, which JSON keeps even if the keys of objects are sorted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,14 +94,14 @@ class Roles(JsonRecord):
 
     Attributes:
         label: the target columns; for survival (event, time).
-        task: what the label means.
-        features: the input columns in order; None: all that are nothing else, in the order of the first client's table.
-        others: columns that are neither, such as the client's and those that are excluded.
+        task: the meaning of the label.
+        features: the input columns in order; None: all without another role, in the order of the first client's table.
+        others: columns that are neither, such as the client column and excluded ones.
         words: features that are words although they look like numbers, such as codes.
-        impute: what fills the gaps of a number: the mean of training rows, or (of each client by itself) the median.
-        indicator: whether each feature that is missing somewhere gets a column that says where.
+        impute: the fill of missing numbers: the mean of training rows, or (for each client separately) the median.
+        indicator: whether each feature with missing cells gets a column that marks them.
         na_values: words that mean that a cell is empty, such as "?".
-        min_count: what fewer training rows of a client have is not told: rare words become the level "(other)", and a
+        min_count: values in fewer training rows of a client are not sent: rare words become the level "(other)", and a
             column with fewer filled cells counts as empty there.
     """
 
@@ -132,10 +131,10 @@ def made_roles(
     exclude: str | Sequence[str] = (),
     **options: Any,
 ) -> Roles:
-    """Return the roles that options of the source `table` mean (`data.options` but for `constants`).
+    """Return the roles given by options of the source `table` (`data.options` except `constants`).
 
     Raises:
-        DataError: columns that mean something are not given by name, or a value is none of an option's.
+        DataError: columns with a role are not given by name, or the value of an option is invalid.
     """
     for role, columns, kinds in (
         ("client", client, str | None),
@@ -152,7 +151,7 @@ class ColumnSummary(JsonRecord):
     """A client's summary of one feature, over its training rows alone.
 
     Attributes:
-        kind: what its cells are.
+        kind: of its cells.
         count: cells that are not empty.
         total: their sum.
         squares: the sum of their squared distances from their own mean.
@@ -171,7 +170,7 @@ class Summary(OrderedColumns):
 
     Attributes:
         name: of the client, for messages.
-        roles: what it took the columns for.
+        roles: of its columns.
         rows: training rows.
         columns: by feature.
         order: of the features in its table; by default that of `columns`.
@@ -189,16 +188,16 @@ class Summary(OrderedColumns):
 def summarise(
     frame: pd.DataFrame, roles: Roles, train_rows: Ints | Sequence[int], name: str = "table"
 ) -> Summary:
-    """Return what a client tells of its table.
+    """Return a client's summary of its table.
 
     Args:
         frame: its table, as `tailorfl.data.table_files.read_table` reads it, all rows.
-        roles: what the columns mean.
-        train_rows: int64 rows that it trains on, counted from 0; features of others are not looked at.
+        roles: the meaning of the columns.
+        train_rows: int64 rows that it trains on, counted from 0; features of other rows are not read.
         name: of the client.
 
     Raises:
-        DataError: a column is missing, or holds what is neither a number nor a word.
+        DataError: a column is missing, or holds values that are neither numbers nor words.
     """
     inputs = roles.inputs(frame)
     need_columns(name, frame, [*roles.label, *inputs])
@@ -209,7 +208,7 @@ def summarise(
 
 
 def moments(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[int, float, float]:
-    """(how many are not NaN, their sum, the sum of their squared distances from their mean), rounded once."""
+    """Return (number of values not NaN, their sum, their sum of squared distances from their mean), rounded once."""
     filled = values[~np.isnan(values)]
     if not len(filled):
         return 0, 0.0, 0.0
@@ -230,7 +229,7 @@ def _column(name: str, column: str, values: pd.Series[Any], roles: Roles) -> Col
 
 
 def _levels(counts: Mapping[str, int], least: int) -> tuple[str, ...]:
-    """Return the words that `least` rows have, in order, and `OTHER` if so many rows have one of the others."""
+    """Return the words that `least` rows have, in order, and `OTHER` if as many rows have one of the rarer words."""
     common = [word for word, count in counts.items() if count >= least]
     rare = sum(count for count in counts.values() if count < least)
     return tuple(in_order([*common, OTHER] if rare >= least else common))

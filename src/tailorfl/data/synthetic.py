@@ -40,11 +40,11 @@ def synthetic_linear(
     condition: float = 1.0,
     seed: int = 0,
 ) -> Source:
-    """Linear regression `y = x'w_i + noise`, one weight vector a client around a common one.
+    """Linear regression `y = x'w_i + noise`, one weight vector per client around a common one.
 
     The weights have mean exactly `w*` (norm 1) over clients and root mean square distance exactly
     `heterogeneity` from it: R of the FedCLUP analysis. Features are `N(0, diag)` with variances spaced evenly
-    in logarithm from 1 (mu) to `condition` (L). Group `client`; the test part is drawn afresh.
+    in logarithm from 1 (mu) to `condition` (L). Group `client`; the test part is drawn separately.
 
     Args:
         clients: number of clients.
@@ -117,7 +117,7 @@ def synthetic_quadratic(
 
 
 def local_quadratics(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """`(H, c)` of the half mean squared losses of all clients.
+    """Return `(H, c)` of the half mean squared losses of all clients.
 
     Args:
         x: `[clients, samples, dim]`, the same number of samples for every client.
@@ -125,7 +125,7 @@ def local_quadratics(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         `H = X'X / n`, `[clients, dim, dim]`, and the least squares solution `c`, `[clients, dim]` (the
-        shortest where it is not unique), both float64.
+        shortest if it is not unique), both float64.
     """
     x, y = x.double(), y.double()
     hessian = x.mT @ x / x.shape[1]
@@ -133,7 +133,7 @@ def local_quadratics(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pooled_optimum(H: Tensor, c: Tensor, p: Tensor) -> Tensor:
-    """`(sum p_i H_i)^-1 sum p_i H_i c_i`, `[dim]`: the minimiser of the weighted sum of quadratics.
+    """Return `(sum p_i H_i)^-1 sum p_i H_i c_i`, `[dim]`: the minimiser of the weighted sum of quadratics.
 
     Args:
         H: `[clients, dim, dim]` curvatures. c: `[clients, dim]` local optima. p: `[clients]` weights.
@@ -144,7 +144,7 @@ def pooled_optimum(H: Tensor, c: Tensor, p: Tensor) -> Tensor:
 
 
 def closed_form(H: Tensor, c: Tensor, p: Tensor, lam: float) -> tuple[Tensor, Tensor]:
-    """`(w*, v*)`, the minimiser of `sum_i p_i (F_i(v_i) + (lam/2) ||v_i - w||^2)` over `w` and all `v_i`.
+    """Return `(w*, v*)`, the minimiser of `sum_i p_i (F_i(v_i) + (lam/2) ||v_i - w||^2)` over `w` and all `v_i`.
 
     With `A_i = (H_i + lam I)^-1 H_i`, which equals `I - lam (H_i + lam I)^-1` but stays exact for large
     `lam`: `w* = (sum p_i A_i)^-1 sum p_i A_i c_i` and `v_i* = A_i c_i + (I - A_i) w*`. `lam=0` gives `v_i* =
@@ -170,7 +170,7 @@ def closed_form(H: Tensor, c: Tensor, p: Tensor, lam: float) -> tuple[Tensor, Te
 
 
 def client_layout(clients: int, train: int, test: int) -> dict[str, Any]:
-    """Return the fields of a `Source` whose rows lie client by client, `train` then `test` rows of each."""
+    """Return the fields of a `Source` whose rows are ordered by client, `train` then `test` rows of each."""
     return {
         "test": (torch.arange(train + test) >= train).repeat(clients),
         "groups": {"client": torch.arange(clients).repeat_interleave(train + test)},
@@ -179,7 +179,7 @@ def client_layout(clients: int, train: int, test: int) -> dict[str, Any]:
 
 
 def require_positive(**counts: int) -> None:
-    """Nothing if every count is at least 1; ConfigError naming the first that is not."""
+    """Check that every count is at least 1. Raises ConfigError that names the first that is not."""
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, but is {value}")
@@ -235,7 +235,7 @@ def synthetic_logistic(
     label_noise: Literal["none", "sample"] = "none",
     seed: int = 0,
 ) -> Source:
-    """Two classes by an own linear rule of each client: the synthetic data of FedCLUP.
+    """Two classes by each client's own linear rule: the synthetic data of FedCLUP.
 
     `x ~ N(v_k, diag(j^-1.2))` with `v_k ~ N(0, I)`; the entries of `W_k` `[2, dim]` are `N(0, R^2)`, R being
     used as a standard deviation as in the released code; the label is `argmax W_k x`. Features are then
@@ -291,7 +291,7 @@ def synthetic_digits(
     on_disk: bool = False,
     seed: int = 0,
 ) -> Source:
-    """Random class prototypes plus noise, made at once for as many clients as wanted (100,000 in a few seconds).
+    """Random class prototypes plus noise, drawn at once for any number of clients (100,000 in a few seconds).
 
     Args:
         clients: number of clients.
@@ -302,8 +302,8 @@ def synthetic_digits(
         noise: standard deviation of the noise on every entry.
         alpha: label skew, class shares of a client ~ Dirichlet(alpha); None for equal shares.
         shift: feature skew, standard deviation of an offset that all samples of a client share.
-        on_disk: whether samples are drawn once into a file of the cache folder (`TAILORFL_CACHE`), which this start and
-            all later ones map: they read of it what is used. The numbers are the same.
+        on_disk: whether samples are drawn once into a file of the cache folder (`TAILORFL_CACHE`), which this and later
+            runs map, reading only the samples they use. The numbers are the same.
         seed: seed of the draw.
 
     Returns:
@@ -351,7 +351,7 @@ def _draw_into(
     shift: float,
     generators: tuple[np.random.Generator, torch.Generator],
 ) -> None:
-    """Draw the samples of all clients `[clients, rows, size]`, of some clients after the others."""
+    """Draw the samples of all clients `[clients, rows, size]`, a block of clients at a time."""
     rng, fast = generators
     block = max(1, _BLOCK // math.prod(into.shape[1:]))
     for first in range(0, len(into), block):
@@ -367,7 +367,7 @@ def _draw_into(
 def _on_disk(
     settings: object, drawn: tuple[int, ...], shape: tuple[int, ...], fill: Callable[[Singles], None]
 ) -> Tensor:
-    """Return the samples `[clients, rows, size]` that `settings` draw, each of `shape`, from the file kept of them."""
+    """Return the samples `[clients, rows, size]` drawn with `settings`, each of `shape`, from their cached file."""
 
     def make(working: Path) -> None:
         fill(np.memmap(working / _SAMPLES, dtype=np.float32, mode="w+", shape=drawn))
@@ -385,7 +385,7 @@ def _on_disk(
 def _labels(
     rng: np.random.Generator, clients: int, rows: int, classes: int, alpha: float | None
 ) -> NDArray[np.int64]:
-    """Labels `[clients, rows]`; by inverting the distribution function, for all clients at once."""
+    """Draw labels `[clients, rows]`, by inverting the distribution function for all clients at once."""
     if alpha is None:
         return rng.integers(classes, size=(clients, rows))
     cumulative = rng.dirichlet(np.full(classes, alpha), size=clients).cumsum(axis=1)

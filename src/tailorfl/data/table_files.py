@@ -1,4 +1,4 @@
-"""Tables in files and folders: separator, decimal mark and encoding are found, and no column changes its meaning."""
+"""Tables in files and folders: separator, decimal mark and encoding are detected; no column changes its meaning."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tailorfl.errors import ConfigError, DataError, first_few
 from tailorfl.printable import shown
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time only when tables are read: it takes 60 MB
 
 log = logging.getLogger(__name__)
 
 TABLES = (".csv", ".tsv", ".parquet")
 FILE = "file"
-"""The column that says from which file of a folder a row is."""
+"""The column with the file of each row of a folder."""
 READING = "table_reading"
-"""Key of `Source.info`: arguments of `read_table`, beside the defaults, with which new files of the data are read."""
+"""Key of `Source.info`: arguments of `read_table`, other than defaults, with which new files of the data are read."""
 SEPARATORS = (",", ";", "\t", "|")
 TRIED = 100
 """Rows by which a separator is chosen."""
@@ -37,7 +37,7 @@ CHUNK = 2**20
 UNREADABLE = (
     OSError, ValueError, OverflowError, RecursionError, MemoryError, NotImplementedError, csv.Error,
 )  # fmt: skip
-"""Errors that readers of tables raise at damaged files."""
+"""Errors that readers of tables raise for damaged files."""
 _UNNAMED = re.compile(r"Unnamed: \d+")
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _COMMA = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+),\d+([eE][+-]?\d+)?")  # 1,5 and 1.234,5
@@ -54,19 +54,19 @@ def read_table(
 ) -> tuple[str, pd.DataFrame]:
     """Return (name, frame) of a table in a file, in the files of a folder, or in memory.
 
-    Of a folder the column `FILE` says from which file a row is, by the file's name without its ending. A column that
-    some of its files lack is empty there.
+    For a folder, the column `FILE` holds the file name of each row without its ending. A column that some of its files
+    lack is empty there.
 
     Args:
         table: the file, folder or frame.
         sep: separator of text files, one character or "tab"; None: the one that fits the first rows.
-        decimal: "." or ","; None: a comma where numbers have one, file by file.
-        exclude: columns that are no inputs, whose cells stay as they are written.
-        needed: columns that no file of a folder may lack.
+        decimal: "." or ","; None: a comma if numbers have one, file by file.
+        exclude: columns that are not inputs, whose cells stay as they are written.
+        needed: columns that every file of a folder must have.
 
     Raises:
         ConfigError: for another `sep` or `decimal`.
-        DataError: it cannot be read, two columns have one name, or it is open how its numbers are written.
+        DataError: it cannot be read, two columns have one name, or the notation of its numbers is ambiguous.
     """
     import pandas as pd
 
@@ -96,14 +96,14 @@ def read_table(
 def reading_info(
     sep: str | None = None, decimal: str | None = None, exclude: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Return what `Source.info` says of how its table was read; nothing where all was found out."""
+    """Return the entry of `Source.info` on how its table was read; empty if everything was detected."""
     chosen = {"sep": sep, "decimal": decimal, "exclude": list(exclude)}
     reading = {key: value for key, value in chosen.items() if value}
     return {READING: reading} if reading else {}
 
 
 def plain_frame(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame with rows counted from 0 and columns named by texts. Raise DataError where two have one name."""
+    """Return a frame with rows counted from 0 and columns named by texts. Raise DataError if two have one name."""
     named = table.reset_index(drop=True).set_axis([str(column) for column in table.columns], axis=1)
     _check_distinct("the table", list(named.columns))
     return named
@@ -149,12 +149,12 @@ def joined(
 
     Args:
         frames: each table by its name.
-        owner: the column, in none of them, that says of which table a row is.
-        exclude: columns that are not named.
-        needed: columns that none may lack.
+        owner: name of a new column with the table of each row.
+        exclude: columns that the warning leaves out.
+        needed: columns that every table must have.
 
     Raises:
-        DataError: a table lacks a column that is needed, or two write one column in different ways.
+        DataError: a table lacks a column that is needed, or two tables spell one column differently.
     """
     import pandas as pd
 
@@ -173,7 +173,7 @@ def shared_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
     """Return all columns of several tables, each given by its name, in the order of the first.
 
     Raises:
-        DataError: two tables write one column in different ways, such as Age and age.
+        DataError: two tables spell one column differently, such as Age and age.
     """
     union = list(dict.fromkeys(column for table_columns in columns.values() for column in table_columns))
     having = {name: set(table_columns) for name, table_columns in columns.items()}
@@ -195,7 +195,7 @@ def shared_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def name_lacking(columns: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> None:
-    """Warn of the columns that some of several tables lack, but for those in `exclude`."""
+    """Warn of the columns that some of several tables lack, except those in `exclude`."""
     having = {name: set(table_columns) for name, table_columns in columns.items()}
     union = dict.fromkeys(column for table_columns in columns.values() for column in table_columns)
     lacking = {
@@ -212,7 +212,7 @@ def name_lacking(columns: Mapping[str, Sequence[str]], exclude: Sequence[str] = 
 def _read_text(
     path: Path, sep: str | None, decimal: str | None, exclude: Sequence[str]
 ) -> tuple[pd.DataFrame, str | None]:
-    """Return the table of a text file, and its decimal mark where that is a comma."""
+    """Return the table of a text file, and its decimal mark if it was detected as a comma."""
     import pandas as pd
 
     encoding = _encoding_of(path)
@@ -234,7 +234,7 @@ def _read_text(
             [column.strip() or f"Unnamed: {number}" for number, column in enumerate(map(str, frame.columns))]
         )
         empty = [column for column in frame.columns if is_unnamed(column) and frame[column].isna().all()]
-        return frame.drop(columns=empty)  # what a separator at the end of lines makes
+        return frame.drop(columns=empty)  # a separator at the end of lines makes such columns
 
     frame = parsed(decimal or ".")
     if decimal is None and _commas(frame, exclude):
@@ -243,10 +243,10 @@ def _read_text(
 
 
 def _encoding_of(path: Path) -> str:
-    """Return UTF-8, UTF-16 where a byte order mark says so, or else Windows-1252, which has all of Latin-1's letters.
+    """Return UTF-16 if there is its byte order mark, else UTF-8, else Windows-1252 (which has all Latin-1 letters).
 
     Raises:
-        DataError: the bytes are none of these.
+        DataError: the bytes fit none of these.
     """
     with path.open("rb") as file:
         start = file.read(4)
@@ -271,7 +271,7 @@ def _encoding_of(path: Path) -> str:
 
 
 def _separator_of(path: Path, encoding: str) -> str:
-    """Return the separator that divides most of the first rows as it divides the header, into the most columns."""
+    """Return the separator that splits the most rows into as many cells as the header, preferring more cells."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     best, chosen = (0, 1), usual
     for sep in (usual, *(separator for separator in SEPARATORS if separator != usual)):
@@ -292,7 +292,7 @@ def _records(path: Path, encoding: str, sep: str, count: int) -> list[list[str]]
 
 
 def _texts_of(values: pd.Series[Any]) -> list[str]:
-    """Return the different texts of a column, without blanks around them."""
+    """Return the distinct texts of a column, stripped of blanks."""
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_datetime64_any_dtype(values):
@@ -302,14 +302,14 @@ def _texts_of(values: pd.Series[Any]) -> list[str]:
 
 
 def _numbers_among(texts: Sequence[str]) -> list[str]:
-    """Return the texts that are numbers in any form; none where they are no more than half of them."""
+    """Return the texts that are numbers in any form; none unless more than half of the texts are."""
     forms = (_PLAIN, _COMMA, _COMMA_GROUPS, _POINT_GROUPS)
     numbers = [text for text in texts if any(form.fullmatch(text) for form in forms)]
     return numbers if 2 * len(numbers) > len(texts) else []
 
 
 def _commas(frame: pd.DataFrame, exclude: Sequence[str]) -> list[str]:
-    """Return the columns whose numbers have a comma that can be nothing but a decimal mark."""
+    """Return the columns whose numbers have a comma that can only be a decimal mark."""
     return [
         column
         for column in frame.columns
@@ -328,17 +328,17 @@ def _with_numbers(
     exclude: Sequence[str],
     decimal_mark: str | None = None,
 ) -> pd.DataFrame:
-    """Return a frame whose texts of numbers, such as 1,5 and 1.234,5 and 1,234, are numbers.
+    """Return a frame with numbers in place of their texts, such as 1,5 and 1.234,5 and 1,234.
 
     Args:
         name: of the table, for messages.
         frame: the table.
-        decimal: the decimal mark, None if nobody said.
+        decimal: the decimal mark, None if it was not given.
         exclude: columns that stay as they are.
         decimal_mark: the decimal mark of numbers that were read before.
 
     Raises:
-        DataError: it is open whether a comma is a decimal mark; names the columns.
+        DataError: the decimal mark is ambiguous; names a column.
     """
     import pandas as pd
 
@@ -375,7 +375,7 @@ def _with_numbers(
 
 
 def _has_fractions(values: pd.Series[Any]) -> bool:
-    """Return whether a column of numbers was written with decimal points; three digits may have been thousands."""
+    """Return whether a column was written with decimal points; exactly three decimals may have been thousands."""
     import pandas as pd
 
     if not pd.api.types.is_float_dtype(values):
@@ -390,7 +390,7 @@ def _points_in(numbers: Sequence[str]) -> bool:
 
 
 def _pointed(number: str, mark: str | None, groups: bool) -> str:
-    """Return a number as Python writes it; `groups`: points without a comma mark thousands."""
+    """Return a number in Python's notation; `groups`: points without a comma mark thousands."""
     if mark == ",":
         if _COMMA.fullmatch(number):
             return number.replace(".", "").replace(",", ".")

@@ -52,9 +52,10 @@ def text(
     Args:
         set: sst2, sentiment140, snli, anli, mrpc or boolq.
         tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub.
-        length: tokens of a sample, marks included; of a longer text, the first third and the last two are kept.
+        length: tokens of a sample, marks included; a longer text keeps a third of them from its start, the rest from
+            its end.
         padding: right for encoders, left for causal models.
-        samples: at most so many of each part.
+        samples: maximum number of texts of each part.
 
     Raises:
         ConfigError: for an unknown set or side.
@@ -74,7 +75,7 @@ def text(
     files="text/airline_tweets.parquet",
 )
 def airline(min_tweets: int = 5, tokenizer: str = "byte", length: int = 64, padding: str = "right") -> Source:
-    """Sentiment (negative, neutral, positive) of tweets to six airlines by those who wrote them.
+    """Sentiment (negative, neutral, positive) of tweets to six airlines, by author.
 
     About a fifth of each user's tweets are test. Published elsewhere as CC BY-NC-SA 4.0.
 
@@ -102,21 +103,21 @@ def airline(min_tweets: int = 5, tokenizer: str = "byte", length: int = 64, padd
 
 
 def numbered(values: Sequence[Any], order: Sequence[Any] = ()) -> tuple[Tensor, tuple[str, ...]]:
-    """int64 ids of values and the name of each id: those of `order` first, the others sorted."""
+    """Return int64 ids of values and the name of each id: those of `order` first, the others sorted."""
     ordered = list(dict.fromkeys([*(v for v in order if v in values), *sorted({*values})]))
     id_of = {value: i for i, value in enumerate(ordered)}
     return torch.tensor([id_of[value] for value in values]), tuple(str(value) for value in ordered)
 
 
 def token_info(words: Tokenizer) -> dict[str, Any]:
-    """Return what a source of tokens says about them in `info`."""
+    """Return the entries of `Source.info` about a tokenizer."""
     return {"tokenizer": words.name, "pad": words.pad, "end": words.end, "vocabulary": words.size}
 
 
 def reading_of(text: str, second: str | None, length: int, padding: str) -> dict[str, Any]:
-    """Return what a source of texts says in `info[TEXTS]`.
+    """Return the `info[TEXTS]` of a source of texts.
 
-    Columns of a table of such texts, tokens a sample, side of padding.
+    It holds the columns of a table of such texts, the tokens of a sample and the side of padding.
 
     Raises:
         ConfigError: for an unknown side.
@@ -148,13 +149,13 @@ def text_classes(
 
     Args:
         name: of the source.
-        frame: its columns `label` (a number), `label_text`, `split` and `text_a`, and `text_b` where texts are pairs.
+        frame: its columns `label` (a number), `label_text`, `split` and `text_a`, and `text_b` for pairs of texts.
         tokenizer, length, padding: as for `text`.
-        groups: by kind of group the number of each sample's, and the names.
+        groups: by kind of group, the group number of each sample, and the names.
 
     Raises:
         ConfigError: for an unknown side.
-        DataError, MissingExtraError: a text is missing, or the tokenizer.
+        DataError, MissingExtraError: a text or the tokenizer is missing.
     """
     frame = frame.rename(columns={"text_a": "text", "text_b": "second"})
     second = "second" if "second" in frame and bool(frame["second"].astype(bool).any()) else None
@@ -192,18 +193,19 @@ def from_texts(
     """Return a source from a CSV, TSV or parquet file, a folder of such files, or a data frame, one text a row.
 
     Args:
-        path: the file, a folder in which each file is a client of its name, or a data frame in memory.
+        path: the file, a folder in which each file is the client of that name, or a data frame in memory.
         label, client, split: as for `tailorfl.data.own.from_table`.
-        task: as for `tailorfl.data.own.from_table`; no generation.
+        task: as for `tailorfl.data.own.from_table`; not generation.
         text: the column of texts.
         second: the column of a second text that goes with it, for pairs such as a question and a note; may be empty.
         tokenizer: byte, minilm, a folder, or a name on the Hugging Face hub; that of the model.
-        length: tokens of a sample, marks included; of a longer text, the first third and the last two are kept.
+        length: tokens of a sample, marks included; a longer text keeps a third of them from its start, the rest from
+            its end.
         padding: right for encoders, left for causal models.
         sep, decimal: as for `tailorfl.data.table_files.read_table`.
 
     Raises:
-        ConfigError: for an unknown side, or a length that marks fill.
+        ConfigError: for an unknown side, or a length with room for marks only.
         DataError, MissingExtraError: for an unreadable file, missing columns, empty cells, or a missing tokenizer.
     """
     check_known("task of texts", task, [kind for kind in get_args(Task) if kind != "generation"])
@@ -223,7 +225,7 @@ def from_texts(
 
 
 def tokenized(name: str, frame: pd.DataFrame, reading: Mapping[str, Any], tokenizer: str) -> Tensor:
-    """int64 `[rows, length]` ids of the texts of a table.
+    """Return int64 `[rows, length]` ids of the texts of a table.
 
     Args:
         name: of the table, for messages.

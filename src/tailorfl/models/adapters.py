@@ -1,7 +1,7 @@
-"""Adapters: small layers inside a network, which is near what it was without them when training starts.
+"""Adapters: small layers inside a network, which barely change its outputs when training starts.
 
 Residual ones go between the layers of a convolutional network, bottlenecks into the blocks of a transformer (Houlsby et
-al., ICML 2019). `PeftConfig` says what is put into a transformer: these, or LoRA.
+al., ICML 2019). `PeftConfig` selects the insertions into a transformer: these, or LoRA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ResidualAdapter(nn.Module):
     """x + Conv1x1(Dropout(Norm(x))): 2c + c² scalars for c channels (PerAda; Pillutla et al., ICML 2022).
 
     [batch, channels, height, width] -> the same. The released code of partial personalization adds x twice, which
-    the norm that follows takes back; here it is added once.
+    the following norm undoes; here it is added once.
     """
 
     def __init__(self, channels: int, norm: str, dropout: float) -> None:
@@ -35,17 +35,17 @@ class ResidualAdapter(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the convolution anew, close to 0."""
+        """Redraw the convolution, close to 0."""
         nn.init.normal_(self.conv.weight, std=RESIDUAL_DEVIATION)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input and a little of its own; `x` is not written to."""
+        """Return the input plus a small correction; `x` is not changed in place."""
         out: Tensor = x + self.conv(self.dropout(self.norm(x)))
         return out
 
 
 def optional_adapter(channels: int, norm: str, dropout: float | None) -> nn.Module:
-    """Return a residual adapter, or an Identity where `dropout` is None: names of the backbone do not depend on it."""
+    """Return a residual adapter, or an Identity if `dropout` is None: names of the backbone do not depend on it."""
     return nn.Identity() if dropout is None else ResidualAdapter(channels, norm, dropout)
 
 
@@ -67,19 +67,19 @@ class BottleneckAdapter(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weights of deviation 0.01 anew; biases are 0."""
+        """Redraw weights with deviation 0.01; biases are 0."""
         for layer in (self.down, self.up):
             nn.init.normal_(layer.weight, std=BOTTLENECK_DEVIATION)
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input and a little of its own; `x` is not written to."""
+        """Return the input plus a small correction; `x` is not changed in place."""
         out: Tensor = x + self.up(self.down(self.dropout(x)).relu())
         return out
 
 
 class Adapted(nn.Module):
-    """A layer and the adapter behind it. The layer is called `base_layer`, as in LoRA: weight files leave that out."""
+    """A layer followed by its adapter. The layer is called `base_layer`, as in LoRA; weight files omit that name."""
 
     def __init__(self, base_layer: nn.Module, adapter: BottleneckAdapter) -> None:
         super().__init__()
@@ -93,9 +93,9 @@ class Adapted(nn.Module):
 
 
 def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> None:
-    """Put an adapter behind the attention output and the MLP output of every block, before it is added to the stream.
+    """Put an adapter after the attention and MLP output of every block, before the residual addition.
 
-    The two are found by inspection: the last linear layer inside the block's attention, and the last one beside it.
+    The two are found by inspection: the last linear layer inside the block's attention, and the last one outside it.
 
     Raises:
         ModelError: a transformer without such blocks.
@@ -121,7 +121,7 @@ def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> 
 
 
 def _attention(block: nn.Module) -> str | None:
-    """Name of the block's attention, told by its type's name: each family of models has a class of its own."""
+    """Return the name of the block's attention, found by its type's name: each family of models has its own class."""
     return next((name for name, part in block.named_children() if "Attention" in type(part).__name__), None)
 
 
@@ -135,7 +135,7 @@ def adapted_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def transformer_blocks(base: nn.Module) -> tuple[str, ...]:
-    """Return the names of a transformer's blocks in order, and of the norm behind the last one where there is one."""
+    """Return the names of a transformer's blocks in order, and of the norm after the last one if there is one."""
     lists = [(path, part) for path, part in base.named_modules() if isinstance(part, nn.ModuleList)]
     blocks = [
         f"{path}.{k}" for path, part in lists for k, block in enumerate(part) if _attention(block) is not None
@@ -145,7 +145,7 @@ def transformer_blocks(base: nn.Module) -> tuple[str, ...]:
 
 
 def _listed(module: nn.Module) -> list[nn.Module]:
-    """Return the members of all lists of modules, which is where transformers keep their blocks."""
+    """Return the members of all lists of modules, in which transformers keep their blocks."""
     return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
 
 
@@ -161,11 +161,11 @@ class PeftConfig:
     adapter_dropout: float = 0.0
 
     def apply(self, base: nn.Module, hidden: int) -> str:
-        """Change the base in place and return the selector of what was put in, "all" if nothing was.
+        """Change the base in place and return the selector of the inserted parts, "all" if there are none.
 
         Raises:
-            ModelError: both are asked for, a bad number, or a base that has no place for it.
-            MissingExtraError: LoRA without peft.
+            ModelError: both are requested, a number is invalid, or the base has no place for them.
+            MissingExtraError: LoRA is requested and peft is not installed.
         """
         if self.lora and self.adapter_size:
             raise ModelError("a model has LoRA or adapters: set lora or adapter_size, not both.")

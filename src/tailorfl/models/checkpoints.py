@@ -26,14 +26,14 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 
 def transformers() -> Any:
-    """Return the package; raises MissingExtraError where it is not installed."""
+    """Return the package; raises MissingExtraError if it is not installed."""
     with needs_extra("transformers", "text"):
         return importlib.import_module("transformers")
 
 
 @functools.cache
 def minilm_folder() -> Path:
-    """Return the folder of all-MiniLM-L6-v2 in its package, whose weights are checked once a process.
+    """Return the folder of all-MiniLM-L6-v2 in its package; its weights are checked once per process.
 
     Raises:
         ModelError: the package is missing, or its weights are not the published ones.
@@ -56,7 +56,7 @@ def minilm_folder() -> Path:
 
 
 def without_dropout(config: Any) -> Any:
-    """Return the config with every dropout rate set to 0, in place: calls of functional dropout take no key."""
+    """Set every dropout rate of a config to 0 in place and return it: calls of functional dropout take no key."""
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -81,7 +81,7 @@ def read_config(checkpoint: str | None) -> Any:
 
 
 def cut(config: Any, layers: int | None) -> Any:
-    """Return the config of a model of the first `layers` blocks alone; None leaves it as it is.
+    """Return the config of a model of only the first `layers` blocks; None: of all.
 
     Raises:
         ModelError: there are fewer.
@@ -98,7 +98,7 @@ def cut(config: Any, layers: int | None) -> Any:
 
 
 def kind_of(config: Any, kind: str | None = None) -> str:
-    """How a checkpoint reads samples: `kind`, or what its config tells.
+    """Return how a checkpoint reads samples: `kind` if given, otherwise according to its config.
 
     Raises:
         ConfigError: an unknown kind.
@@ -124,7 +124,7 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
     """Return a pre-trained base in float32, or with `causal` the model with its language head.
 
     Raises:
-        ModelError: it cannot be loaded, or lacks a part of what it should hold.
+        ModelError: it cannot be loaded, or lacks some of its tensors.
     """
     package = transformers()
     loader = package.AutoModelForCausalLM if causal else package.AutoModel
@@ -147,14 +147,14 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
             f"tensors, such as {', '.join(absent[:3])}."
         )
     if isinstance(getattr(base, "pooler", None), nn.Module):
-        base.pooler = None  # makes an output of its own, which nothing here reads
+        base.pooler = None  # makes a separate output, which nothing here reads
     module: nn.Module = base
     return module
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers, where it is imported, from printing progress bars, reports of layers and future warnings."""
+    """Keep transformers, if imported, from printing progress bars, reports of layers and future warnings."""
     if "transformers" not in sys.modules:
         yield
         return

@@ -1,15 +1,15 @@
-"""Convolutions of a whole cohort at once, in which every client has weights of its own, with the pooling behind them.
+"""Convolutions of a whole cohort at once, with separate weights for every client, fused with the following pooling.
 
-As `tailorfl.models.cohort_layers`, on physical tensors [clients, batch, channels, height, width]: client by client
-where each is large enough, small ones as one grouped convolution, those of single pixels as linear layers.
+As `tailorfl.models.cohort_layers`, on physical tensors [clients, batch, channels, height, width]: large convolutions
+client by client, small ones as one grouped convolution, 1x1 ones as linear layers.
 
-A convolution takes along the max-pooling and the ReLU behind it. The image that it makes is larger than what pooling
-leaves of it. Where each client's image is pooled as soon as it is there, it is still in the cache, and only what
-pooling leaves is put together and kept for the backward pass:
+A convolution includes the max-pooling and the ReLU that follow it. Its output is larger than the pooled one. Each
+client's output is pooled at once, while it is still in the cache, and only pooled outputs are stacked and kept for the
+backward pass:
 
     y = conv(x, W),   p = max over windows of y,   out = max(p, 0)          for one client after another
 
-ReLU does not fall, so pooling before it or behind it gives the same outputs and gradients; pooling first is less work.
+ReLU is monotonic, so pooling before or after it gives the same outputs and gradients; pooling first is less work.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from tailorfl.models.half import rounded
 from tailorfl.models.mapping import together
 
 SMALL_CONV = 200_000
-"""Floating-point operations a sample below which a loop over clients costs more than one convolution with groups."""
+"""Floating-point operations per sample below which a loop over clients costs more than one grouped convolution."""
 Pair = tuple[int, ...]
-"""A number for each of the two axes of an image."""
+"""One number for each of the two axes of an image."""
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def arranged(x: Tensor, channels_last: bool) -> Tensor:
-    """`x` [clients, batch, channels, height, width] in the wanted order of memory."""
+    """Return `x` [clients, batch, channels, height, width] in the given memory order."""
     if not channels_last:
         return x.contiguous()
     batch, channels, height, width = x.shape[1:]
     if channels == 1:
-        # Both orders are the same in memory; only these strides say that channels come last.
+        # Both orders are the same in memory; only these strides mark channels as last.
         pixels = height * width
         return x.contiguous().as_strided(x.shape, (batch * pixels, pixels, 1, width, 1))
     return x.movedim(2, -1).contiguous().movedim(-1, 2)
 
 
 def stacked(images: Iterable[Tensor], clients: int, channels_last: bool) -> Tensor:
-    """Return [clients, batch, channels, height, width] in the wanted order of memory, of each client's images."""
+    """Stack each client's images into [clients, batch, channels, height, width] in the given memory order."""
     out: Tensor | None = None
     for i, image in enumerate(images):
         if clients == 1:
@@ -63,7 +63,7 @@ def stacked(images: Iterable[Tensor], clients: int, channels_last: bool) -> Tens
 
 
 def empty(like: Tensor, clients: int, channels_last: bool) -> Tensor:
-    """Return room for [clients, batch, channels, height, width] in the wanted order; `like` is one client's part."""
+    """Return an empty [clients, batch, channels, height, width] in the given order; `like` is one client's part."""
     if not channels_last:
         return like.new_empty(clients, *like.shape)
     batch, channels, height, width = like.shape
@@ -72,7 +72,7 @@ def empty(like: Tensor, clients: int, channels_last: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Pool:
-    """Max-pooling, and the ReLU before or behind it."""
+    """Max-pooling, and the ReLU before or after it."""
 
     kernel: Pair
     stride: Pair
@@ -88,9 +88,9 @@ class Pool:
     def apart(
         self, images: Iterable[Tensor], clients: int, channels_last: bool
     ) -> tuple[Tensor, Tensor, torch.Size]:
-        """Pools one client's images after another.
+        """Pool one client's images after another.
 
-        Returns (pooled images of all clients, places of the largest numbers, shape of one client's images before).
+        Returns (pooled images of all clients, indices of the maxima, shape of one client's images before pooling).
         """
         out = maxima = None
         size = torch.Size()
@@ -113,9 +113,9 @@ class Pool:
     ) -> Iterator[Tensor]:
         """Yield the gradient of one client's images after another, all in the same memory.
 
-        `g` and `out` [clients, batch, channels, height, width], the gradient of what `apart` returned and that itself.
+        `out` [clients, batch, channels, height, width] are the images that `apart` returned, `g` their gradient.
         """
-        # The operation wants the images, of which it takes the shape alone.
+        # The operation requires the images but uses only their shape.
         images = empty(g.new_empty(1).expand(size), 1, channels_last)[0]
         gradient = torch.empty_like(images)
         for i in range(len(g)):
@@ -131,16 +131,16 @@ class Pool:
 
 
 def of_all(pool: Pool, y: Tensor) -> Tensor:
-    """Return `pool` of the images of all clients, [clients, batch, channels, height, width]."""
+    """Apply `pool` to the images of all clients, [clients, batch, channels, height, width]."""
     p = pool(y.flatten(0, 1))
     return p.view(*y.shape[:2], *p.shape[1:])
 
 
 def taken_along(module: nn.Module, convolution: type[Layer]) -> dict[Layer, Pool]:
-    """Take the pooling and the ReLU behind convolutions out of a chain, and return what convolutions then have to do.
+    """Remove the pooling and the ReLU after convolutions from a network, and return the pooling of each convolution.
 
-    Only out of plain `nn.Sequential` networks, all the way from the outside: in others, code that is not known here may
-    look at what lies between. For the same reason not where hooks or the attribute `feature_layer` might.
+    Only from chains of plain `nn.Sequential` up to the outermost module: in others, unknown code may read the tensors
+    in between. So may hooks and the attribute `feature_layer`; modules with them are left alone.
     """
     if hasattr(module, "feature_layer"):
         return {}
@@ -190,12 +190,12 @@ def _pair(size: int | tuple[int, ...]) -> Pair:
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution whose weight may be one of many clients'."""
+    """A convolution whose weight may have a client axis."""
 
     channels_last: bool
-    """The layout in which a network's convolutions run one after another, see `Skeleton`."""
+    """Whether convolutions that run client by client use this layout, see `Skeleton`."""
     pool: Pool | None = None
-    """What this layer does besides, see `taken_along`."""
+    """The pooling that this layer includes, see `taken_along`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, channels, height, width] -> the same with other sizes."""
@@ -228,7 +228,7 @@ def conv2d(
     channels_last: bool,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Return every client's convolution, pooled where `pool` says how, [clients, batch, out, height, width].
+    """Return every client's convolution, pooled if `pool` is given, [clients, batch, out, height, width].
 
     `x` [clients, batch, in, height, width]; `weight` [clients, out, in / groups, kernel, kernel]; `bias` [clients,
     out].
@@ -251,7 +251,7 @@ def conv2d(
 
 
 class _CohortConv(torch.autograd.Function):
-    """One convolution after another, each with its pooling: libraries are at their best there, caches too."""
+    """Run one client's convolution and pooling after another, which is fastest for libraries and caches."""
 
     @staticmethod
     def forward(

@@ -1,20 +1,20 @@
-"""Linear layers and norms of a whole cohort at once, in which every client has weights and statistics of its own.
+"""Linear layers and norms of a whole cohort at once, with separate weights and statistics for every client.
 
 `torch.func.vmap` maps a layer over clients by rewriting it as one larger operation: a convolution becomes one with as
-many groups as clients, the gradient of a weight comes out transposed in memory. Here each layer has a batching rule of
-its own and a backward pass of its own, on physical tensors [clients, batch, ...]:
+many groups as clients, the gradient of a weight comes out transposed in memory. Here each layer has its own batching
+rule and backward pass, on physical tensors [clients, batch, ...]:
 
-    Y = X Wᵀ + b,   dW = Gᵀ X,   dX = G W         batched products, all in the order that memory has
+    Y = X Wᵀ + b,   dW = Gᵀ X,   dX = G W         batched products, all in memory order
 
 A layer may also take its step of gradient descent inside its backward pass. The gradient of a weight is the product
-Gᵀ X, and the step subtracts it from the weight; done apart, it is written to memory and read again: most of the time of
-a step where batches are small and weights are not. Inside `descending` a layer does both at once, as soon as its
-backward pass has used the weight, and no gradient is ever stored:
+Gᵀ X, and the step subtracts it from the weight. Separately, the gradient is written to memory and read again, which is
+most of the time of a step if batches are small and weights are not. Inside `descending` a layer does both at once, as
+soon as its backward pass has used the weight, and no gradient is ever stored:
 
     W = keep · W + pull · C − rate · Gᵀ X          keep = 1 − η δ − η λ,  pull = η λ,  rate = η
 
 with weight decay δ and the proximal centre C of strength λ. That is the same step, summed in another order. It is right
-only for a weight that one layer uses once in a forward pass; whoever opens the block names those.
+only for a weight that one layer uses once in a forward pass; the code that opens the block names those.
 
 Norms of images have batching rules for the same reason: vmap's copies their input into another order. Large images go
 client by client, small ones together.
@@ -37,14 +37,14 @@ from tailorfl.models.half import HALF, rounded, widened
 from tailorfl.models.mapping import front, mapped_once, outside, physical, together
 
 LARGE_NORM = 20_000
-"""Numbers of one client's batch from which on it is normalised by itself."""
+"""Numbers in one client's batch from which on clients are normalised one by one."""
 HALF_SUM = 32
-"""Samples from which on a product in bfloat16 and a step apart take less time than both at once in float32."""
+"""Samples from which on a product in bfloat16 and a separate step are faster than both at once in float32."""
 
 
 @dataclass(frozen=True)
 class WeightStep:
-    """What happens to one weight, [clients, ...]."""
+    """The step of one weight, [clients, ...]."""
 
     rate: float | Tensor
     """η, one for all or [clients]."""
@@ -92,9 +92,9 @@ class Descent:
     """A forward pass whose layers may take their steps in its backward pass."""
 
     shares: Mapping[int, WeightStep]
-    """What happens to the weight that begins at an address of memory."""
+    """The step of each weight, by its address in memory."""
     taken: set[int] = field(default_factory=set)
-    """Addresses of the weights whose layers will do that."""
+    """Addresses of the weights whose layers take their step."""
 
 
 _OPEN: ContextVar[Descent | None] = ContextVar("tailorfl_descent", default=None)
@@ -102,7 +102,7 @@ _OPEN: ContextVar[Descent | None] = ContextVar("tailorfl_descent", default=None)
 
 @contextmanager
 def descending(shares: Mapping[int, WeightStep]) -> Iterator[Descent]:
-    """Open a block in which layers of a forward pass take on what `shares` says."""
+    """Open a block in which layers of a forward pass take over the steps in `shares`."""
     descent = Descent(shares)
     token = _OPEN.set(descent)
     try:
@@ -112,7 +112,7 @@ def descending(shares: Mapping[int, WeightStep]) -> Iterator[Descent]:
 
 
 def step_of(weight: Tensor) -> WeightStep | None:
-    """Return what happens to a weight in the open block, which the caller takes on; None where it is left alone."""
+    """Return the step of a weight in the open block, which the caller then has to take; None if there is none."""
     descent = _OPEN.get()
     if descent is None or not descent.shares:
         return None
@@ -124,7 +124,7 @@ def step_of(weight: Tensor) -> WeightStep | None:
 
 
 def used_once(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[bool, ...]:
-    """Return which leaves are the weight of exactly one layer that can descend, and nothing else."""
+    """Return for each leaf whether its only use is as the weight of one layer that can take its step."""
     users: dict[int, list[tuple[str, int]]] = {}
     visited, waiting = set(), [loss.grad_fn]
     while waiting:
@@ -143,7 +143,7 @@ def used_once(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[bool, ...]:
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weight may be one of many clients'."""
+    """A linear layer whose weight may have a client axis."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, in] (or [..., in]) -> [batch, out]."""
@@ -160,7 +160,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     `x` [clients, ..., in], or [batch, in] that all clients share; `weight` [clients, out, in]; `bias` [clients, out].
     """
     if x.dim() == 2:
-        # One product for all clients: their weights stand below each other.
+        # One product for all clients, with their weights stacked along the output axis.
         clients, out, _ = weight.shape
         y = F.linear(x, weight.reshape(clients * out, -1), None if bias is None else bias.reshape(-1))
         return y.view(len(x), clients, out).transpose(0, 1)
@@ -176,7 +176,7 @@ class _CohortLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.share, ctx.biased = step_of(weight), bias is not None
         x, w = rounded(x), rounded(weight)
-        # A step inside the backward pass is one of the weight itself, whatever the product has of it.
+        # A step inside the backward pass changes the weight itself, not the rounded copy in the product.
         ctx.save_for_backward(x, w, weight)
         if bias is None:
             return torch.bmm(x, w.transpose(1, 2))
@@ -186,7 +186,7 @@ class _CohortLinear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w, weight = ctx.saved_tensors
         share: WeightStep | None = ctx.share
-        # Before the weight may change. What is rounded autograd widens again, to what went in.
+        # Before the weight may change. Autograd converts a rounded gradient back to the type of the input.
         dx = torch.bmm(g, w) if ctx.needs_input_grad[0] else None
         dw = None
         if share is not None:
@@ -197,7 +197,7 @@ class _CohortLinear(torch.autograd.Function):
 
 
 class GroupNorm(nn.GroupNorm):
-    """A group norm of images that may be many clients'."""
+    """A group norm of images that may have a client axis."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, channels, ...] -> the same."""
@@ -234,7 +234,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class BatchNorm1d(nn.BatchNorm1d):
-    """A batch norm of features, in float32: mapped over clients it takes one type only, and statistics are that."""
+    """A batch norm of features, in float32: mapped over clients it needs one type, which is that of its statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, features] or [batch, channels, length] -> the same."""
@@ -242,7 +242,7 @@ class BatchNorm1d(nn.BatchNorm1d):
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """A batch norm of images that may be many clients', in float32."""
+    """A batch norm of images that may have a client axis, in float32."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, channels, height, width] -> the same; in training mode running statistics change in place."""

@@ -1,9 +1,9 @@
 """Dropout whose mask, and noise whose draws, are a function of a key.
 
 The ordinary layer draws from the global random state, so its mask depends on everything that was drawn
-before. Here the mask of an element depends on (key, number of the dropout call within the forward pass,
-position of the element) alone. One client therefore gets the same masks in a loop, under `torch.func.vmap`
-and on another machine, and rows that pad a batch at its end do not change the masks of the rows before
+before. Here the mask of an element depends only on (key, number of the dropout call within the forward pass,
+position of the element). One client therefore gets the same masks in a loop, under `torch.func.vmap`
+and on another machine, and rows that pad the end of a batch do not change the masks of the rows before
 them.
 """
 
@@ -58,7 +58,7 @@ def next_draw(layer: str) -> tuple[Tensor, int]:
     """Return (key of the forward pass, number of this draw in it), for `tailorfl.hashing`.
 
     Raises:
-        ModelError: nobody gave the pass a key; names the layer.
+        ModelError: the pass has no key; names the layer.
     """
     stream = _STREAM.get()
     if stream is None:
@@ -71,16 +71,16 @@ def next_draw(layer: str) -> tuple[Tensor, int]:
 
 
 class Keyed(nn.Module):
-    """Base of layers that draw in training mode, by `next_draw` alone."""
+    """Base of layers that draw in training mode, only by `next_draw`."""
 
     plain: ClassVar[type[nn.Module]]
-    """What stands for the layer where no keys are: the same with torch's own random numbers."""
+    """The class that replaces the layer if there are no keys: the same with torch's own random numbers."""
 
 
 class Dropout(Keyed, nn.Dropout):
     """Zeroes elements with probability p and scales the others by 1/(1-p); the mask comes from `dropout_key`.
 
-    Never writes to its input, whatever `inplace` says.
+    Never writes to its input, regardless of `inplace`.
     """
 
     plain: ClassVar[type[nn.Module]] = nn.Dropout
@@ -101,12 +101,12 @@ class Dropout(Keyed, nn.Dropout):
 
 
 class ChannelDropout(Dropout):
-    """Zeroes whole channels of `[samples, channels, ...]` with probability p, as `nn.Dropout2d` does of images."""
+    """Zeroes whole channels of `[samples, channels, ...]` with probability p, as `nn.Dropout2d` does for images."""
 
     plain: ClassVar[type[nn.Module]] = nn.Dropout2d
 
     def mask_shape(self, input: Tensor) -> torch.Size:
-        """Return one element a sample and channel."""
+        """Return the shape with one element per sample and channel."""
         return torch.Size((*input.shape[:2], *(1 for _ in input.shape[2:])))
 
 
@@ -123,7 +123,7 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
     Works in place and returns the module (or its replacement, if the module itself is an `nn.Dropout`).
     Raises ModelError for layers that draw masks of another kind from the global random state; calls of
-    `torch.nn.functional.dropout` inside a user's forward cannot be seen.
+    `torch.nn.functional.dropout` inside a user's forward cannot be detected.
     """
     unkeyed = [f"{name or '(the module)'} ({type(part).__name__})"
                for name, part in module.named_modules() if _draws_unkeyed(part)]  # fmt: skip
@@ -148,7 +148,7 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
 
 def plain_dropout(module: nn.Module) -> nn.Module:
-    """Return the module with every `Dropout` in it turned into an `nn.Dropout`, other `Keyed` layers alike.
+    """Return the module with every `Dropout` in it turned into an `nn.Dropout`, and other `Keyed` layers likewise.
 
     The module is changed in place.
     """
@@ -159,7 +159,7 @@ def plain_dropout(module: nn.Module) -> nn.Module:
 
 
 class PlainGumbel(nn.Module):
-    """Adds independent standard Gumbel noise in training mode, of torch's own random numbers."""
+    """Adds independent standard Gumbel noise in training mode, with torch's own random numbers."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return a tensor shaped like `input`."""

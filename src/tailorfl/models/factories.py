@@ -1,4 +1,4 @@
-"""What the model factories share: checks of input shapes and options, normalisation layers, and names."""
+"""Shared parts of the model factories: checks of input shapes and options, normalisation layers, and names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 SMALLEST = {"cnn2": 4, "resnet20": 3}
 """Pixels that the models for small images need at least along each side."""
 LEAST_FEATURES = 4
-"""In a group of features of a vector: two that are normalised together are 1 and -1 or -1 and 1, whatever they were."""
+"""Minimum size of a group of vector features: two that are normalised together always become 1 and -1 in some order."""
 
 
 def image_shape(model: str, input_shape: Sequence[int], least: int) -> Image:
-    """(channels, height, width) of one sample.
+    """Return (channels, height, width) of one sample.
 
     Raises ModelError if `input_shape` is not an image or a side has fewer than `least` pixels.
     """
@@ -41,7 +41,7 @@ def image_shape(model: str, input_shape: Sequence[int], least: int) -> Image:
 
 
 def vector_length(model: str, input_shape: Sequence[int]) -> int:
-    """Return number of scalars of one flattened sample; raises ModelError for an empty one."""
+    """Return the number of scalars of one flattened sample; raises ModelError for an empty one."""
     length = math.prod(input_shape)
     if not input_shape or length < 1:
         raise ModelError(
@@ -51,7 +51,7 @@ def vector_length(model: str, input_shape: Sequence[int]) -> int:
 
 
 def after_window(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
-    """Pixels along one side after a convolution or a pooling window."""
+    """Return the pixels along one side after a convolution or a pooling window."""
     return (side + 2 * padding - kernel) // stride + 1
 
 
@@ -68,14 +68,14 @@ def check_dropout(model: str, dropout: float) -> None:
 
 
 def named_factory(factory: Factory, name: str, description: str) -> Factory:
-    """Return a factory of models under the name by which others find it, with its line of description."""
+    """Return a factory of models with its public name and its line of description."""
     factory.__name__ = factory.__qualname__ = name
     factory.__doc__ = description
     return factory
 
 
 def group_count(channels: int) -> int:
-    """Return number of groups of a GroupNorm over `channels`.
+    """Return the number of groups of a GroupNorm over `channels`.
 
     64 and 128 channels have 8 groups, 256 have 16 and 512 have 32, as in the released code of partial
     personalization (Pillutla et al., ICML 2022); other widths follow the same rule.
@@ -102,7 +102,7 @@ def make_norm(kind: str, channels: int, dims: int = 2) -> nn.Module:
 
 
 def _vector_groups(features: int) -> int:
-    """As `group_count`, or the next smaller number that leaves enough features to every group."""
+    """Return `group_count`, or the next smaller number that leaves enough features in every group."""
     if features < LEAST_FEATURES:
         raise ModelError(
             f"norm=group needs layers of at least {LEAST_FEATURES} features, which one group normalises together, but "

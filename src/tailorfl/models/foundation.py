@@ -1,9 +1,9 @@
 """Transformers of the package transformers as models: from a config, from all-MiniLM-L6-v2, or from any checkpoint.
 
 Token models take int64 ids [batch, length]: encoders padded on the right, causal models on the left, `pad` being the
-padding id. Dropout inside the base is off: it is called as a function there, and no key could control its masks. LoRA's
-and the adapters' own dropout is keyed as everywhere. `attention` is "eager", which every engine can run, or "sdpa".
-Options of `PeftConfig` stand beside those of the model: `build("bert", shape, 2, lora=8)`.
+padding id. Dropout inside the base is off: it is called as a function there, and no key could control its masks. The
+dropout of LoRA and adapters is keyed as everywhere. `attention` is "eager", which every engine can run, or "sdpa".
+Options of `PeftConfig` are passed like those of the model: `build("bert", shape, 2, lora=8)`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailorfl.models.factories import check_choice, image_shape
 from tailorfl.models.heads import Classifier, Language, OptionScorer, Reading
 
 VOCABULARY = 1024
-"""Tokens of a model from a config where nothing else says how many there are."""
+"""Default vocabulary size of a model from a config."""
 
 
 def bert(
@@ -47,7 +47,7 @@ def bert(
     attention: str = "eager",
     peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
-    """BERT, an encoder of token ids, tiny and randomly initialised unless told otherwise."""
+    """BERT, an encoder of token ids, randomly initialised and by default tiny."""
     reading = Reading("encoder", head, pooling, pad, option_length=option_length)
     reading.check("bert", input_shape, outputs, length)
     package = transformers()
@@ -78,9 +78,9 @@ def llama(
     attention: str = "eager",
     peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
-    """LLaMA, a causal model of token ids, tiny and randomly initialised unless told otherwise.
+    """LLaMA, a causal model of token ids, randomly initialised and by default tiny.
 
-    `vocabulary` is by default that of the data with a language head, and 1024 otherwise.
+    `vocabulary` defaults to that of the data for a language head, and to 1024 otherwise.
     """
     reading = Reading("decoder", head, pooling, pad, end, option_length)
     reading.check("llama", input_shape, outputs, length)
@@ -110,7 +110,7 @@ def vit(
     attention: str = "eager",
     peft: PeftConfig = NO_PEFT,
 ) -> nn.Module:
-    """Vision transformer of images cut into patches, tiny and randomly initialised unless told otherwise."""
+    """Vision transformer of images cut into patches, randomly initialised and by default tiny."""
     reading = Reading("vision", "classification", pooling)
     reading.check("vit", input_shape, outputs, None)
     channels, height, width = image_shape("vit", input_shape, patch)
@@ -143,7 +143,7 @@ def minilm(
 ) -> nn.Module:
     """All-MiniLM-L6-v2, a pre-trained sentence encoder (6 layers, 384 wide, 22.6 M scalars), from its own package.
 
-    `layers` takes the first so many of them alone.
+    `layers` keeps only this many of its first layers.
     """
     return huggingface(
         input_shape,
@@ -177,8 +177,8 @@ def huggingface(
 ) -> nn.Module:
     """Any pre-trained encoder, causal or vision model of transformers: a folder, or a name on the Hugging Face hub.
 
-    `kind` is encoder, decoder or vision where the config does not tell; `pad` and `end` are by default the config's,
-    or else 0 and 1. `layers` takes the first so many blocks of the checkpoint alone, which is as much quicker.
+    `kind` is encoder, decoder or vision, by default according to the config; `pad` and `end` default to the config's,
+    or else 0 and 1. `layers` keeps only this many first blocks of the checkpoint, which is proportionally faster.
     """
     config = cut(read_config(checkpoint), layers)
     reading = Reading(
@@ -196,7 +196,7 @@ def huggingface(
 
 
 def _with_head(base: nn.Module, reading: Reading, outputs: int, peft: PeftConfig) -> nn.Module:
-    """Return the module of a base, or of a causal model where the head is its own."""
+    """Return the module of a base with its head; a causal model with a language head keeps its own."""
     top: Any = base
     language = reading.head == "language"
     part = peft.apply(top.base_model if language else base, top.config.hidden_size)

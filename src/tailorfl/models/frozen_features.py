@@ -1,10 +1,10 @@
-"""Features of frozen layers, computed once: where a network declares that they end, and the network from there on.
+"""Features of frozen layers, computed once: the boundary that a network declares, and the network from there on.
 
-What frozen layers make of a sample that nothing changes at random is the same in every pass. A network says by its
-attribute `feature_boundary` after which of its modules that may be kept: one dotted name, or several, of which the one
-counts that runs last without anything before it that trains or draws. `FeatureExtractor` computes
-what that module gives out; in a network that begins there (`Model.from_features`) stand-ins are in the place of the
-modules before it, and hand out what was kept. Everything else runs as it is written, with its own names.
+The outputs of frozen layers for a sample without random changes are the same in every pass. A network declares by its
+attribute `feature_boundary` after which of its modules they may be kept: one dotted name, or several, of which the one
+is used that runs last without anything before it that trains or draws. `FeatureExtractor` computes the outputs of that
+module. In a network that begins there (`Model.from_features`), stand-ins replace the modules before it and return the
+kept outputs. Everything else runs unchanged, with its own names.
 
     class Net(nn.Module):
         feature_boundary = "backbone"       # or ("backbone.stage1", "backbone.stage2", ...)
@@ -27,52 +27,52 @@ from tailorfl.models.functional import Model
 from tailorfl.models.half import in_float32
 
 SAMPLES = 5
-"""A network is tried with so many: a number that few other axes have."""
+"""Samples with which a network is tried: a number that few other axes have."""
 LARGEST_ID = 2**24
-"""Whole numbers up to here are exact as float32, as which token ids are kept."""
+"""Whole numbers up to here are exact in float32, the type in which token ids are kept."""
 TOLERANCE = 1e-4
-"""Of the largest output; a wrong boundary differs by as much as the outputs themselves."""
+"""Allowed difference, relative to the largest output; at a wrong boundary it is as large as the outputs themselves."""
 DISTURBED = 0.1
-"""How far the state of a comparison is from the given one, in units of a tensor's mean size."""
+"""Distance of the state for comparison from the given one, in units of a tensor's mean magnitude."""
 
 State = Mapping[str, Tensor]
 
 
 class NoFeaturesError(Exception):
-    """Why the frozen layers of a network are not computed once."""
+    """The reason why the frozen layers of a network are not computed once."""
 
 
 class Output(NamedTuple):
-    """What one call of a module returns: one tensor, alone or in a tuple beside None."""
+    """The form of the result of one call of a module: one tensor, alone or in a tuple with None."""
 
     shape: tuple[int, ...]
     """Of one row."""
     rows: int
-    """How many of them a sample has."""
+    """Number of rows per sample."""
     dtype: torch.dtype
     items: tuple[bool, ...] | None
-    """Of a tuple: where its tensor is."""
+    """For a tuple: True at its tensor."""
     start: int | None = None
-    """Where it stands in the row of numbers of a sample; None: it is not kept."""
+    """Its position in the features of a sample; None: it is not kept."""
 
     @property
     def size(self) -> int:
-        """Numbers of a sample."""
+        """Numbers per sample."""
         return self.rows * math.prod(self.shape)
 
     def tensor(self, returned: Any) -> Tensor:
-        """Return the tensor of what the module returned."""
+        """Return the tensor in the module's result."""
         tensor: Tensor = returned if self.items is None else returned[self.items.index(True)]
         return tensor
 
     def like_returned(self, tensor: Tensor) -> Tensor | tuple[Tensor | None, ...]:
-        """Return a tensor in the form in which the module returns it."""
+        """Return a tensor in the form of the module's result."""
         if self.items is None:
             return tensor
         return tuple(tensor if is_tensor else None for is_tensor in self.items)
 
     def of_batch(self, features: Tensor, device: str | None) -> Tensor:
-        """Return the tensor for a batch of samples, [batch · rows, ...], out of their `features` [batch, width]."""
+        """Return the tensor for a batch of samples, [batch · rows, ...], from their `features` [batch, width]."""
         shape = (features.shape[0] * self.rows, *self.shape)
         if self.start is None:
             if device is not None:
@@ -84,13 +84,13 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where a network begins whose features are kept.
+    """The place where a network with kept features begins.
 
     Attributes:
         name: of the module whose outputs are the features.
-        replaced: name of each module that is left out, that one last -> what its calls of one pass return, in order.
-        input: the samples; tokens are kept too, since masks and positions are made of them.
-        device: of what is not kept: "meta", which has a shape and no numbers, or None for that of the features.
+        replaced: name of each module that is left out, that one last -> the outputs of its calls in a pass, in order.
+        input: the samples; tokens are kept too, since masks and positions are computed from them.
+        device: of outputs that are not kept: "meta", with a shape but no numbers, or None for that of the features.
     """
 
     name: str
@@ -100,22 +100,22 @@ class Boundary:
 
     @property
     def kept(self) -> tuple[Output, ...]:
-        """What is kept, in the order of its places."""
+        """The outputs that are kept, in the order of their positions."""
         samples = () if self.input.start is None else (self.input,)
         return (*self.replaced[self.name], *samples)
 
     @property
     def width(self) -> int:
-        """Numbers that are kept of a sample."""
+        """Numbers kept per sample."""
         return sum(output.size for output in self.kept)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of those numbers."""
+        """Type of these numbers."""
         return self.replaced[self.name][0].dtype
 
     def apply(self, module: nn.Module) -> None:
-        """Put stand-ins in the place of the modules that are left out; the module then takes features."""
+        """Replace the modules that are left out by stand-ins; the module then takes features."""
         stand_ins = [
             StandIn(module.get_submodule(n), calls, self.device) for n, calls in self.replaced.items()
         ]
@@ -128,13 +128,13 @@ class Boundary:
 
 @dataclass(frozen=True)
 class _Entrance:
-    """Hands the features of a batch to the stand-ins at the beginning of a pass; copied together with them."""
+    """Passes the features of a batch to the stand-ins at the beginning of a pass; copied together with them."""
 
     boundary: Boundary
     stand_ins: Sequence[StandIn]
 
     def begin(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
-        """Return the samples as the network sees them: tokens, or something of the shape of others."""
+        """Return the samples for the network: tokens, or for other samples a placeholder of their shape."""
         (features,) = arguments
         for stand_in in self.stand_ins:
             stand_in.features, stand_in.turn = features, 0
@@ -151,7 +151,7 @@ class StandIn(nn.Module):
 
     def __init__(self, original: nn.Module, calls: Sequence[Output], device: str | None) -> None:
         super().__init__()
-        # Not as a submodule: nothing of it runs, but code around it may ask for the type of its weights, say.
+        # Not as a submodule: it does not run, but code around it may read the type of its weights, say.
         self.__dict__["original"] = original
         self.calls, self.device = tuple(calls), device
         self.features: Tensor | None = None
@@ -164,7 +164,7 @@ class StandIn(nn.Module):
         return getattr(self.__dict__["original"], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Return what the original returned at this call of the pass, for the samples that the pass is of.
+        """Return the original's output for this call of the pass and the samples of the pass.
 
         Raises:
             ModelError: it is called outside a pass of the whole network, or more often than the original was.
@@ -180,7 +180,7 @@ class StandIn(nn.Module):
 
 
 class _EnoughError(Exception):
-    """Everything that is kept has been computed."""
+    """Signals that all features have been computed."""
 
 
 class FeatureExtractor:
@@ -189,7 +189,7 @@ class FeatureExtractor:
     Args:
         model: the whole network.
         boundary: where the rest begins.
-        state: any state of the model; no feature depends on it.
+        state: any state of the model; the features do not depend on it.
     """
 
     def __init__(self, model: Model, boundary: Boundary, state: State) -> None:
@@ -203,7 +203,7 @@ class FeatureExtractor:
     def __call__(self, x: Tensor) -> Tensor:
         """Return features [batch, width] of samples [batch, ...].
 
-        They are float32 whatever the rest multiplies in, as it is done once.
+        They are float32 even if the rest computes in bfloat16, since they are computed only once.
         """
         boundary, tensors = self.boundary, list[Tensor]()
         calls = boundary.replaced[boundary.name]
@@ -226,7 +226,7 @@ class FeatureExtractor:
 
 
 def find_boundary(model: Model, state: State, x: Tensor) -> Boundary:
-    """Return where the features of a model's frozen layers end, by what its network declares.
+    """Return the boundary of the features of a model's frozen layers, as its network declares it.
 
     Args:
         model: the network.
@@ -234,7 +234,8 @@ def find_boundary(model: Model, state: State, x: Tensor) -> Boundary:
         x: some samples, [SAMPLES, ...].
 
     Raises:
-        NoFeaturesError: nothing is frozen, the network declares no boundary, or something trains before it; says which.
+        NoFeaturesError: nothing is frozen, the network declares no boundary, something trains or draws before it, or
+            token ids cannot be kept exactly; the message gives the reason.
         ModelError: the declaration is wrong: names the module.
     """
     if not any(name in model.frozen for name, _ in model.module.named_parameters()):
@@ -269,7 +270,7 @@ class _Calls:
 
 
 def _traced(model: Model, state: State, x: Tensor) -> dict[str, _Calls]:
-    """Return what every module does in a pass in evaluation mode."""
+    """Return the calls of every module in a pass in evaluation mode."""
     calls: dict[str, _Calls] = {}
     clock = iter(range(1, 1 << 62))
 
@@ -289,7 +290,7 @@ def _traced(model: Model, state: State, x: Tensor) -> dict[str, _Calls]:
 
 
 def _output(returned: Any, samples: int) -> Output | None:
-    """Return the form of what a call returned, or None where that cannot be kept sample by sample."""
+    """Return the form of a call's result, or None if that cannot be kept sample by sample."""
     items = None
     if isinstance(returned, tuple | list):
         tensors = [item for item in returned if item is not None]
@@ -303,10 +304,11 @@ def _output(returned: Any, samples: int) -> Output | None:
 
 
 def _boundary(model: Model, calls: Mapping[str, _Calls], name: str, x: Tensor) -> Boundary | None:
-    """Return the boundary after a module; None where something before it trains or draws, or nothing is frozen.
+    """Return the boundary after a module; None if something before it trains or draws, or nothing is frozen.
 
     Raises:
-        ModelError: what the module gives out cannot be kept sample by sample.
+        ModelError: the module's output cannot be kept sample by sample.
+        NoFeaturesError: token ids cannot be kept exactly in the features' type.
     """
     if None in calls[name].outputs:
         raise _wrong(
@@ -339,7 +341,7 @@ def _boundary(model: Model, calls: Mapping[str, _Calls], name: str, x: Tensor) -
 
 
 def _before(module: nn.Module, calls: Mapping[str, _Calls], name: str) -> list[str]:
-    """Return the names of the outermost modules whose first and last call end by those of a module, itself too."""
+    """Return the outermost modules whose first and last call end no later than those of module `name`, itself too."""
     before: list[str] = []
     first, last = calls[name].ends[0], calls[name].ends[-1]
 
@@ -363,21 +365,21 @@ def _draws(part: nn.Module) -> bool:
 
 
 def _checked(model: Model, state: State, x: Tensor, boundary: Boundary) -> Boundary:
-    """Return the boundary, with what is not kept as cheap as the network allows.
+    """Return the boundary, with outputs that are not kept as cheap as the network allows.
 
     Raises:
-        NoFeaturesError: what stands before it depends on what trains.
-        ModelError: the rest does not give what the whole network gives.
+        NoFeaturesError: layers before it depend on parameters that train.
+        ModelError: the rest of the network gives other outputs than the whole network.
     """
     problem = ""
-    # In some networks something is calculated with what nothing reads in the end, which needs numbers.
+    # Some networks calculate with outputs that are not used in the end, which needs numbers.
     for device in ("meta", None):
         tried = replace(boundary, device=device)
         try:
             if _agree(model, state, state, x, tried):
                 break
             problem = "the rest of the network reads more than what it returns"
-        except Exception as error:  # of code that nobody here has written, run in parts
+        except Exception as error:  # a user's network may raise anything when only a part of it runs
             first = str(error).partition("\n")[0]
             problem = f"the rest of the network does not run by itself ({type(error).__name__}: {first})"
     else:
@@ -395,7 +397,7 @@ def _wrong(model: Model, name: str, problem: str) -> ModelError:
 
 
 def _agree(model: Model, state: State, values: State, x: Tensor, boundary: Boundary) -> bool:
-    """Return whether the network from a boundary on gives what the whole one gives, in both modes, with `values`."""
+    """Return whether the network from a boundary on gives the same as the whole one, in both modes, with `values`."""
     tail, features = model.from_features(boundary.apply), FeatureExtractor(model, boundary, state)(x)
     with torch.no_grad():
         pairs = [(_trained(model, values, x), _trained(tail, values, features))]
@@ -405,7 +407,7 @@ def _agree(model: Model, state: State, values: State, x: Tensor, boundary: Bound
 
 
 def _evaluated(model: Model, state: State, x: Tensor) -> list[Tensor]:
-    """Return outputs, and features where it has them."""
+    """Return outputs, and features if the model has them."""
     outputs, features = model.with_features(state, x)
     try:
         return [outputs, features()]
@@ -422,18 +424,18 @@ def _trained(model: Model, state: State, x: Tensor) -> list[Tensor]:
 
 
 def _same(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> bool:
-    """Return whether tensors are equal to rounding."""
+    """Return whether tensors are equal up to rounding."""
     if [t.shape for t in expected] != [t.shape for t in actual]:
         return False
     for a, b in zip(expected, actual, strict=True):
         distance, size = (float(t.abs().max()) if t.numel() else 0.0 for t in (a - b, a))
-        if not distance <= TOLERANCE * max(size, TOLERANCE):  # so that NaN is not the same
+        if not distance <= TOLERANCE * max(size, TOLERANCE):  # NaN is never the same
             return False
     return True
 
 
 def _disturbed(state: State, parameters: Sequence[str]) -> dict[str, Tensor]:
-    """Return a state near another one: parameters moved by noise, statistics of norms made a little larger."""
+    """Return a state near another one: parameters with added noise, statistics of norms increased a little."""
     generator = torch.Generator().manual_seed(0)
     disturbed = {}
     for name, tensor in state.items():

@@ -1,9 +1,9 @@
 """A module as a pure function of its state: `model(state, x)`.
 
 The state is ONE flat TensorDict with dotted names holding the parameters and buffers that may change. The module keeps
-the structure, and the tensors that never change: a frozen backbone lies in memory once, whatever the number of clients,
-and no state, message or checkpoint holds it. Values of a client are never in the module. That is what lets an engine
-stack states along a leading client axis.
+the structure, and the tensors that never change: a frozen backbone is in memory once, whatever the number of clients,
+and no state, message or checkpoint holds it. Values of a client are never in the module, so an engine can stack states
+along a leading client axis.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Model:
             state.
         prepare: applied to every fresh module (loads pretrained weights, say).
         trainable: which tensors may change, see `tailorfl.models.selectors`; all others are frozen: held here once
-            and in no state, their norms in evaluation mode. Running statistics go with their norm's parameters. None
-            takes what the module names itself by an attribute `default_trainable`, or else "all".
-        seed: of the frozen tensors where `prepare` does not set them; `init` of the same seed draws the rest of the
+            and in no state, their norms in evaluation mode. Running statistics go with their norm's parameters. None:
+            the module's attribute `default_trainable`, or else "all".
+        seed: of the frozen tensors that `prepare` does not set; `init` with the same seed draws the rest of the
             same module.
 
     Raises:
@@ -87,7 +87,7 @@ class Model:
         self.has_batch_statistics = bool(self._norms)
         """Whether a training step depends on the batch as a whole (batch norm), so that a batch must not be padded."""
         self.has_dropout = any(isinstance(part, Keyed) for part in module.modules())
-        """Whether a training step needs keys, of dropout masks or of the noise of other layers."""
+        """Whether a training step needs keys, for dropout masks or for the noise of other layers."""
         self._places = places_of(module)
         self._whole: Model | None = None
         self._begin: Change | None = None
@@ -95,7 +95,7 @@ class Model:
         self._training: dict[frozenset[str], Skeleton] = {}
         self._elsewhere: dict[torch.device, Model] = {}
         self.single_users: dict[frozenset[str], tuple[bool, ...]] = {}
-        """Which of the parameters that train together enter the loss through a single layer, once that is known."""
+        """For parameters that train together, which of them enter the loss through a single layer, once known."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Model:
@@ -115,22 +115,22 @@ class Model:
         return cls(factory)
 
     def changed(self, change: Change) -> Model:
-        """Return the model of modules that `change` alters in place; what it adds is drawn last and train."""
+        """Return the model of modules that `change` alters in place; tensors it adds are drawn last and train."""
         return self._after(change, self.frozen)
 
     def several(self, count: int, join: Callable[[Sequence[nn.Module]], nn.Module]) -> Model:
-        """Return the model of `count` networks of this kind, drawn one after another, that `join` makes one of.
+        """Return the model in which `join` combines `count` networks of this kind, drawn one after another.
 
-        It holds them as its attribute `networks`. The first is drawn as this model's own; what is frozen in this model
-        is so in each.
+        It holds them as its attribute `networks`. The first is drawn like this model's own; tensors that are frozen in
+        this model are frozen in each.
         """
         factory = partial(_joined, self._factory, self._prepare, count, join)
         return Model(factory, trainable=partial(_is_live, self.frozen), seed=self._seed)
 
     def inside(self, outer: Callable[[nn.Module], nn.Module], name: str) -> Model:
-        """Return the model of what `outer` makes of every module, which it holds by that attribute.
+        """Return the model of the modules that `outer` returns, each of which holds this model's as attribute `name`.
 
-        What is frozen stays so under its new name; what `outer` adds is drawn last and trains.
+        Frozen tensors stay frozen under their new names; tensors that `outer` adds are drawn last and train.
         """
         frozen = {f"{name}.{n}" for n in self.frozen}
         factory, prepare = self._factory, self._prepare
@@ -141,7 +141,7 @@ class Model:
         return Model(make, trainable=lambda full, *_: full not in frozen, seed=self._seed)
 
     def freezing(self, still: Selector) -> Model:
-        """Return the model in which what `still` picks never changes either, as drawn with the model's seed."""
+        """Return the model in which the tensors that `still` picks are frozen too, as drawn with the model's seed."""
         frozen = self.frozen | select(self.module, still, allow_empty=True)
         if frozen == self.frozen:
             return self
@@ -150,7 +150,7 @@ class Model:
         )
 
     def thawing(self, moving: Selector) -> Model:
-        """Return the model in which what `moving` picks may change, too, from the values that it has in this one."""
+        """Return the model in which the tensors that `moving` picks may change too, starting from their values here."""
         picked = self.frozen & select(self.module, moving, allow_empty=True)
         if not picked:
             return self
@@ -158,13 +158,13 @@ class Model:
         return self._after(partial(_with_values, values), self.frozen - picked)
 
     def _after(self, change: Change, frozen: frozenset[str]) -> Model:
-        """Return the model of modules that `change` alters once they are prepared, of which `frozen` never changes."""
+        """Return the model of modules that `change` alters once they are prepared, with `frozen` tensors."""
         steps = [step for step in (self._prepare, change) if step is not None]
         prepare = partial(_in_turn, steps)
         return Model(self._factory, prepare, trainable=lambda name, *_: name not in frozen, seed=self._seed)
 
     def on(self, device: torch.device) -> Model:
-        """Return the model with its frozen tensors on `device`: itself where it has none, else one that is kept."""
+        """Return the model with its frozen tensors on `device`: itself if it has none, else a cached copy."""
         if not self.frozen:
             return self
         if device not in self._elsewhere:
@@ -176,11 +176,11 @@ class Model:
         return self._elsewhere[device]
 
     def from_features(self, begin: Change) -> Model:
-        """Return the model of what comes after some frozen layers: of the same state, its inputs their features.
+        """Return the model of the layers after some frozen ones: it has the same state and takes their features.
 
         `begin` changes a module in place so that it begins there, see `tailorfl.models.frozen_features.Boundary.apply`.
 
-        `module` and what is made of it (`alone`, other models) are of the whole network.
+        `module` and all that is derived from it (`alone`, other models) are of the whole network.
         """
         tail = copy.copy(self)
         tail._whole, tail._begin = self.whole, begin
@@ -199,7 +199,7 @@ class Model:
         return {name: holders for name, holders in self._places.items() if name not in self.frozen}
 
     def channels_last(self, device: torch.device) -> bool:
-        """Whether one client trains faster with images and convolutions in that layout; measured on CPUs."""
+        """Return whether one client trains faster with images and convolutions in that layout; measured on CPUs."""
         return device.type == "cpu" and self._eval.channels_last
 
     @property
@@ -210,9 +210,9 @@ class Model:
     def split(
         self, personal: Selector = "none", *, held: Selector = "none", allow_empty: bool = False
     ) -> Split:
-        """Return the split that keeps `personal` on the client and shares what else may change.
+        """Return the split that keeps `personal` on the client and shares all other tensors that may change.
 
-        Of what is shared clients do not train `held`: it is sent, and `aggregate` alone changes it.
+        Clients do not train the shared tensors `held`: these are sent, and only `aggregate` changes them.
 
         Raises as `Split.of` does.
         """
@@ -223,7 +223,7 @@ class Model:
     def init(self, seed: int) -> TensorDict:
         """Return the initial state drawn with `seed`; equal seeds give equal states.
 
-        Global random state is left as it was.
+        The global random state does not change.
         """
         tensors = tensors_of(self._fresh(seed))
         return TensorDict({n: tensors[n].detach().clone() for n in self.sizes}, batch_size=[])
@@ -238,24 +238,24 @@ class Model:
     def outputs_and_features(self, state: State, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs in evaluation mode and the features they are made of, [batch, width].
 
-        Features are what goes into the head: the module that the attribute `feature_layer` of the network names, else
+        Features are the input of the head: the module that the attribute `feature_layer` of the network names, else
         the last linear layer. Of an input [batch, length, width] the last position is taken, as in FedOA's code.
         """
         outputs, features = self.with_features(state, x)
         return outputs, features()
 
     def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Return the outputs in evaluation mode, and what returns the features or says that the model has none."""
+        """Return the outputs in evaluation mode, and a function of the features, which raises if there are none."""
         return self._eval.with_features(state, x)
 
     @contextmanager
     def bound(self, state: State) -> Iterator[nn.Module]:
-        """Yield the module in evaluation mode with a state in place, for what is not a plain forward pass."""
+        """Yield the module in evaluation mode with a state in place, for uses other than a plain forward pass."""
         with self._eval.holding(state) as module:
             yield module
 
     def alone(self, state: State) -> nn.Module:
-        """Return a module in evaluation mode that has the values of a state and of the frozen tensors for itself.
+        """Return a module in evaluation mode with its own copies of the values of a state and of the frozen tensors.
 
         Its dropout layers are plain ones, so it can be trained further without keys.
         """
@@ -279,7 +279,7 @@ class Model:
     def features_train(
         self, state: dict[str, Tensor], x: Tensor, trained: frozenset[str]
     ) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Return outputs and what returns the features in training mode; otherwise as `forward_train`."""
+        """Return outputs and a function that returns the features in training mode; otherwise as `forward_train`."""
         return self._trainable(trained).with_features(state, x)
 
     def trained_buffers(self, trained: Collection[str]) -> tuple[str, ...]:
@@ -321,7 +321,7 @@ class Model:
     def _copy(self, module: nn.Module, device: torch.device | None = None) -> nn.Module:
         """Return a copy of the structure that shares the frozen tensors and has no values of the others.
 
-        With `device` it has copies of them there.
+        With `device` the frozen tensors are copied there.
         """
         shared_tensors = {id(t): t for name, t in tensors_of(self.module).items() if name in self.frozen}
         if device is not None:
@@ -361,11 +361,11 @@ def _joined(
     count: int,
     join: Callable[[Sequence[nn.Module]], nn.Module],
 ) -> nn.Module:
-    """Return `count` networks, drawn and prepared one after another, as `join` makes one of them."""
+    """Return the network that `join` makes of `count` networks, drawn and prepared one after another."""
     return join([_prepared(factory, prepare) for _ in range(count)])
 
 
 def _is_live(frozen: Collection[str], name: str, *_: object) -> bool:
-    """Whether a tensor of joined networks trains, where those of names `frozen` do not in each."""
+    """Return whether a tensor of joined networks trains; those with the names `frozen` do not in any of them."""
     name_parts = name.split(".", 2)
     return name_parts[0] != "networks" or name_parts[2] not in frozen

@@ -1,4 +1,4 @@
-"""What stands on top of a Hugging Face model: a linear classifier, the choice among options, or its own language head.
+"""Heads of a Hugging Face model: a linear classifier, the choice among options, or its own language head.
 
 Every module here is an ordinary one, forward(x) -> outputs, and runs under `torch.func.vmap`: masks and positions are
 made here from the token ids without looking at values. The state names of a base are `base.*`, whatever the head.
@@ -24,27 +24,27 @@ HEADS = {
     "decoder": ("classification", "choice", "language"),
     "vision": ("classification",),
 }
-"""What may stand on which kind of base."""
+"""The possible heads of each kind of base."""
 POOLINGS = {
     "encoder": ("first", "mean", "last"),
     "decoder": ("last", "mean", "first"),
     "vision": ("first", "mean", "last"),
 }
-"""How one vector is made of the hidden states: what is usual for the kind comes first."""
+"""How the hidden states become one vector: the kind's usual pooling comes first."""
 SCALE = 20.0
-"""Of cosines that are logits, as sentence encoders are trained with (multiple negatives ranking loss)."""
+"""Factor that turns cosines into logits, as in the training of sentence encoders (multiple negatives ranking loss)."""
 UNUSED = -1e4
 """Logit of an option slot that a sample does not use."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a model reads a sample, and what it makes of it.
+    """How a model reads a sample, and its head.
 
     kind     encoder (token ids, padded on the right), decoder (token ids, causal, padded on the left), vision
     head     classification, choice or language
     pooling  mean over the real tokens, the first position (the class token) or the last one; None: the kind's usual
-    pad      token id of padding; `end` is the one that ends a response
+    pad      token id of padding; `end` is the token id that ends a response
     """
 
     kind: str
@@ -82,11 +82,11 @@ class Reading:
 
 
 def attention_mask(real: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the attention scores, [batch, 1, 1 or length, length]: 0 where a token may be seen.
+    """Return the mask to add to attention scores, [batch, 1, 1 or length, length]: 0 for tokens that may be seen.
 
     `real` bool [batch, length]. Elsewhere it is the least finite number: a row without any token to see (left padding)
-    then weighs all alike, where -inf would give NaN. In float64 it is that of float32, which models take a softmax in
-    whatever their own precision.
+    then weighs all alike, where -inf would give NaN. In float64 it is that of float32, since models compute their
+    softmax in float32 whatever their own precision.
     """
     visible = real[:, None, None, :]
     if causal:
@@ -111,7 +111,7 @@ class Tokens:
         self.settings = {"use_cache": False} if self.causal and "use_cache" in taken else {}
 
     def __call__(self, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-        """`ids` int64 [batch, length]; a row of nothing but padding is read as text, so that no sum is empty."""
+        """Return the arguments for `ids` int64 [batch, length]; a row of only padding is read as text, as in `real`."""
         real = self.real(ids)
         arguments = {
             "input_ids": ids,
@@ -123,7 +123,7 @@ class Tokens:
         return arguments
 
     def real(self, ids: Tensor) -> Tensor:
-        """Bool [batch, length]: which tokens are text."""
+        """Return bool [batch, length]: which tokens are text; in a row of only padding all, so that no sum is empty."""
         real = ids != self.pad
         return real | ~real.any(-1, keepdim=True)
 
@@ -135,7 +135,7 @@ def _dtype(base: nn.Module) -> torch.dtype:
 
 
 class PooledEncoder(nn.Module):
-    """A base whose hidden states become one vector a sample."""
+    """A base whose hidden states become one vector per sample."""
 
     default_trainable: str = "all"
     feature_boundary: tuple[str, ...] = ()
@@ -171,15 +171,15 @@ class Classifier(PooledEncoder):
         self.head = nn.Linear(inside.config.hidden_size, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return samples as `pooled` takes them -> [batch, outputs]."""
+        """Samples as for `pooled` -> [batch, outputs]."""
         scores: Tensor = self.head(self.pooled(x))
         return scores
 
 
 class OptionScorer(PooledEncoder):
-    """Scores options by how near their embedding is to that of the prompt: 20 · cosine; there is no head to learn.
+    """Scores options by the similarity of their embeddings to that of the prompt: 20 · cosine; no head is trained.
 
-    The feature is the embedding of the prompt, [batch, hidden], of length 1 since scores do not depend on its length.
+    The feature is the embedding of the prompt, [batch, hidden], of norm 1 since scores do not depend on its norm.
     """
 
     feature_layer = "feature"
@@ -192,7 +192,7 @@ class OptionScorer(PooledEncoder):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, L + slots * option_length] int64, a prompt and its options -> logits [batch, slots].
 
-        A slot that holds nothing but padding gets -1e4.
+        A slot that holds only padding gets -1e4.
         """
         cut = x.shape[1] - self.slots * self.option_length
         prompt = self.feature(normalize(self.pooled(x[:, :cut]), dim=-1))
@@ -207,7 +207,7 @@ class Language(nn.Module):
     """A causal language model with its own head; the feature is the head's input at the last position.
 
     Args:
-        causal: a Hugging Face model for causal language modelling; its base and its head keep their places in it.
+        causal: a Hugging Face model for causal language modelling; its base and its head stay in it.
         reading: has the ids of padding and of the end of a response.
     """
 
@@ -222,7 +222,7 @@ class Language(nn.Module):
         self.head: nn.Module = inside.get_output_embeddings()
         self.reading = reading
         self.tokens = Tokens(causal, reading)
-        # Not as a submodule: it consists of the two above, whose names shall not depend on it.
+        # Not as a submodule: it consists of the two above, whose names must not depend on it.
         self.__dict__["_causal"] = causal
 
     def forward(self, x: Tensor) -> Tensor:

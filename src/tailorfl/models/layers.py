@@ -1,4 +1,4 @@
-"""What a module consists of: its state names in order, its layers, and the norm of each layer."""
+"""The parts of a module: its state names in order, its layers, and the norm of each layer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return true for a normalisation layer, recognised by its type and never by its name.
+    """Return whether a module is a normalisation layer, recognised by its type and never by its attribute name.
 
-    Every family of language models defines a class of its own for RMS norms, such as LlamaRMSNorm.
+    Every family of language models defines its own class for RMS norms, such as LlamaRMSNorm.
     """
     return isinstance(module, NORM_TYPES) or type(module).__name__.endswith("RMSNorm")
 
@@ -36,7 +36,7 @@ class Entry:
 
 
 def state_entries(module: nn.Module) -> tuple[Entry, ...]:
-    """Every parameter and buffer once, module by module, each module's parameters before its buffers.
+    """Return every parameter and buffer once, module by module, each module's parameters before its buffers.
 
     A tensor that is held under several names (tied weights) appears under the first one, as in
     `named_parameters()`. Raises ModelError for lazy layers that have not seen an input yet.
@@ -58,7 +58,7 @@ def state_entries(module: nn.Module) -> tuple[Entry, ...]:
 
 @dataclass
 class Layer:
-    """A module with parameters of its own, and the norms and other modules with buffers that it carries."""
+    """A module with its own parameters, and the norms and other modules with buffers that belong to it."""
 
     module: nn.Module
     attached: list[nn.Module] = field(default_factory=list)
@@ -67,9 +67,9 @@ class Layer:
 def layers(module: nn.Module) -> list[Layer]:
     """Return the layers of a module in the order in which they were registered, each with its norm.
 
-    A norm belongs to the layer registered last before it. Where layers and norms lie in two lists of equal
+    A norm belongs to the layer registered last before it. If layers and norms are in two lists of equal
     length and widths (convs.0..n, then norms.0..n), the k-th norm belongs to the k-th layer. Norms that
-    come before every layer belong to the first one; a module of norms alone has one layer per norm.
+    come before every layer belong to the first one; a module of only norms has one layer per norm.
     """
     result: list[Layer] = []
     leading: list[nn.Module] = []
@@ -115,7 +115,7 @@ def _paired(carriers: list[nn.Module], followers: list[nn.Module]) -> bool:
 
 
 def _width(module: nn.Module) -> int | None:
-    """Channels that a layer gives out or that a norm takes; None where the type does not say."""
+    """Return the output channels of a layer or the input channels of a norm; None for other types."""
     if isinstance(module, nn.Linear):
         return module.out_features
     if isinstance(module, _ConvNd):
@@ -134,11 +134,11 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def layer_groups(module: nn.Module, *, buffers: bool = False) -> Groups:
-    """Names of the parameters, grouped by layer, in module order (methods of the PLGU family, CVPR 2023).
+    """Return the names of the parameters, grouped by layer, in module order (methods of the PLGU family, CVPR 2023).
 
     A layer is a module with its weight and bias, and the norm that follows it; ResNet-18 has 21 (20
     convolutions and the head). The groups partition the parameters; with `buffers` they partition the whole
-    state, the running statistics lying with their norm.
+    state, with running statistics in the group of their norm.
     """
     entries = state_entries(module)
     groups = []
@@ -156,10 +156,9 @@ def linears(module: nn.Module) -> list[nn.Linear]:
 
 
 def head_layer(module: nn.Module) -> nn.Module | None:
-    """Return the layer that makes outputs of features.
+    """Return the layer that turns features into outputs.
 
-    The one that the module's attribute `feature_layer` names, else the
-    last linear one; None where there is neither.
+    The one that the module's attribute `feature_layer` names, else the last linear one; None if there is neither.
     """
     named = getattr(module, "feature_layer", None)
     if named is not None:
@@ -175,7 +174,7 @@ def head_name(module: nn.Module) -> str | None:
 
 
 def replace_head(module: nn.Module, make: Callable[[nn.Linear], nn.Module], what: str) -> None:
-    """Replace the head of a network by what `make` returns for it; in place.
+    """Replace the head of a network in place by the module that `make` returns for it.
 
     Args:
         module: the network.
@@ -183,7 +182,7 @@ def replace_head(module: nn.Module, make: Callable[[nn.Linear], nn.Module], what
         what: the subject and verb of the error, such as "a gate stands before".
 
     Raises:
-        ModelError: the head is no ordinary linear layer inside a network.
+        ModelError: the head is not an ordinary linear layer inside a network.
     """
     head, name = head_layer(module), head_name(module)
     if type(head) is not nn.Linear or not name:
@@ -196,7 +195,7 @@ def replace_head(module: nn.Module, make: Callable[[nn.Linear], nn.Module], what
 
 
 def inventory(module: nn.Module) -> str:
-    """One line for error messages: the stateful module types with their counts, and the first state names."""
+    """Return one line for error messages: the stateful module types with their counts, and the first state names."""
     entries = state_entries(module)
     owners = {id(entry.module): type(entry.module).__name__ for entry in entries}
     types = ", ".join(f"{count} {kind}" for kind, count in Counter(owners.values()).items())

@@ -5,13 +5,13 @@
 The number of scalars is the sum over the adapted layers of r (in + out): 4 194 304 for LLaMA-7B with r = 8 on queries
 and values.
 
-A client may have the first ranks only: y = W x + s B (m ⊙ A x), m its vector of 0 and a scale. Cut-off rows of A and
-columns of B then have no share in the outputs and no gradient, so clients of several ranks have tensors of one shape
-and train side by side.
+A client may have only the first ranks: y = W x + s B (m ⊙ A x), m its vector of 0 and a scale. Cut-off rows of A and
+columns of B then contribute nothing to the outputs and get no gradient, so clients of different ranks have tensors of
+one shape and train side by side.
 
-The product of the factors can be added to the weight beside them: W + s B A in the place of both. A layer is then one
-of peft, or a module that holds modules `lora_A` and `lora_B` beside one linear layer; `scaling`, where it has that
-attribute, is its s.
+The product of the factors can be merged into the weight of the layer: W + s B A. The layer is then one of peft, or a
+module that holds modules `lora_A` and `lora_B` and one linear layer; its s is the attribute `scaling`, 1 if it has
+none.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tailorfl.errors import ModelError, needs_extra
 from tailorfl.printable import shown
 
 FACTORS = ("lora_A", "lora_B")
-"""What peft calls the modules that hold the factors of LoRA."""
+"""Names of the modules in which peft holds the factors of LoRA."""
 QUERY_VALUE = (("query", "value"), ("q_proj", "v_proj"), ("q_lin", "v_lin"), ("q", "v"))
-"""What families of models call the two projections."""
+"""Names of the two projections in families of models."""
 FUSED = ("qkv", "c_attn", "query_key_value", "qkv_proj", "Wqkv", "in_proj")
 """Names of layers that hold query, key and value in one."""
 
@@ -48,7 +48,7 @@ def linear_layers(module: nn.Module) -> dict[str, int]:
 
 
 def candidates(module: nn.Module) -> str:
-    """One line for error messages: the linear layers by the last part of their names, with counts."""
+    """Return one line for error messages: the linear layers by the last part of their names, with counts."""
     counts = Counter(name.rpartition(".")[2] for name in linear_layers(module))
     return ", ".join(f"{name} ({count})" for name, count in counts.items()) or "none"
 
@@ -57,7 +57,7 @@ def find_targets(base: nn.Module, endings: Sequence[str] | None = None) -> list[
     """Return the names of the linear layers to adapt: those that end in one of `endings`, or all queries and values.
 
     Raises:
-        ModelError: a wanted name, or no known pair of query and value, is there; the message lists what is.
+        ModelError: a name of `endings`, or every known pair of query and value, is missing; lists the layers.
     """
     names = list(linear_layers(base))
     if endings is not None:
@@ -88,11 +88,11 @@ def find_targets(base: nn.Module, endings: Sequence[str] | None = None) -> list[
 def inject_lora(
     base: nn.Module, rank: int, alpha: float, dropout: float, target_names: Sequence[str] | None = None
 ) -> None:
-    """Wrap the target layers of a base in place; the outputs stay as they are until B is trained.
+    """Wrap the target layers of a base in place; the outputs do not change until B is trained.
 
     Raises:
         MissingExtraError: peft is not installed.
-        ModelError: a bad number, or targets that are not there.
+        ModelError: a number is invalid, or targets are missing.
     """
     if rank < 1 or not 0 <= dropout < 1:
         raise ModelError(
@@ -101,7 +101,7 @@ def inject_lora(
     targets = find_targets(base, target_names)
     with needs_extra("peft", "text"):
         peft: Any = importlib.import_module("peft")
-    # The other kind of linear layer keeps its weight transposed.
+    # The other kind of linear layer (Conv1D) holds its weight transposed.
     turned = any(not isinstance(base.get_submodule(name), nn.Linear) for name in targets)
     settings = peft.LoraConfig(
         r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, fan_in_fan_out=turned
@@ -127,7 +127,7 @@ KEPT = "kept"
 
 
 class RankedUp(nn.Module):
-    """The factor B of LoRA behind a vector for its ranks."""
+    """The factor B of LoRA, applied after a vector m over its ranks."""
 
     kept: Tensor
 
@@ -162,19 +162,19 @@ def fold_ranks(module: nn.Module) -> None:
 
 
 def is_kept(name: str, tensor: Tensor, module: nn.Module) -> bool:
-    """Whether a tensor is such a vector; a selector."""
+    """Return whether a tensor is a vector m; a selector."""
     return isinstance(module, RankedUp) and name.rpartition(".")[2] == KEPT
 
 
 class Merge(NamedTuple):
-    """The names of a layer's factors and of the weight beside them, and how their product is added to it."""
+    """The names of a layer's factors and of its weight, and how their product is added to it."""
 
     a: str
     """[r, in]"""
     b: str
     """[out, r]"""
     base: str
-    """[out, in], or [in, out] where it is `turned`."""
+    """[out, in], or [in, out] if it is `turned`."""
     scale: float
     """s"""
     turned: bool
@@ -182,7 +182,7 @@ class Merge(NamedTuple):
     """The module that holds all of them."""
 
     def sides(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (left, right), rows of which `leftᵀ @ right` is what W gains.
+        """Return (left, right), such that `leftᵀ @ right` is added to W.
 
         `a` [rows, in] are rows of A, `b` [rows, out] columns of B.
         """
@@ -193,7 +193,7 @@ def merges(module: nn.Module) -> tuple[Merge, ...]:
     """Return every layer of a network whose factors can be merged.
 
     Raises:
-        ModelError: a layer has factors, and not one weight beside them.
+        ModelError: a layer has factors, but not exactly one linear layer with them.
     """
     result = []
     for name, _ in module.named_parameters():
@@ -213,7 +213,7 @@ def merges(module: nn.Module) -> tuple[Merge, ...]:
 
 
 def _beside(owner: nn.Module, path: str) -> str:
-    """Return the name of the layer beside the factors."""
+    """Return the name of the linear layer that belongs to the factors."""
     if hasattr(owner, "base_layer"):  # peft
         return "base_layer"
     linear = [n for n, part in owner.named_children() if isinstance(part, nn.Linear) and n not in FACTORS]
@@ -226,7 +226,7 @@ def _beside(owner: nn.Module, path: str) -> str:
 
 
 def check_merges(module: nn.Module, merge_list: Sequence[Merge]) -> None:
-    """Nothing if layers say the same of some inputs with their factors, and with these merged.
+    """Check that layers give the same outputs for some inputs with their factors and with these merged.
 
     Raises:
         ModelError: one does not; names it.

@@ -1,8 +1,8 @@
-"""One map over clients without ceremony: the same as `torch.func.vmap` of one level, at a fraction of its cost.
+"""One map over clients with little overhead: the same as `torch.func.vmap` of one level, at a fraction of its cost.
 
-`vmap` takes its arguments apart and puts them together again with general trees, at every call: for a small model that
-takes longer than its arithmetic. Here the caller says which tensors have a client axis. The maps of torch are used for
-all operations in between.
+`vmap` flattens and rebuilds its arguments as general trees at every call: for a small model that takes longer than its
+arithmetic. Here the caller chooses the tensors with a client axis. The maps of torch are used for all operations in
+between.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from torch._functorch import vmap as torch_vmap
 
 
 class Level:
-    """A map that is open: gives tensors a client axis that the code inside does not see, and takes it back."""
+    """An open map: gives tensors a client axis that the code inside does not see, and removes it again."""
 
     def __init__(self, level: int, clients: int) -> None:
         self.level, self.clients = level, clients
 
     def one(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Return what the code of one client sees of a tensor with a client axis."""
+        """Return a tensor with a client axis as the code of one client sees it."""
         return _add_batch_dim(tensor, dim, self.level)
 
     def each(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the code of one client sees of tensors [clients, ...]."""
+        """Return tensors [clients, ...] as the code of one client sees them."""
         return {name: _add_batch_dim(t, 0, self.level) for name, t in tensors.items()}
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return the tensor [clients, ...] behind one that the code of one client sees; for use in `outside`."""
+        """Return the tensor [clients, ...] for one that the code of one client sees; for use in `outside`."""
         plain, dim = _unwrap_batched(tensor, self.level)
         if dim is None:
             return plain.expand(self.clients, *plain.shape)
         return plain if dim == 0 else plain.movedim(dim, 0)
 
     def all(self, tensor: Tensor) -> Tensor:
-        """Return a result of that code for all clients, [clients, ...]."""
+        """Return a result of the code of one client for all clients, [clients, ...]."""
         return _remove_batch_dim(tensor, self.level, self.clients, 0)
 
 
 @contextmanager
 def over_clients(clients: int) -> Iterator[Level]:
-    """Open a map over `clients` clients; random operations are refused, as in `torch.func.vmap`."""
+    """Open a map over `clients` clients; random operations raise an error, as in `torch.func.vmap`."""
     torch_vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
     level = Level(_vmap_increment_nesting(clients, "error"), clients)
     try:
@@ -66,7 +66,7 @@ def over_clients(clients: int) -> Iterator[Level]:
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Return steps out of the innermost map.
+    """Step out of the innermost map.
 
     Operations in this block see physical tensors, and autograd records them.
     """
@@ -78,7 +78,7 @@ def outside() -> Iterator[None]:
 
 
 def mapped_once(*tensors: Tensor | None) -> bool:
-    """Whether one map gives some of the tensors a client axis, and no other map or transform has a hand in them."""
+    """Return whether one map gives some of the tensors a client axis, and no other map or transform is involved."""
     levels = {
         maybe_get_level(t)
         if is_batchedtensor(t) and not is_functorch_wrapped_tensor(get_unwrapped(t))
@@ -90,7 +90,7 @@ def mapped_once(*tensors: Tensor | None) -> bool:
 
 
 def physical(tensor: Tensor) -> tuple[Tensor, int | None]:
-    """Return (tensor with its client axis, where that is), or (tensor, None) where all clients share it."""
+    """Return (tensor with its client axis, index of that axis), or (tensor, None) if all clients share it."""
     if not is_batchedtensor(tensor):
         return tensor, None
     plain, dim = _unwrap_batched(tensor, maybe_get_level(tensor))
@@ -98,7 +98,7 @@ def physical(tensor: Tensor) -> tuple[Tensor, int | None]:
 
 
 def front(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
-    """[clients, ...]; a view without copies where all clients share it."""
+    """Return the tensor as [clients, ...]; a view without copies if all clients share it."""
     if dim is None:
         return tensor.expand(clients, *tensor.shape)
     return tensor if dim == 0 else tensor.movedim(dim, 0)
@@ -111,10 +111,9 @@ def together(
     bias: Tensor | None,
     shared_input: bool = False,
 ) -> Tensor | None:
-    """Return a layer of the mapped tensors, computed on their physical ones; None unless one map made all of them.
+    """Return a layer's outputs for mapped tensors, computed on the physical ones; None unless one map made all.
 
-    `weight` is mapped. `shared_input` says that the layer takes an input without client axis, where all clients share
-    it.
+    `weight` is mapped. With `shared_input` the layer accepts an input without client axis if all clients share it.
     """
     if not mapped_once(x, weight, bias):
         return None

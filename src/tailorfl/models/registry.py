@@ -1,4 +1,4 @@
-"""Models by name: the registered ones, and any factory of the user's by its dotted path."""
+"""Models by name: the registered ones, and any factory of the user by its dotted path."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ FACTORIES: dict[str, Factory] = {
 
 
 def available() -> dict[str, str]:
-    """Name -> one line of description, of every registered model."""
+    """Return name -> one line of description, for every registered model."""
     return {name: (inspect.getdoc(factory) or "").splitlines()[0] for name, factory in FACTORIES.items()}
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Option -> default value, of a registered model; raises ConfigError for an unknown name."""
+    """Return option -> default value, for a registered model; raises ConfigError for an unknown name."""
     if name not in FACTORIES:
         raise unknown("model", name, FACTORIES)
     defaults: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
 
     `name` is a registered model or "package.module:function", a factory that is called as
     function(input_shape, outputs, **options) and returns an nn.Module; its dropout layers are replaced by
-    keyed ones. Its module must have been named, see `tailorfl.modules`.
+    keyed ones. The user must have named its module, see `tailorfl.modules`.
 
     >>> build("mlp", (1, 8, 8), 10, hidden=[32]).head
     Linear(in_features=32, out_features=10, bias=True)
@@ -93,7 +93,7 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
 
 
 def _arguments(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Options as a factory takes them: those of a `PeftConfig` in one."""
+    """Return the options as a factory takes them: those of a `PeftConfig` combined in one."""
     accepted = inspect.signature(FACTORIES[name]).parameters
     of_peft = {key: value for key, value in options.items() if key not in accepted}
     direct = {key: value for key, value in options.items() if key in accepted}
@@ -101,7 +101,7 @@ def _arguments(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong; torch says with a RuntimeError that there is not that much memory."""
+    """Return the reason for an error; torch reports a lack of memory as a RuntimeError."""
     allocation = re.search(r"allocate (\d+) bytes", str(error))
     if allocation:
         return f"one of its tensors needs {int(allocation[1]) / 1e9:,.1f} GB of memory, which are not there"

@@ -25,11 +25,11 @@ WIDTH = 64
 
 
 class ResidualBlock(nn.Module):
-    """Base of blocks whose output is added to a skip connection; PerAda's input split looks for it."""
+    """Base of blocks whose output is added to a skip connection; PerAda's input split finds blocks by it."""
 
 
 class _TwoConvolutions(ResidualBlock):
-    """Two 3x3 convolutions with normalisation; with adapters, one stands between each of the two and its norm."""
+    """Two 3x3 convolutions with normalisation; with adapters, one is between each of the two and its norm."""
 
     def __init__(self, channels: int, width: int, stride: int, norm: str, dropout: float | None) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _TwoConvolutions(ResidualBlock):
 
 
 class BasicBlock(_TwoConvolutions):
-    """Two 3x3 convolutions with normalisation, plus the input (projected where the shape changes).
+    """Two 3x3 convolutions with normalisation, plus the input (projected if the shape changes).
 
     [batch, channels, height, width] -> [batch, width, height/stride, width/stride].
     """
@@ -56,7 +56,7 @@ class BasicBlock(_TwoConvolutions):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output; `x` is not written to."""
+        """Return the block's output; `x` is not changed in place."""
         skip = x if self.downsample is None else self.downsample(x)
         out = relu(self.bn1(self.adapter1(self.conv1(x))))
         out = self.bn2(self.adapter2(self.conv2(out)))
@@ -70,7 +70,7 @@ class ResNet(nn.Module):
 
     `stem` "imagenet" is a 7x7 convolution of stride 2 and a max-pool, which PerAda keeps even for 32x32
     images (the last map is then 1x1); "cifar" is a 3x3 convolution of stride 1. The norm layers are called
-    bn* also where they are group norms, so that weight files fit by name.
+    bn* even if they are group norms, so that weight files fit by name.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ def _stage(
 
 
 def _boundary(blocks: Sequence[int]) -> tuple[str, ...]:
-    """Return the modules behind which features of frozen layers may be kept, of stages of so many blocks."""
+    """Return the modules after which features of frozen layers may be kept, for stages of these numbers of blocks."""
     stages = (f"layer{stage}.{block}" for stage, count in enumerate(blocks, 1) for block in range(count))
     return (*stages, "dropout")
 
@@ -151,7 +151,7 @@ def _resnet(name: str, description: str) -> Callable[..., ResNet]:
     ) -> ResNet:
         check_choice("norm", norm, ("batch", "group"))
         check_choice("stem", stem, ("imagenet", "cifar"))
-        # With fewer pixels the map is a single one before the last stage halves it.
+        # With fewer pixels the feature map is a single pixel before the last stage halves it.
         channels, _, _ = image_shape(name, input_shape, least=17 if stem == "imagenet" else 5)
         check_dropout(name, dropout)
         if isinstance(width, bool) or not isinstance(width, int) or width < 8 or width % 8:
@@ -181,7 +181,7 @@ resnet34 = _resnet(
 class PaddedBlock(_TwoConvolutions):
     """Two 3x3 convolutions with normalisation, plus the input.
 
-    Where the shape changes, the skip is subsampled and padded with zero channels (the paper's option A), so
+    If the shape changes, the skip is subsampled and padded with zero channels (the paper's option A), so
     it has no parameters.
     """
 

@@ -15,7 +15,7 @@ lora           the factors A and B of every layer that LoRA wraps (FedIT)
 lora_A, lora_B one of the two, in modules of that name, as peft calls them (FFA-LoRA, FedSA-LoRA)
 
 Words add with "+": "head+norm". Layers are recognised by type and position; only patterns, which the user
-writes for one model, and the two factors look at names.
+writes for one model, and the two factors use names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Selector = str | Sequence[str] | Predicate
 
 
 def select(module: nn.Module, selector: Selector, *, allow_empty: bool = False) -> frozenset[str]:
-    """Names of the parameters and buffers that the selector picks.
+    """Return the names of the parameters and buffers that the selector picks.
 
     Raises ConfigError for an unknown word, and ModelError if a word, a pattern or a predicate picks nothing
     (except "none", or with `allow_empty`: FedBN on a model without norm layers is FedAvg).
@@ -91,7 +91,7 @@ def _positive(word: str, number: str) -> int:
 
 
 def _state_of(module: nn.Module, parts: Iterable[nn.Module]) -> set[str]:
-    """Names of the state held by the parts or below them (where a parametrised layer holds its weight)."""
+    """Return the names of the state held by the parts or below them (where a parametrised layer holds its weight)."""
     tensors = {id(t) for part in parts for t in (*part.parameters(), *part.buffers())}
     # By tensor, not by holder: a tied weight belongs to the layer under either of its names.
     return {entry.name for entry in state_entries(module) if id(entry.tensor) in tensors}
@@ -100,7 +100,7 @@ def _state_of(module: nn.Module, parts: Iterable[nn.Module]) -> set[str]:
 def _head(module: nn.Module) -> set[str]:
     layer = head_layer(module)
     if layer is None:
-        return _last_linears(module, 1)  # which says what is missing
+        return _last_linears(module, 1)  # whose error names the missing layer
     if not any(True for _ in layer.parameters()):
         raise ModelError(
             f"a {type(module).__name__} has no head: its outputs are computed from the features at "
@@ -162,7 +162,7 @@ def _adapter(module: nn.Module) -> set[str]:
             "(resnet10 to resnet56), or tailorfl.models.BottleneckAdapter, as adapter_size=64 puts into a transformer; "
             f"{inventory(module)}."
         )
-    # A block's own norms are its direct children; that of a shortcut lies one level deeper.
+    # A block's own norms are its direct children; that of a shortcut is one level deeper.
     owners = [part for part in module.modules() if isinstance(part, ResidualBlock)]
     norms = [part for owner in (module, *owners) for part in owner.children() if is_norm(part)]
     return _state_of(module, (*adapters, *norms))
@@ -181,4 +181,4 @@ WORDS: dict[str, Callable[[nn.Module], set[str]]] = {
     "lora": _lora,
     **{factor: partial(_factor, factor) for factor in FACTORS},
 }
-"""What each word picks; of "extractor" without a number."""
+"""The function that picks the state for each word; for "extractor" without a number."""

@@ -1,7 +1,7 @@
-"""A module without values of its own: what `Model` runs with the values of one client or of many.
+"""A module without its own values, which `Model` runs with the values of one client or of many.
 
-What is asked of a module for that stands here too: its tensors by name, where they stand and which never change, what a
-copy has in their place, and the order of memory in which images go in.
+The functions here find a module's tensors by name, the places that hold them and those that never change, make the
+placeholders for them in a copy, and set the memory order of image inputs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
 }
-"""What takes the place of a layer so that it can be many clients' at once."""
+"""The class that replaces each layer so that it can run for many clients at once."""
 
 
 class Skeleton:
-    """A module without values of its own, which borrows a state for the time of one call.
+    """A module without its own values, which borrows a state for one call.
 
-    Does what `torch.func.functional_call` does; the places are looked up once instead of at every call, which
+    Does the same as `torch.func.functional_call`, but looks up the places once instead of at every call, which
     for a small model costs more than its arithmetic.
     """
 
@@ -54,7 +54,7 @@ class Skeleton:
             layer.pool = pool
         convolves = any(isinstance(part, Conv2d) for part in module.modules())
         self.channels_last = last and convolves and all(map(_any_layout, module.modules()))
-        """Whether a client alone is faster with that layout, too, and nothing in the module asks for another."""
+        """Whether a single client is faster with that layout too, and nothing in the module needs another."""
         self._head: nn.Module | None = None
         self._slots: list[tuple[str, dict[str, Tensor | None], str, Tensor | None]] = []
         for name, owners in holders.items():
@@ -65,7 +65,7 @@ class Skeleton:
 
     def __call__(self, state: State, x: Tensor) -> Tensor:
         """Return the module's outputs with the tensors of `state` as its parameters and buffers."""
-        try:  # as `holding`, without a block of its own: that takes microseconds, at every step
+        try:  # as `holding`, but without a context manager, which would cost microseconds at every step
             for name, tensors, leaf, _ in self._slots:
                 tensors[leaf] = state[name]
             out: Tensor = self._passed(x) if is_half() else self.module(x)
@@ -80,7 +80,7 @@ class Skeleton:
             return widened(self.module(x))
 
     def with_features(self, state: State, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Return (outputs, what returns the features or raises ModelError where the model has none)."""
+        """Return (outputs, a function that returns the features or raises ModelError if the model has none)."""
         inputs: list[Tensor] = []
         if self._head is None:
             self._head = head_layer(self.module)
@@ -107,12 +107,12 @@ class Skeleton:
 
 
 def _any_layout(part: nn.Module) -> bool:
-    """Whether a module is known to take images in any order of memory; `x.view(...)` in other code would not."""
+    """Return whether a module is known to take images in any memory order; `x.view(...)` in other code does not."""
     return type(part).__module__.startswith(("torch.nn.", "tailorfl.models.", "tailorfl.methods."))
 
 
 def _features(model: str, inputs: Sequence[Tensor] | None) -> Tensor:
-    """Return what went into the head, `inputs` at each of its runs; None where there is no head."""
+    """Return the features from the head's `inputs`, one per run; raises ModelError for None (no head) or several."""
     if inputs is None:
         raise ModelError(
             f"a {model} has no linear layer whose input could be its feature; name the layer by an attribute "
@@ -133,13 +133,13 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def without_value(tensor: Tensor) -> Tensor:
-    """Return what stands in the place of a tensor that a call lends the module."""
+    """Return the placeholder for a tensor that the module borrows for a call."""
     empty = tensor.detach().to("meta")
     return nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
 
 
 def frozen_names(module: nn.Module, trainable: Selector) -> frozenset[str]:
-    """Names of the tensors that never change: those not picked, and constants that no weight file holds."""
+    """Return the names of the tensors that never change: those not picked, and constants that no weight file holds."""
     tensors = tensors_of(module)
     constant = {
         f"{path}.{leaf}" if path else leaf
@@ -154,13 +154,13 @@ def frozen_names(module: nn.Module, trainable: Selector) -> frozenset[str]:
 
 
 def own_names(module: nn.Module, name: str) -> list[str]:
-    """State names of the tensors that a module called `name` itself holds."""
+    """Return the state names of the tensors that a module called `name` holds itself."""
     named = (*module.named_parameters(name, recurse=False), *module.named_buffers(name, recurse=False))
     return [n for n, _ in named]
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Whether a training step of the module depends on the batch as a whole, or updates running statistics."""
+    """Return whether a training step of the module depends on the whole batch, or updates running statistics."""
     return isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
 
 
@@ -181,13 +181,13 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """`x` [batch, channels, height, width] with channels last in memory.
+    """Return `x` [batch, channels, height, width] copied with channels last in memory.
 
-    Written out: of a single channel both orders are the same memory, and torch then keeps the strides that say which.
+    A copy is needed: with a single channel both orders are the same in memory, and torch would keep the old strides.
     """
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
 def laid_out(x: Tensor, last: bool) -> Tensor:
-    """`x` with channels last in memory where that is wanted and it is of images or a convolution, [., ., ., .]."""
+    """Return `x` with channels last in memory if `last` and it has four axes (images, weights of a convolution)."""
     return channels_last(x) if last and x.dim() == 4 else x

@@ -33,7 +33,7 @@ def logistic(
 ) -> nn.Sequential:
     """Linear map of the flattened sample with bias; logistic regression when trained with a log loss.
 
-    With `zeros` it starts at 0, where a weight stays whose feature a client never sees; else as torch draws it.
+    With `zeros` it starts at 0, so weights of features that a client never sees stay 0; else as torch draws it.
     """
     length = vector_length("logistic", input_shape)
     head = nn.Linear(length, outputs, bias=bias)
@@ -53,7 +53,7 @@ def linear(
 def cox(input_shape: Sequence[int], outputs: int = 1, *, bias: bool = True) -> nn.Sequential:
     """Linear risk score of a Cox model; 39 features -> 1 score is FLamby's TCGA-BRCA baseline.
 
-    The partial likelihood does not depend on the bias; it is there because the baseline has it (40 scalars).
+    The partial likelihood does not depend on the bias; the model has it because the baseline does (40 scalars).
     """
     if outputs != 1:
         raise ModelError(
@@ -105,7 +105,7 @@ def _sizes(model: str, hidden: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _chain(layers: OrderedDict[str, nn.Module]) -> nn.Sequential:
-    """Return the network of some layers, behind each of which features of frozen layers may be kept."""
+    """Return the network of some layers, after each of which features of frozen layers may be kept."""
     network = nn.Sequential(layers)
     network.feature_boundary = tuple(layers)[:-1]  # type: ignore[assignment]
     return network
@@ -118,18 +118,18 @@ class _Plan:
     channels: tuple[int, ...]
     kernel: int
     padding: int
-    pooled: tuple[int, ...]  # numbers (from 1) of the convolutions that a pooling follows
+    pooled: tuple[int, ...]  # numbers (from 1) of the convolutions followed by pooling
     hidden: tuple[int, ...]
 
     def least_side(self) -> int:
-        """Smallest side, in pixels, of which at least one is left before the linear layers."""
+        """Return the smallest side, in pixels, that leaves at least one pixel before the linear layers."""
         side = 1
         while self.last_side(side) < 1:
             side += 1
         return side
 
     def last_side(self, side: int) -> int:
-        """Side of the last feature map; below 1 if the image does not fit."""
+        """Return the side of the last feature map; below 1 if the image does not fit."""
         for number in range(1, len(self.channels) + 1):
             side = after_window(side, self.kernel, padding=self.padding)
             side = side // 2 if number in self.pooled else side
@@ -157,7 +157,7 @@ def _plain_cnn(
 ) -> nn.Sequential:
     """Return the network of a plan: conv1, norm1, ..., fc1, ..., head.
 
-    `dropouts` are of whole channels behind the last convolution, and behind each hidden layer.
+    `dropouts` are the rates for whole channels after the last convolution, and for units after each hidden layer.
     """
     channel_dropout, dropout = dropouts
     width, height, breadth = image_shape(model, input_shape, plan.least_side())

@@ -22,8 +22,8 @@ V = TypeVar("V")
 class Split:
     """Role of every parameter and buffer of a model; the three roles partition `names`.
 
-    shared    trained by clients, sent and aggregated; of these `held` are sent and not trained: what changes them is
-              `aggregate` alone
+    shared    trained by clients, sent and aggregated; of these `held` are sent and not trained: only `aggregate`
+              changes them
     personal  trained by the client that owns it, never sent
     frozen    the same constant everywhere: neither trained nor sent
 
@@ -52,9 +52,9 @@ class Split:
     ) -> Split:
         """Return the split of a module.
 
-        What is neither personal nor frozen is shared, and `held` what of it is not trained.
+        Tensors that are neither personal nor frozen are shared; those of them that `held` picks are not trained.
 
-        Frozen wins where both selectors pick a tensor. Raises ConfigError for an unknown word and
+        A tensor that both selectors pick is frozen. Raises ConfigError for an unknown word and
         ModelError if a selector matches nothing, or nothing that is not frozen, unless `allow_empty`.
         """
         entries = state_entries(module)

@@ -1,10 +1,10 @@
-"""Boosted decision trees as tensors, so that they are stored, sent, counted and exported as networks are.
+"""Boosted decision trees as tensors, so that they are stored, sent, counted and exported like networks.
 
     F(x) = b + Σ_i T_i(x),     T_i(x) the value of the leaf that x reaches in tree i
 
 A node sends a number to the left if it is at most the node's threshold, a word if it is among the node's words, and a
-missing cell as the node learnt it. A node that only asks whether a number is missing has its first word set. A prepared
-table has several columns for one feature: `TableColumns` finds the number or the word again, and what was missing.
+missing cell to the side that it learnt. A node that only tests whether a number is missing has its first word set. A
+prepared table has several columns for one feature: `TableColumns` recovers the number or the word, and missing cells.
 
 Tensors of an ensemble of I iterations with S trees each (one for every output, one for two classes), with at most N
 nodes a tree: `value` float `[I, S, N]` and `baseline` `[S]` are its parameters; `threshold`, `feature`, `left`,
@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 BITS = 32
-"""Words whose side one number of `levels` tells."""
+"""Number of words whose side one number of `levels` encodes."""
 
 
 class TableColumns(nn.Module):
     """The raw features of prepared rows: numbers, and words as numbers of their levels.
 
     Args:
-        columns: int64 [columns, 4], of each column of the prepared table: which feature it is of, its factor (1 for a
-            number, the level's number for the 0/1 column of a level, else 0), whether it is that of a level, whether it
-            is the one that says what is missing.
+        columns: int64 [columns, 4], for each column of the prepared table: its feature, its factor (1 for a number,
+            the level's number for the 0/1 column of a level, else 0), whether it is that of a level, whether it is
+            the one that marks missing cells.
         gap: [features], the number that stands for a missing cell; NaN if none does.
-        words: how many features, the first ones, have words as cells.
+        words: number of features whose cells are words; they come first.
     """
 
     feature: Tensor
@@ -44,7 +44,7 @@ class TableColumns(nn.Module):
         self.register_buffer("gap", gap)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [rows, features] and which of them are missing, of prepared rows."""
+        """Return the features [rows, features] of prepared rows, and which of them are missing."""
         zeros = x.new_zeros(x.shape[0], 3, self.gap.shape[0])
         sums = zeros.index_add(2, self.feature, x.flatten(1)[:, None] * self.parts)
         raw, named, flagged = sums[:, 0], sums[:, 1], sums[:, 2]
@@ -57,10 +57,10 @@ class TreeEnsemble(nn.Module):
 
     Args:
         columns: how prepared rows are read.
-        iterations: I, the trees of each output.
-        trees: S, the trees of an iteration.
-        leaves: the most leaves of a tree.
-        words: the most levels that a feature of words has.
+        iterations: I, the number of trees of each output.
+        trees: S, the number of trees of an iteration.
+        leaves: maximum number of leaves of a tree.
+        words: maximum number of levels of a feature of words.
         two_classes: whether the only tree of an iteration is for the second of two outputs.
     """
 
@@ -97,7 +97,7 @@ class TreeEnsemble(nn.Module):
         missing_left = self.missing_left.reshape(count, nodes).T
         levels = self.levels.reshape(count, nodes * width).T.long()
         node = torch.zeros(x.shape[0], count, dtype=torch.int64, device=x.device)
-        for _ in range(nodes // 2):  # no leaf lies deeper
+        for _ in range(nodes // 2):  # no leaf is deeper
             column = feature.gather(0, node)
             cell, is_word = raw.gather(1, column), column < self.columns.words
             code = torch.where(is_word, cell, 0.0).long()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tailorfl.models.dropout import Dropout
 from tailorfl.models.factories import check_choice, image_shape, make_norm
 
-# Channels of the 3x3 convolutions of each stage, which a 2x2 max-pool ends (Simonyan and Zisserman, 2015).
+# Channels of the 3x3 convolutions of each stage, followed by a 2x2 max-pool (Simonyan and Zisserman, 2015).
 STAGES: dict[str, tuple[tuple[int, ...], ...]] = {
     "vgg11": ((64,), (128,), (256, 256), (512, 512), (512, 512)),
     "vgg13": ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512)),
@@ -31,7 +31,7 @@ class VGG(nn.Module):
         for stage in stages:
             for size in stage:
                 layers.append(nn.Conv2d(channels, size, 3, padding=1))
-                if norm != "none":  # torchvision's plain VGG has no module in its place, so indices shift
+                if norm != "none":  # torchvision's plain VGG has no module for a norm, so indices shift
                     layers.append(make_norm(norm, size))
                 layers.append(nn.ReLU())
                 channels = size

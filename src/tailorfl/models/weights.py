@@ -22,7 +22,7 @@ HUBS = ("torchvision", "timm")
 
 @dataclass(frozen=True)
 class WeightReport:
-    """What `load_weights` did, by state name."""
+    """The result of `load_weights`, by state name."""
 
     source: str
     loaded: tuple[str, ...]
@@ -35,15 +35,15 @@ class WeightReport:
 
 
 def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -> WeightReport:
-    """Copy tensors into a module by name, converted to each tensor's own type; returns what was done.
+    """Copy tensors into a module by name, converted to each tensor's own type; returns a report.
 
     `source` is a local .npz or .safetensors file whose keys are state names, or "torchvision:resnet18",
     "timm:resnet18" with the package installed. `skip_head` leaves out the last linear layer (True or 1) or
     the last k, for another number of classes. Running statistics are loaded with the parameters. A layer that LoRA or
     an adapter wraps takes the tensors that the file has under the name of the layer without the wrapper.
 
-    Raises ModelError if the source cannot be read, shares no name with the module, or has another shape for
-    some tensor; the module is then unchanged.
+    Raises ModelError if the source cannot be read, shares no name with the module, has another shape for some
+    tensor, or holds NaN or complex numbers; the module is then unchanged.
     """
     tensors = _read(str(source))
     targets = {entry.name: entry.tensor for entry in state_entries(module)}
@@ -138,7 +138,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _from_hub(hub: str, name: str) -> dict[str, Tensor]:
-    """Return the state of a pre-trained model of torchvision or timm; the one place that imports them."""
+    """Return the state of a pre-trained model of torchvision or timm; the only place that imports them."""
     try:
         package: Any = importlib.import_module("torchvision.models" if hub == "torchvision" else hub)
     except (ImportError, RuntimeError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Partitions: how one data set is dealt to clients. One entrance, `partition`; recipes in four files.
+"""Partitions: how one data set is dealt to clients. One entry point, `partition`; recipes in four files.
 
 `skew`: iid, quantity, dirichlet, dirichlet_perada. `classes`: labels_per_client, class_groups, shards, classes_prob,
 fedclup_classes. `groups`: natural, domain. `published`: niid_bench, sorted_shards, those of Flower Datasets.
-A recipe is a function `(strata, clients, rng, *, test, **options) -> Deal` that looks at labels (or group ids) only;
+A recipe is a function `(strata, clients, rng, *, test, **options) -> Deal` that uses only labels (or group ids);
 everything random comes from `rng`.
 """
 
@@ -31,10 +31,10 @@ class Recipe:
     """A partition by name.
 
     Attributes:
-        function: what deals.
-        group: the kind of group whose ids take the place of labels; None: labels. Such a recipe names clients
-            after groups and may take all of them (`clients=None`).
-        classes: whether it deals classes unequally; numbers to be predicted are put into bins for it.
+        function: deals the samples.
+        group: the kind of group whose ids replace labels; None: labels. Such a recipe names clients after groups
+            and may take all of them (`clients=None`).
+        classes: whether it deals classes unequally; numeric targets are put into bins for it.
     """
 
     function: Callable[..., Deal]
@@ -96,12 +96,12 @@ def partition(
         strata: `[samples]` int64 label, or group id for recipes along groups.
         clients: number of clients; None only for recipes along groups, where it means all groups.
         rng: source of randomness; equal generators give equal deals.
-        test: `[test samples]` int64, the same of the official test part, which is then dealt alike.
+        test: `[test samples]` int64, the same for the official test part, which is then dealt alike.
         options: the recipe's own options.
 
     Raises:
-        ConfigError: for an unknown recipe or option, or a value that an option cannot have.
-        DataError: if the data cannot be dealt as asked; the message says why and what to change.
+        ConfigError: for an unknown recipe or option, or an invalid value of an option.
+        DataError: if the data cannot be dealt as requested; the message says why and what to change.
     """
     recipe = recipe_named(name)
     chosen = dict(options or {})

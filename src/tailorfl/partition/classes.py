@@ -18,17 +18,17 @@ def labels_per_client(
 ) -> Deal:
     """Every client holds exactly `classes` distinct classes, every class equally shared by its owners.
 
-    A class has `clients * classes / number of classes` owners; where that is no whole number, random classes
+    A class has `clients * classes / number of classes` owners; if that is not a whole number, random classes
     have one more. Train and test part are cut alike, so a client is tested on exactly its classes. PLGU (Qu
     et al. 2023) gives the number of labels and not the construction; this one is ours. Every set of classes
-    can come up.
+    is possible.
 
     Args:
         strata: `[samples]` int64 class of each sample.
         clients: number of clients.
         rng: source of randomness.
         test: `[test samples]` int64 class of each sample of the official test part.
-        classes: distinct classes per client. With fewer slots than classes the classes that nobody owns are
+        classes: distinct classes per client. With fewer slots than classes, the classes that nobody owns are
             left out.
 
     Raises:
@@ -44,17 +44,17 @@ def class_groups(
 ) -> Deal:
     """Clients in groups: those of one hold the same `classes` distinct classes, equally shared by all who hold them.
 
-    Clients are put into groups of equal size, or that differ by one, at random. Groups have classes as clients of
-    `labels_per_client` have them, so where `groups * classes` are more than there are, groups overlap. Train and test
-    part are cut alike.
+    Clients are put at random into groups whose sizes differ by at most one. Groups get classes as clients do in
+    `labels_per_client`, so groups overlap if `groups * classes` exceeds the number of classes. Train and test part are
+    cut alike.
 
     Args:
         strata: `[samples]` int64 class of each sample.
         clients: number of clients.
         rng: source of randomness.
         test: `[test samples]` int64 class of each sample of the official test part.
-        groups: number of groups, at most one a client.
-        classes: distinct classes per group. With fewer slots than classes the classes that no group has are left out.
+        groups: number of groups, at most that of clients.
+        classes: distinct classes per group. With fewer slots than classes, the classes that no group has are left out.
 
     Raises:
         DataError: if there are more groups than clients, fewer classes than that, or fewer samples of a class than
@@ -82,7 +82,7 @@ def shards(strata: Ints, clients: int, rng: Generator, *, test: Ints | None = No
         clients: number of clients.
         rng: source of randomness.
         test: `[test samples]` int64 class of each sample of the official test part.
-        classes: shards per client. With fewer shards than classes the classes without a shard are left out.
+        classes: shards per client. With fewer shards than classes, the classes without a shard are left out.
 
     Raises:
         DataError: if there are fewer classes than that, or a class has fewer samples than shards.
@@ -132,13 +132,12 @@ def fedclup_classes(
 ) -> Deal:
     """FedCLUP's partition: `clients` of `virtual` clients that hold equally much of `classes` classes each.
 
-    Virtual client after virtual client takes `samples // (virtual * classes)` samples of each of its random
-    distinct classes; one that finds a class used up is dropped. The samples of clients that were not drawn
-    are left out. A class is shuffled before it is taken from. An official test part is dealt in the train part's
-    proportions.
+    One after another, virtual clients take `samples // (virtual * classes)` samples of each of their random
+    distinct classes; a client that finds a class used up is dropped. The samples of clients that are not drawn
+    are left out. Classes are shuffled first. An official test part is dealt in the train part's proportions.
 
-    The released code cuts a client's last tenth off for tests without shuffling its samples, which stand by
-    class, so that its training part lacks most or all of one class: `cut` leaves them out here.
+    The released code uses the last tenth of a client's samples for tests without shuffling them. They are ordered by
+    class, so its training part lacks most or all of one class: `cut` leaves them out here.
 
     Args:
         strata: `[samples]` int64 class of each sample.
@@ -147,12 +146,12 @@ def fedclup_classes(
         test: `[test samples]` int64 class of each sample of the official test part.
         classes: distinct classes per client.
         virtual: number of clients that the data are laid out for.
-        cut: "none", or which samples each client loses: the last ones with classes in the order in which it
+        cut: "none", or the samples that each client loses: the last ones with classes in the order in which it
             drew them ("drawn") or by number ("sorted").
-        cut_share: how much of a client's samples it loses then.
+        cut_share: share of its samples that a client then loses.
 
     Raises:
-        DataError: if there are too few samples for the layout, or fewer clients than asked for survive it.
+        DataError: if there are too few samples for the layout, or fewer clients than requested survive it.
         ConfigError: for an unknown cut.
     """
     require_whole("virtual", virtual, 1)
@@ -250,23 +249,23 @@ class _Pool:
 
 
 def _even_slots(count: int, slots: int, rng: Generator) -> Ints:
-    """`[count]` int64 numbers adding up to `slots`, differing by at most one, the larger at random places."""
+    """Return `[count]` int64 numbers that add up to `slots` and differ by at most one, in random order."""
     numbers = np.full(count, slots // count, dtype=np.int64)
     numbers[rng.permutation(count)[: slots % count]] += 1
     return numbers
 
 
 def _distinct_classes(count: int, clients: int, classes: int, rng: Generator) -> NDArray[np.bool_]:
-    """`[count, clients]` bool, True where a client holds a class: `classes` per client, classes evenly used.
+    """Return `[count, clients]` bool, True where a client holds a class: `classes` per client, classes evenly used.
 
-    Client after client draws classes without replacement, a class the likelier the more owners it still
+    Each client in turn draws classes without replacement, with weights equal to the owners that a class still
     lacks. A class that lacks as many owners as clients are left must be taken by every one of them. Since no
     class ever lacks more owners than clients are left, this cannot run into a dead end, unlike shuffling
     until nothing collides.
     """
     lacking = _even_slots(count, clients * classes, rng)
     chosen = np.empty((clients, classes), dtype=np.int64)
-    with np.errstate(divide="ignore"):  # a class that lacks nobody has logarithm -inf and is never drawn
+    with np.errstate(divide="ignore"):  # a class with all its owners has logarithm -inf and is never drawn
         for done in range(clients):
             # The largest of log(weight) + Gumbel noise: a weighted draw without replacement.
             score = np.log(lacking) + rng.gumbel(size=count)
@@ -274,6 +273,6 @@ def _distinct_classes(count: int, clients: int, classes: int, rng: Generator) ->
             chosen[done] = np.argsort(score)[-classes:]
             lacking[chosen[done]] -= 1
     owners = np.zeros((count, clients), dtype=bool)
-    # The last clients had less choice than the first, so the clients are shuffled.
+    # The last clients had fewer choices than the first, so the clients are shuffled.
     owners[chosen, rng.permutation(clients)[:, None]] = True
     return owners

@@ -16,7 +16,7 @@ from tailorfl.printable import shown
 Floats = NDArray[np.float64]
 
 NOBODY = -1
-_ROUNDING = 1e-7  # keeps a product such as 3 * (1/3) from falling below the whole number it stands for
+_ROUNDING = 1e-7  # keeps a product such as 3 * (1/3) from falling below its exact whole number
 _SMALLEST_ALPHA, _LARGEST_ALPHA = 1e-9, 1e12
 
 
@@ -26,8 +26,8 @@ class Deal:
 
     Attributes:
         train: per client, positions in `strata`; no position occurs twice.
-        test: per client, positions in the official test part's strata; None where there was no such part.
-        server: positions in `strata` that the server keeps for itself (`dirichlet_perada`).
+        test: per client, positions in the official test part's strata; None if there is no such part.
+        server: positions in `strata` that the server keeps (`dirichlet_perada`).
     """
 
     train: Rows
@@ -36,26 +36,26 @@ class Deal:
 
     @classmethod
     def of(cls, owner: Ints, test_owner: Ints | None, clients: int) -> Deal:
-        """Return the deal in which samples have these owners, see `positions_of`."""
+        """Return the deal with these owners of samples, see `positions_of`."""
         test = None if test_owner is None else positions_of(test_owner, clients)
         return cls(positions_of(owner, clients), test)
 
 
 def positions_of(owner: Ints, clients: int) -> Rows:
-    """Per client the ascending positions it owns; `owner` is `[samples]` int64 client or NOBODY."""
+    """Return the ascending positions that each client owns; `owner` is `[samples]` int64 client or NOBODY."""
     in_order = bool((owner[1:] >= owner[:-1]).all())
     order = np.arange(len(owner)) if in_order else np.argsort(owner, kind="stable")
     owned = owner[owner >= 0] if bool((owner < 0).any()) else owner
     stops = np.cumsum(np.bincount(owned, minlength=clients)) + (
         len(owner) - len(owned)
-    )  # NOBODY's come first
+    )  # samples of NOBODY come first
     return Rows(order, np.append(len(owner) - len(owned), stops[:-1]), stops)
 
 
 def present(ids: Ints) -> tuple[Ints, Ints]:
-    """Return the different `ids`, ascending, and how many there are of each.
+    """Return the distinct `ids`, ascending, and the count of each.
 
-    `np.unique`, without a sort of small numbers.
+    Equals `np.unique`, without sorting small numbers.
     """
     if not are_small(ids):
         return np.unique(ids, return_counts=True)
@@ -65,12 +65,12 @@ def present(ids: Ints) -> tuple[Ints, Ints]:
 
 
 def are_small(ids: Ints) -> bool:
-    """Return whether a table of all numbers up to the largest of `ids` is no larger than a few times `ids`."""
+    """Return whether a table of all numbers up to the largest of `ids` is at most a few times as long as `ids`."""
     return len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) <= 2 * len(ids)
 
 
 def compress(strata: Ints, test: Ints | None) -> tuple[Ints, Ints | None, int]:
-    """Strata renumbered 0..count-1 over both parts together -> (strata, test strata, count)."""
+    """Renumber strata as 0..count-1 over both parts together; returns (strata, test strata, count)."""
     both = strata if test is None else np.concatenate([strata, test])
     values, ids = np.unique(both, return_inverse=True)
     ids = ids.astype(np.int64)
@@ -78,7 +78,7 @@ def compress(strata: Ints, test: Ints | None) -> tuple[Ints, Ints | None, int]:
 
 
 def cut(sizes: Ints, weights: Floats) -> Ints:
-    """Whole counts `[strata, clients]` proportional to `weights` by cumulative floor.
+    """Return whole counts `[strata, clients]` proportional to `weights` by cumulative floor.
 
     Every row of counts adds up to its size, except that a row whose weights are all zero gives nothing to
     anybody. A client of weight zero gets nothing.
@@ -95,7 +95,7 @@ def cut(sizes: Ints, weights: Floats) -> Ints:
 
 
 def share_out(sizes: Ints, weights: Floats, rng: Generator) -> Ints:
-    """`cut`, with the clients of every stratum in random order so that none is always rounded up."""
+    """Return `cut` with the clients of every stratum in random order, so that none is always rounded up."""
     order = np.argsort(rng.random(weights.shape), axis=1)
     counts = np.empty(weights.shape, dtype=np.int64)
     np.put_along_axis(counts, order, cut(sizes, np.take_along_axis(weights, order, axis=1)), axis=1)
@@ -114,7 +114,7 @@ def assign(strata: Ints, counts: Ints, rng: Generator) -> Ints:
 
 
 def count_table(owner: Ints, strata: Ints, count: int, clients: int) -> Ints:
-    """`[count, clients]` int64 number of samples of each stratum at each client."""
+    """Return the number of samples of each stratum at each client, int64 `[count, clients]`."""
     owned = owner >= 0
     cells = strata[owned] * clients + owner[owned]
     return np.bincount(cells, minlength=count * clients).reshape(count, clients).astype(np.int64)
@@ -126,7 +126,7 @@ def assign_alike(
     """Return the owners of an official test part, each stratum in the proportions of its training samples.
 
     Args:
-        test: `[test samples]` int64 strata in 0..count-1; None where there is no such part.
+        test: `[test samples]` int64 strata in 0..count-1; None if there is no such part.
         owner: `[samples]` int64 client of each training sample, or NOBODY.
         strata: `[samples]` int64 stratum of each training sample.
         count: number of strata.
@@ -140,10 +140,10 @@ def assign_alike(
 
 
 def log_dirichlet(alpha: float, shape: tuple[int, ...], rng: Generator) -> Floats:
-    """Logarithms, up to a constant per row, of symmetric Dirichlet(alpha) draws along the last axis.
+    """Return logarithms, up to a constant per row, of symmetric Dirichlet(alpha) draws along the last axis.
 
     A gamma draw of a tiny shape underflows to 0 and a row of zeros has no proportions. Gamma(a) = Gamma(a+1)
-    U^(1/a) (Marsaglia and Tsang 2000) lets the draw stay in log space.
+    U^(1/a) (Marsaglia and Tsang 2000) keeps the draw in log space.
     """
     uniform = 1.0 - rng.random(shape)  # in (0, 1], so that the logarithm is finite
     logs: Floats = np.log(rng.standard_gamma(alpha + 1.0, shape)) + np.log(uniform) / alpha
@@ -151,18 +151,17 @@ def log_dirichlet(alpha: float, shape: tuple[int, ...], rng: Generator) -> Float
 
 
 def proportions(logs: Floats) -> Floats:
-    """Softmax along the last axis: log-space Dirichlet draws -> proportions that add up to 1."""
+    """Return the softmax along the last axis: log-space Dirichlet draws -> proportions that add up to 1."""
     weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
     shares: Floats = weights / weights.sum(axis=-1, keepdims=True)
     return shares
 
 
 def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng: Generator) -> Ints:
-    """`owner` with samples moved from the largest clients until every client owns at least `min_size`.
+    """Return `owner` with samples moved from the largest clients until every client owns at least `min_size`.
 
-    The largest clients are cut down to one common level, no further than needed. What a client receives comes
-    in runs of one donor and one stratum, so that a repaired client of a skewed partition still holds few
-    classes.
+    The largest clients are cut down to one common level, no further than needed. A client receives samples in
+    runs of one donor and one stratum, so a repaired client of a skewed partition still holds few classes.
 
     Raises:
         DataError: if there are fewer samples than `clients * min_size`; otherwise it always succeeds.
@@ -174,7 +173,7 @@ def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng
     if needed == 0:
         return owner
     give = _levelled(sizes, needed, min_size, rng)
-    # Each sample's random place among its client's: the first `give` of a client's are released.
+    # The samples of each client get a random order, in which the first `give` are released.
     shuffled = np.lexsort((rng.random(len(owner)), owner))
     position = np.empty(len(owner), dtype=np.int64)
     position[shuffled] = np.arange(len(owner))
@@ -188,8 +187,8 @@ def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng
 
 
 def _levelled(sizes: Ints, needed: int, min_size: int, rng: Generator) -> Ints:
-    """Return how many samples each client gives, `needed` together, so that the largest end up level."""
-    low, high = min_size, int(sizes.max())  # the highest level at which enough is given lies in low..high
+    """Return how many samples each client gives, `needed` in total, so that the largest end up level."""
+    low, high = min_size, int(sizes.max())  # the highest level at which enough is given is in low..high
     while low < high:
         middle = (low + high + 1) // 2
         if int(np.maximum(sizes - middle, 0).sum()) >= needed:

@@ -1,4 +1,4 @@
-"""Partitions along lines that the data already have: natural clients (writers, hospitals) and domains."""
+"""Partitions along groups that the data already have: natural clients (writers, hospitals) and domains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def natural(
 
     Args:
         strata: `[samples]` int64 group of each sample.
-        clients: that many random groups become clients and the others are left out; None: all.
+        clients: number of random groups that become clients, the others are left out; None: all.
         rng: source of randomness.
         test: `[test samples]` int64 group of each sample of the official test part.
         min_size: groups with fewer training samples are left out.
@@ -55,7 +55,7 @@ def natural(
 def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | None = None) -> Deal:
     """One client per domain, or equally many clients in every domain, which share it evenly at random.
 
-    Clients of one domain follow each other, domains in ascending order of their ids.
+    Clients of one domain are consecutive, domains in ascending order of their ids.
 
     Args:
         strata: `[samples]` int64 domain of each sample.
@@ -64,8 +64,8 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
         test: `[test samples]` int64 domain of each sample of the official test part.
 
     Raises:
-        DataError: if `clients` is no multiple of the number of domains, or a domain has fewer samples than
-        clients.
+        DataError: if `clients` is not a multiple of the number of domains, or a domain has fewer samples than
+            clients.
     """
     domains, sizes = present(strata)
     total = len(domains) if clients is None else clients
@@ -86,7 +86,7 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
 
 
 def _place_in(groups: Ints, ids: Ints) -> Ints:
-    """Return the place of every id in the sorted `groups`, NOBODY for ids that are not there."""
+    """Return the index of every id in the sorted `groups`, NOBODY for ids that are not in it."""
     if are_small(ids):
         table = np.full(1 + max(int(ids.max()), int(groups[-1])), NOBODY, dtype=np.int64)
         table[groups] = np.arange(len(groups))
@@ -96,7 +96,7 @@ def _place_in(groups: Ints, ids: Ints) -> Ints:
 
 
 def _shared(position: Ints, domains: int, per_domain: int, rng: Generator) -> Ints:
-    """Owners when `per_domain` clients share every domain evenly; samples of no domain stay NOBODY's."""
+    """Return owners that share every domain evenly among `per_domain` clients; NOBODY owns samples of no domain."""
     owner = np.full(len(position), NOBODY, dtype=np.int64)
     in_domain = np.flatnonzero(position >= 0)
     weights = np.repeat(np.eye(domains), per_domain, axis=1)

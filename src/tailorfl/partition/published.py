@@ -1,4 +1,4 @@
-"""Partitions of others: NIID-Bench and sorted shards, drawn as their released code draws them, and Flower Datasets."""
+"""Published partitions: NIID-Bench and sorted shards, drawn as in their released code, and those of Flower Datasets."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def niid_bench(
 
     - "iid": all samples in random order, cut into nearly equal parts.
     - "dirichlet": class by class in Dirichlet(`alpha`) shares among the clients that hold fewer than samples / clients;
-      drawn anew until every client has `min_size` samples. PFLlib does likewise with 1 (Zhang et al., JMLR 2025).
+      redrawn until every client has `min_size` samples. PFLlib does likewise with 1 (Zhang et al., JMLR 2025).
     - "labels": client i holds class i and `classes` - 1 others drawn at random; the clients that hold a class share it
       in nearly equal parts.
 
@@ -78,11 +78,11 @@ def niid_bench(
     Args:
         strata: `[samples]` int64 class of each sample.
         clients: number of clients.
-        rng: source of randomness where there is no `seed`, and of the deal of a test part.
+        rng: source of randomness if there is no `seed`, and for dealing a test part.
         test: `[test samples]` int64 class of each sample of the official test part.
         kind: "iid", "dirichlet" or "labels".
-        classes: of "labels": distinct classes per client. Classes that nobody holds are left out.
-        alpha: of "dirichlet": concentration.
+        classes: for "labels": distinct classes per client. Classes that nobody holds are left out.
+        alpha: for "dirichlet": concentration.
         min_size: smallest number of training samples of a client.
         seed: seed of NumPy's default generator for the training part, 42 in the baseline.
 
@@ -120,13 +120,13 @@ def _by_shard(labels: Ints, client_of_shard: Ints) -> Ints:
 
 
 def _parts(samples: int, owners: Ints) -> Ints:
-    """Return `[samples]` owners of consecutive nearly equal parts, the first of which are the larger ones."""
+    """Return `[samples]` owners of consecutive nearly equal parts, the larger ones first."""
     smaller, larger = divmod(samples, len(owners))
     return np.repeat(owners, np.where(np.arange(len(owners)) < larger, smaller + 1, smaller))
 
 
 def _dirichlet(ids: Ints, clients: int, alpha: float, min_size: int, draws: Generator) -> Ints:
-    """Return the owners of the first draw that gives everybody enough; of all draws too few, client 0 for all."""
+    """Return the owners of the first draw that gives everybody enough; if there is none, client 0 for all samples."""
     require_alpha(alpha)
     owner = np.empty(len(ids), dtype=np.int64)
     for _ in range(_DRAWS):
@@ -185,13 +185,13 @@ def flwr(
 ) -> Deal:
     """Deal samples with a partitioner of Flower Datasets.
 
-    `data.partition: {flwr: DirichletPartitioner, alpha: 0.3}` is the short form. It is given the classes as the
-    column "label", the number of clients, and a seed drawn from that of the data, each only where it takes it and
-    `options` have none. It deals the training part alone.
+    `data.partition: {flwr: DirichletPartitioner, alpha: 0.3}` is the short form. The partitioner gets the classes as
+    column "label", the number of clients, and a seed drawn from that of the data, each only if it takes it and
+    `options` do not set it. It deals only the training part.
 
     Args:
         strata: `[samples]` int64 class of each sample.
-        clients: number of clients; partitioners that are given sizes have as many as there are sizes.
+        clients: number of clients; partitioners with given sizes have as many clients as sizes.
         rng: source of the seed.
         test: refused.
         partitioner: name of a partitioner class of Flower Datasets.
@@ -199,8 +199,8 @@ def flwr(
 
     Raises:
         ConfigError: no such partitioner, or one that splits columns, or unknown arguments.
-        DataError: what the partitioner does not accept, a client without samples, or an official test part that
-            would have to be dealt too.
+        DataError: samples that the partitioner does not accept, a client without samples or with those of another
+            client, or an official test part that would have to be dealt too.
         MissingExtraError: if `flwr-datasets` is not installed.
     """
     if test is not None:
@@ -228,11 +228,11 @@ def flwr(
 
 
 def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, Any]) -> Any:
-    """Return the partitioner `name` with these arguments, and those that it takes beside them.
+    """Return the partitioner `name` with `options` and the arguments that it takes from `flwr`.
 
-    Raises as `flwr`.
+    Raises ConfigError and MissingExtraError as `flwr`.
     """
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # the package would tell its makers of its use
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # the package would report its use to its makers
     with needs_extra("flwr-datasets", "flwr-data"):
         from flwr_datasets import partitioner as theirs
     known_names = [

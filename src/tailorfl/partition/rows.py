@@ -1,4 +1,4 @@
-"""Rows of a source per client, all in one array, so that 100,000 clients are three arrays and not as many objects."""
+"""Rows of a source per client, all in one array, so that 100,000 clients need three arrays, not 100,000 objects."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Ints = NDArray[np.int64]
 
 
 class Rows(Sequence[Ints]):
-    """Per client an int64 array; `rows[i]` is a view of client i's, `rows[a:b]` the Rows of some clients.
+    """An int64 array per client; `rows[i]` is a view of client i's, `rows[a:b]` the Rows of some clients.
 
     Attributes:
         values: int64, the arrays of all clients.
         starts, stops: `[clients]` int64, client i has `values[starts[i] : stops[i]]`. Clients that share an array (a
-            global test set) have the same place.
+            global test set) have the same start and stop.
     """
 
     __slots__ = ("starts", "stops", "values")
@@ -29,7 +29,7 @@ class Rows(Sequence[Ints]):
 
     @classmethod
     def of(cls, arrays: Sequence[Ints]) -> Rows:
-        """Return `arrays`, one a client, as Rows; an array object that several clients have is held once.
+        """Return `arrays`, one per client, as Rows; an array object that several clients share is held once.
 
         Raises:
             DataError: an array is not a list of whole numbers.
@@ -55,13 +55,13 @@ class Rows(Sequence[Ints]):
 
     @classmethod
     def cut(cls, values: Ints, sizes: Ints) -> Rows:
-        """Return `values` cut into one piece a client, of `sizes` `[clients]`."""
+        """Return `values` cut into one piece per client, of `sizes` `[clients]`."""
         stops = np.cumsum(sizes, dtype=np.int64)
         return cls(values, stops - sizes, stops)
 
     @classmethod
     def shared(cls, values: Ints, clients: int) -> Rows:
-        """Return Rows of which every client has all `values`."""
+        """Return Rows in which every client has all `values`."""
         return cls(values, np.zeros(clients, dtype=np.int64), np.full(clients, len(values), dtype=np.int64))
 
     def __len__(self) -> int:
@@ -83,11 +83,11 @@ class Rows(Sequence[Ints]):
 
     @property
     def sizes(self) -> Ints:
-        """`[clients]` int64 number of rows of every client."""
+        """Number of rows of every client, int64 `[clients]`."""
         return self.stops - self.starts
 
     def flat(self) -> Ints:
-        """Return the rows of all clients, one client after another; a view where they lie like that."""
+        """Return the rows of all clients, one client after another; a view if they are stored like that."""
         if len(self) and bool((self.starts[1:] == self.stops[:-1]).all()):
             return self.values[self.starts[0] : self.stops[-1]]
         sizes = self.sizes
@@ -104,7 +104,7 @@ class Rows(Sequence[Ints]):
         return Rows(self.values, self.starts[clients], self.stops[clients])
 
     def once(self) -> tuple[Rows, Ints]:
-        """Return (the different arrays, `[clients]` int64 which of them a client has)."""
+        """Return (the distinct arrays, `[clients]` int64 index of each client's array among them)."""
         if bool((self.starts[1:] >= self.stops[:-1]).all()):
             return self, np.arange(len(self))
         keys = self.starts * (len(self.values) + 1) + self.stops
@@ -112,14 +112,14 @@ class Rows(Sequence[Ints]):
         return self.of_clients(first), which.astype(np.int64)
 
     def named_by(self, names: Ints) -> Rows:
-        """Return the Rows that hold `names[row]` in place of every row.
+        """Return the Rows that hold `names[row]` instead of every row.
 
-        Rows of the whole out of places in a part of it.
+        This turns positions in a part into rows of the whole.
         """
         return Rows(names[self.values], self.starts, self.stops)
 
     def emptied(self, clients: Ints) -> Rows:
-        """Return the Rows in which `clients`, int64, have none."""
+        """Return the Rows in which `clients`, int64, have no rows."""
         stops = self.stops.copy()
         stops[clients] = self.starts[clients]
         return Rows(self.values, self.starts, stops)
@@ -135,9 +135,9 @@ class Rows(Sequence[Ints]):
 
 
 def spread_indices(total: int, count: int | None) -> list[int]:
-    """`count` ascending places at even distances out of 0..total-1; all where there are no more, or None is asked for.
+    """Return `count` ascending, evenly spaced indices out of 0..total-1; all if there are no more or `count` is None.
 
-    Files are often sorted by label, so that their first lines alone would be of one class.
+    Files are often sorted by label, so their first lines would all be of one class.
 
     Raises:
         ConfigError: if `count` is below 1.

@@ -1,4 +1,4 @@
-"""Partitions whose skew is drawn at random: Dirichlet over labels, unequal sizes, and none at all (iid)."""
+"""Partitions with random skew: Dirichlet over labels, unequal sizes, and no skew (iid)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def iid(strata: Ints, clients: int, rng: Generator, *, test: Ints | None = None)
     """Return samples dealt at random, sizes differing by at most one.
 
     Args:
-        strata: `[samples]` int64 label of each sample; not looked at.
+        strata: `[samples]` int64 label of each sample; only their number is used.
         clients: number of clients.
         rng: source of randomness.
         test: `[test samples]` int64, the official test part, dealt the same way.
@@ -58,7 +58,7 @@ def quantity(
     """Unequal sizes with equal label distributions.
 
     Shares of the samples are Dirichlet(`alpha`) or, by default, proportional to exp(`sigma` z) with z
-    standard normal (sigma 1). The test part is dealt in the shares that came out.
+    standard normal (sigma 1). The test part is dealt in the resulting shares.
 
     Args:
         strata: `[samples]` int64 label of each sample.
@@ -103,9 +103,9 @@ def dirichlet(
     """Label skew: each class goes to the clients in Dirichlet(alpha) proportions, cut by cumulative floor.
 
     The whole draw is repeated until every client has `min_size` training samples (Hsu et al. 2019, and
-    PerFed-CKT with alpha 0.01). That need not ever happen, so after at most 100 draws the one that lacks the
+    PerFed-CKT with alpha 0.01). That may never happen, so after at most 100 draws the one that lacks the
     fewest samples is repaired by moving samples from the largest clients. The test part is dealt in the
-    proportions that came out, so no client is tested on a class that it did not get.
+    resulting proportions, so no client is tested on a class that it did not get.
 
     Args:
         strata: `[samples]` int64 class of each sample.
@@ -141,10 +141,10 @@ def dirichlet_perada(
 ) -> Deal:
     """PerAda's partition: a Dirichlet label skew with roughly even sizes (Xie et al. 2024, released code).
 
-    `reserve` samples of every class are put aside for every client, a share `server` of all samples, drawn
-    from the rest, stays with the server, and then class after class is cut in Dirichlet(alpha) proportions
+    `reserve` samples of every class are put aside for every client. A share `server` of all samples, drawn
+    from the rest, stays with the server. Then class after class is cut in Dirichlet(alpha) proportions
     among the clients that hold fewer than samples/clients. The test part uses the same proportions of each
-    class, closing clients by their own test counts, with no reserve and no server part.
+    class among clients with fewer than test samples/clients, with no reserve and no server part.
 
     Args:
         strata: `[samples]` int64 class of each sample.
@@ -176,13 +176,13 @@ def dirichlet_perada(
 
 
 def _by_size(samples: int, shares: Floats, rng: Generator) -> Ints:
-    """Owners of `samples` alike samples, in numbers proportional to `shares`."""
+    """Return random owners of `samples` samples of one stratum, in numbers proportional to `shares`."""
     counts = share_out(np.array([samples]), shares[None, :], rng)
     return assign(np.zeros(samples, dtype=np.int64), counts, rng)
 
 
 def _best_draw(sizes: Ints, clients: int, alpha: float, min_size: int, rng: Generator) -> Ints:
-    """Count `[classes, clients]` of the first draw that satisfies `min_size`, else of the nearest one."""
+    """Return counts `[classes, clients]` of the first draw that satisfies `min_size`, else of the nearest one."""
     best, least = np.zeros((len(sizes), clients), dtype=np.int64), None
     for _ in range(max(5, min(_DRAWS, _WORK // (len(sizes) * clients)))):
         counts = cut(sizes, proportions(log_dirichlet(alpha, (len(sizes), clients), rng)))
@@ -195,7 +195,7 @@ def _best_draw(sizes: Ints, clients: int, alpha: float, min_size: int, rng: Gene
 
 
 def _reserved(ids: Ints, labels: Ints, clients: int, reserve: int, rng: Generator) -> Ints:
-    """Owners after every client got `reserve` random samples of every class; NOBODY owns the others."""
+    """Return owners that give every client `reserve` random samples of every class; NOBODY owns the others."""
     sizes = np.bincount(ids)
     present = np.flatnonzero(sizes)
     for label, k in zip(labels, present, strict=True):
@@ -209,7 +209,7 @@ def _reserved(ids: Ints, labels: Ints, clients: int, reserve: int, rng: Generato
 
 
 def _server_part(owner: Ints, count: int, rng: Generator) -> Ints:
-    """`count` random positions that nobody owns, ascending."""
+    """Return `count` random positions that nobody owns, ascending."""
     free = np.flatnonzero(owner < 0)
     if count > len(free):
         raise DataError(
@@ -220,7 +220,7 @@ def _server_part(owner: Ints, count: int, rng: Generator) -> Ints:
 
 
 def _balanced_counts(ids: Ints, log_shares: Floats, limit: float) -> Ints:
-    """Count `[classes, clients]`, class after class, with nothing for clients that hold `limit` samples."""
+    """Return counts `[classes, clients]`, class after class, with none for clients that hold `limit` samples."""
     sizes = np.bincount(ids, minlength=len(log_shares))
     counts = np.zeros(log_shares.shape, dtype=np.int64)
     client_totals = np.zeros(log_shares.shape[1], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Every client's samples cut into train, validation and test parts, stratified, of all clients at once or of one."""
+"""Stratified splits of clients' samples into train, validation and test parts, for all clients at once or for one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TestSource = Literal["client", "official", "classes", "global"]
 PERFED_CKT_TRAIN = (0.1, 0.3, 0.4)
 _TOLERANCE = 1e-9
 _BLOCK = 1 << 17
-"""Rows that are cut at once: what is calculated of them stays in the cache, and memory does not grow with clients."""
+"""Rows that are split at once, so temporary arrays stay in the cache, and memory does not grow with clients."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class SplitRule:
     """The use of a client's samples.
 
     Attributes:
-        train, val, test: shares of a client's samples; what they leave open is discarded. `test` is 0 where
-            the official test part is used.
-        source: where test samples come from: the client's own samples, the official test part dealt by the
+        train, val, test: shares of a client's samples; the rest is discarded. `test` is 0 if the official test part
+            is used.
+        source: the origin of test samples: the client's own samples, the official test part dealt by the
             same recipe as the training part, all official test samples of the client's training classes, or the whole
             official test part for every client.
         train_choices: if not empty, every client's train share is drawn from these instead.
@@ -44,7 +44,7 @@ class SplitRule:
     train_choices: tuple[float, ...] = ()
 
     def shares(self, clients: int, rng: Generator) -> Floats:
-        """`[3, clients]` shares of train, val and test for every client."""
+        """Return `[3, clients]` shares of train, val and test for every client."""
         train = np.full(clients, self.train)
         if self.train_choices:
             train = rng.choice(np.array(self.train_choices), size=clients)
@@ -52,14 +52,14 @@ class SplitRule:
 
 
 def read_split(split: SplitShares | Literal["perfed_ckt"] | None, official: bool) -> SplitRule:
-    """Return the split that a setting means.
+    """Return the rule for a split setting.
 
     Args:
-        split: None: 0.7/0.1/0.2, or 0.9/0.1 and the official test part where there is one. "perfed_ckt":
+        split: None: 0.7/0.1/0.2, or 0.9/0.1 and the official test part if there is one. "perfed_ckt":
             train 0.1, 0.3 or 0.4 drawn for every client, validation 0.1, test 0.5, the rest discarded, all
-            from the training part (PerFed-CKT). Or shares of train, val and test; val is 0.1
-            where train is left open and else 0, and the other missing share is what is left. test may also be
-            "official" (each client's part of the official test part, the default where the source has one) or
+            from the training part (PerFed-CKT). Or shares of train, val and test; by default val is 0.1
+            without train and 0 with it, and the other missing share is the rest. test may also be
+            "official" (each client's part of the official test part, the default if the source has one) or
             "classes" (all of it that is of the client's classes) or "global" (all of it for every client).
         official: whether the source has an official test part.
 
@@ -90,18 +90,18 @@ def read_split(split: SplitShares | Literal["perfed_ckt"] | None, official: bool
 def split_clients(
     rows: Sequence[Ints], strata: Ints, shares: Floats, rng: Generator
 ) -> tuple[Rows, Rows, Rows]:
-    """Every client's rows cut at random into train, val and test, ascending within each.
+    """Split every client's rows at random into train, val and test, ascending within each.
 
-    A client's rows are ordered by stratum, at random within one, and each part takes rows at even distances
-    from a random start (systematic sampling). So a part gets of every stratum its exact share rounded down or
-    up, and the cut does not depend on the order in which rows come. Numbers are rounded to the nearest whole;
-    each part whose share is not 0 gets a row where the client has enough, first train, then test, then val.
+    A client's rows are ordered by stratum, at random within one, and each part takes evenly spaced rows
+    from a random start (systematic sampling). So a part gets its exact share of every stratum, rounded down or
+    up, and the split does not depend on the order of the rows. Part sizes are rounded to the nearest whole number;
+    each part whose share is not 0 gets a row if the client has enough, first train, then test, then val.
 
     Args:
         rows: per client `[samples]` int64 rows.
         strata: `[all samples]` int64 stratum of every row.
-        shares: `[3, clients]` shares of train, val and test, adding up to at most 1 for every client; what is
-            left is discarded.
+        shares: `[3, clients]` shares of train, val and test, adding up to at most 1 for every client; the rest
+            is discarded.
         rng: source of randomness.
 
     Returns:
@@ -110,7 +110,7 @@ def split_clients(
     client_rows = Rows.of(rows)
     sizes = client_rows.sizes
     train, val, test = part_sizes(sizes, shares)
-    # Drawn per row number and not per place, so that the order of a client's rows changes nothing.
+    # Drawn per row number, not per position, so that the order of a client's rows does not matter.
     noise = rng.random(len(strata))
     drawn = []
     remaining = sizes
@@ -132,7 +132,7 @@ def split_clients(
 
 
 def _blocks(sizes: Ints) -> Iterator[slice]:
-    """Clients one after another, together of at most `_BLOCK` rows or one client."""
+    """Yield slices of consecutive clients with at most `_BLOCK` rows in total, or of one client."""
     ends, first = np.cumsum(sizes), 0
     while first < len(sizes):
         before = int(ends[first - 1]) if first else 0
@@ -142,12 +142,12 @@ def _blocks(sizes: Ints) -> Iterator[slice]:
 
 
 def part_sizes(sizes: Ints, shares: Floats) -> Ints:
-    """`[3, clients]` int64 sizes of train, val and test for clients of `sizes` `[clients]` samples."""
+    """Return `[3, clients]` int64 sizes of train, val and test for clients of `sizes` `[clients]` samples."""
     rounded = np.floor(shares * sizes + 0.5).astype(np.int64)
     train, val, test = np.where(shares > 0, np.maximum(rounded, 1), 0)
     complete = shares.sum(axis=0) > 1.0 - _TOLERANCE
     beside_train = np.maximum(sizes - (shares[0] > 0), 0)
-    # One is left for val, but not if that were the last.
+    # One is left for val, unless test would then have none.
     test = np.minimum(test, np.maximum(beside_train - (shares[1] > 0), np.minimum(beside_train, 1)))
     val = np.minimum(val, np.maximum(sizes - test - (shares[0] > 0), 0))
     remaining = sizes - test - val
@@ -155,12 +155,12 @@ def part_sizes(sizes: Ints, shares: Floats) -> Ints:
 
 
 def random_starts(sizes: Ints, rng: Generator) -> Ints:
-    """`[clients]` int64: where among its `sizes` samples `evenly_spaced` begins to count at every client."""
+    """Return `[clients]` int64, for each client a random offset below its `sizes` samples, for `evenly_spaced`."""
     return rng.integers(0, np.maximum(sizes, 1))
 
 
 def evenly_spaced(client: Ints, counts: Ints, start: Ints) -> NDArray[np.bool_]:
-    """Return `[samples]` bool: `wanted[i]` evenly spaced samples of every client i.
+    """Return `[samples]` bool: `counts[i]` evenly spaced samples of every client i.
 
     Args:
         client: `[samples]` int64 client of each sample, ascending.
@@ -172,7 +172,7 @@ def evenly_spaced(client: Ints, counts: Ints, start: Ints) -> NDArray[np.bool_]:
         return np.full(len(client), bool(counts.any()))
     position = np.arange(len(client)) - (np.cumsum(sizes) - sizes)[client]
     size, want, begin = sizes[client], counts[client], start[client]
-    # Over places 0..size-1 of a client the whole part of (place * want + begin) / size rises by `want`, from 0 on.
+    # Over positions 0..size of a client, the floor of (position * want + begin) / size rises from 0 to `want`.
     quotient = (position * want + begin) // size
     following = np.where(position + 1 < size, np.append(quotient[1:], 0), want)
     chosen: NDArray[np.bool_] = following > quotient
@@ -180,9 +180,9 @@ def evenly_spaced(client: Ints, counts: Ints, start: Ints) -> NDArray[np.bool_]:
 
 
 def ordered(client: Ints, strata: Ints, noise: Floats) -> Ints:
-    """Return what `np.lexsort((noise, strata, client))` returns, `noise` lying in [0, 1), many times faster.
+    """Return the result of `np.lexsort((noise, strata, client))`, for `noise` in [0, 1), many times faster.
 
-    One number holds all three keys, up to a rounding of the noise that leaves a few neighbours undecided at most.
+    One number holds all three keys, up to a rounding of the noise that leaves at most a few neighbours undecided.
     """
     cell = client * (int(strata.max(initial=0)) + 1) + strata
     order = np.argsort(cell + noise, kind="stable")
@@ -193,37 +193,37 @@ def ordered(client: Ints, strata: Ints, noise: Floats) -> Ints:
 
 
 def _ascending(rows: Ints, client: Ints, samples: int) -> Ints:
-    """Rows out of 0..`samples`-1 by ascending client, ascending within each."""
+    """Return rows out of 0..`samples`-1 sorted within each client; `client` is ascending."""
     first = client * samples
     ascending: Ints = np.sort(first + rows) - first
     return ascending
 
 
 def stream(seed: int, purpose: str) -> Generator:
-    """Return the randomness of one purpose, such as "split"."""
+    """Return the random generator of one purpose, such as "split"."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 
 def own_rows(
     client: int, sizes: Sequence[int], strata: Ints, rule: SplitRule, seed: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Train, val and test rows of one client, int64, ascending, counted from 0 in its own table.
+    """Return train, val and test rows of one client, int64, ascending, counted from 0 in its own table.
 
-    They are those that `tailorfl.data.build.build` gives it in the whole federation, where clients are files of a
-    folder (one each, in the order of their names), none is held out and no samples are set apart. A cut depends on the
-    row numbers, the sizes and the seed of all, but on nobody's labels but a client's own.
+    They are the ones from `tailorfl.data.build.build` in the whole federation, if clients are files of a folder (one
+    each, in the order of their names), none is held out and no samples are set apart. A client's split depends on the
+    row numbers, sizes and seed of all, but only on its own labels.
 
     Args:
         client: its number, counted from 0.
         sizes: rows of every client's table, in the order of the clients.
         strata: `[sizes[client]]` int64, of its own rows, numbered in any way that keeps their order: the class among
             its own classes, see `own_strata`.
-        rule: what becomes of samples, see `tailorfl.partition.splits.read_split`.
+        rule: of the split, see `tailorfl.partition.splits.read_split`.
         seed: of the data, `DataConfig.seed_of(seed of the run)`.
 
     Raises:
-        DataError: there is no such client, its labels are not as many as its rows, a client has no rows, or test
-            samples are to come from an official test part.
+        DataError: there is no such client, it has not one label per row, a client has no rows, or test samples should
+            come from an official test part.
     """
     rows = np.asarray(sizes, dtype=np.int64)
     if not 0 <= client < len(rows) or (rows < 1).any():
