@@ -1,11 +1,11 @@
-"""Personalized federated learning: many clients learn together, and each ends with a model of its own.
+"""Personalized federated learning: many clients learn together, and each gets its own model.
 
 >>> import tailorfl
 >>> result = tailorfl.run(data={"clients": 20}, methods=["local", "ditto"], rounds=20)  # doctest: +SKIP
 >>> print(result.table)  # doctest: +SKIP
 >>> result.plot()  # doctest: +SKIP
 
-Importing this package is light; what it offers is imported when it is first used.
+Importing this package is fast; its contents are imported on first use.
 """
 
 from __future__ import annotations

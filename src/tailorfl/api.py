@@ -1,4 +1,4 @@
-"""What `tailorfl` offers as functions: from Python values to results."""
+"""The functions of `tailorfl`: from Python values to results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Config: TypeAlias = str | Path | Mapping[str, Any] | ExperimentConfig | None
 
 @dataclass(frozen=True)
 class _Target:
-    """Where results go, and what is done with those that are there; see `run`."""
+    """The folder for results, and the treatment of existing ones; see `run`."""
 
     out: str | Path | None
     resume: bool
@@ -56,7 +56,7 @@ class _Target:
 
     @property
     def folder(self) -> Path | None:
-        """The result folder, where one is named."""
+        """The result folder, if one is named."""
         check_kind("out", self.out, str, Path, None)
         return None if self.out is None else Path(self.out)
 
@@ -80,24 +80,26 @@ def run(
     Args:
         config: a YAML file, the name of a recipe, settings, or None for the default experiment.
         out: result folder; by default runs/NAME, or the next free runs/NAME-2, ...
-        resume: continue the experiment in `out`, or begin there the one that is given; finished jobs are kept.
-        extend: add seeds, methods and rounds to the experiment in `out`, and keep what it has; `config` and settings
-            are what to add (`seeds=5`, `methods=["fedrep"]`, `rounds=100`).
+        resume: continue the experiment in `out`, or begin the given one there; finished jobs are kept.
+        extend: add seeds, methods and rounds to the experiment in `out`, and keep its results; `config` and settings
+            are the additions (`seeds=5`, `methods=["fedrep"]`, `rounds=100`).
         overwrite: replace the experiment in `out`.
-        observer: told of the progress, see `tailorfl.Observer`.
-        source: your own data in place of `data.name`: a Source (`tailorfl.data.own`), or what `data` may be below.
-        force: go on though settings, data or versions are not those that it was started with; the report says so.
-        imports: modules, or files `NAME.py`, whose models, methods and data a file of settings may name as
-            `module:name`. Importing runs them. Those that stand in `settings` need not be named again.
+        observer: receives the progress, see `tailorfl.Observer`.
+        source: your own data instead of `data.name`: a Source (`tailorfl.data.own`), or data in memory as for `data`
+            below.
+        force: continue although settings, data or versions have changed since the start; the report says so.
+        imports: modules, or files `NAME.py`, whose models, methods and data a settings file may name as `module:name`.
+            Importing runs them. Those named in `settings` need not be listed here.
         progress: whether to show progress and warnings on stderr; None: in a terminal, an interactive Python or a
             notebook, unless there is an observer.
-        settings: in place of the config's: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`.
-            Groups are merged key by key, so `train={"lr": 0.1}` leaves the other training settings. `model` may also be
-            a module, which is then the initial model of every seed, or a function (input_shape, outputs) that makes
-            one; methods may be objects: `methods=["local", Ditto(lam=0.5), MyMethod]`. `data` may also be
-            data in memory: a DataFrame with `label="outcome", client="hospital"` and further options of `from_table`;
-            a DataFrame of each client by name, with `label`; or a torch Dataset of (x, y) with `clients=[...]`, whose
-            each sample is. Other settings of the data then stand in `data={...}` and the data in `source`.
+        settings: override those of `config`: `rounds=20`, `methods=["local", "ditto"]`, `train={"lr": 0.1}`. Groups are
+            merged key by key, so `train={"lr": 0.1}` leaves the other training settings. `model` may also be a module,
+            which is then the initial model of every seed, or a function (input_shape, outputs) that makes one; methods
+            may be objects: `methods=["local", Ditto(lam=0.5), MyMethod]`. `data` may also be data
+            in memory: a DataFrame with `label="outcome", client="hospital"` and further options of `from_table`; one
+            DataFrame per client by name, with `label`; or a torch Dataset of (x, y) with `clients=[...]`, the client of
+            each sample. To combine them with other settings of the data, pass the data as `source` and the settings as
+            `data={...}`.
 
     Raises:
         TailorflError: the settings, data or model cannot be used; the message says why and what to do.
@@ -130,7 +132,7 @@ def compare(
 ) -> ExperimentResult:
     """Compare several methods and return the result; the same as `tailorfl compare`.
 
-    Arguments and errors are those of `run`; where no methods are named, six that are unlike each other are compared.
+    Arguments and errors are those of `run`; if no methods are named, six different ones are compared.
     """
     target = _Target(out, resume, extend, overwrite, force)
     return _run(config, settings, imports, source, COMPARED, target, observer, progress)
@@ -146,7 +148,7 @@ def _run(
     observer: Observer | None,
     progress: bool | None,
 ) -> ExperimentResult:
-    """Load, check and run an experiment; `methods` are run where none are named."""
+    """Load, check and run an experiment, with `methods` if it names none."""
     modules.load(imports)
     folder = target.folder
     check_kind("progress", progress, bool, None)
@@ -175,7 +177,7 @@ def _chosen(
     source: Source | None,
     methods: Sequence[str] | None,
 ) -> tuple[ExperimentConfig, Way]:
-    """Return the experiment, checked, and whether it is begun or what is in the folder goes on."""
+    """Return the checked experiment, and whether it is begun, resumed or extended."""
     folder = target.folder
     way: Way = "new"
     is_named = config is not None or bool(settings)
@@ -208,7 +210,7 @@ def reproduce(
     progress: bool | None = None,
     **settings: Any,
 ) -> dict[str, ExperimentResult]:
-    """Run a recipe and return its results by variant ("" where it has none); the same as `tailorfl reproduce`.
+    """Run a recipe and return its results by variant ("" without variants); the same as `tailorfl reproduce`.
 
     Arguments and errors are those of `run`; `scale` is one of a recipe that has several.
     """
@@ -235,20 +237,20 @@ def tune(
     imports: Sequence[str] = (),
     **settings: Any,
 ) -> Tuning:
-    """Tune every method fairly and return what was found; the same as `tailorfl tune`.
+    """Tune every method fairly and return the results; the same as `tailorfl tune`.
 
     >>> tuning = tailorfl.tune("demo", budget="16x20x2")  # doctest: +SKIP
     >>> result = tailorfl.compare(tuning.experiment)  # doctest: +SKIP
 
     Args:
-        config: as for `run`; where no methods are named, six that are unlike each other are tuned.
-        budget: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS, which every method gets in samples.
-        sampler: how values are proposed.
-        seed: of what is drawn.
+        config: as for `run`; if no methods are named, six different ones are tuned.
+        budget: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS; every method gets the same number of samples.
+        sampler: the algorithm that proposes values.
+        seed: seed of the sampler.
         widen: extend a grid at the side where the best value lies, within the same budget.
         workers: processes that train trials.
         out: folder of the tuning; by default runs/NAME-tuning, or the next free.
-        resume: go on with the tuning in `out`, as it was begun.
+        resume: continue the tuning in `out` unchanged.
         imports, settings: as for `run`; `search={...}` has the spaces.
 
     Raises:
@@ -274,13 +276,13 @@ def pretrain(
 
     Args:
         config: as for `run`; rounds are epochs, and clients and methods are not used.
-        out: the .safetensors file to write, beside which a .json file will tell how it came about; by default
+        out: the .safetensors file to write, next to a .json file about its training; by default
             runs/DATA-MODEL.safetensors.
         resume: continue the pretraining of `out` from its last finished epoch.
         overwrite: replace `out`.
-        watch: told of the progress.
-        source: your own data in place of `data.name`, as for `run`.
-        imports, settings: as for `run`, as errors are.
+        watch: receives the progress.
+        source: your own data instead of `data.name`, as for `run`.
+        imports, settings: as for `run`, with the same errors.
     """
     modules.load(imports)
     check_kind("out", out, str, Path, None)
@@ -310,14 +312,14 @@ def bench(
     imports: Sequence[str] = (),
     **settings: Any,
 ) -> Bench:
-    """Return times a round as a plain PyTorch loop and with every engine; the same as `tailorfl bench`.
+    """Time a round as a plain PyTorch loop and with every engine; the same as `tailorfl bench`.
 
     Args:
         config: as for `run`; its first method and seed are measured.
-        seconds: how long to measure, beside building data and model.
-        source: your own data in place of `data.name`, as for `run`.
-        watch: told what is being done.
-        imports, settings: as for `run`, as errors are.
+        seconds: time for measuring, without building data and model.
+        source: your own data instead of `data.name`, as for `run`.
+        watch: called with each step.
+        imports, settings: as for `run`, with the same errors.
     """
     modules.load(imports)
     settings, source = _with_source(settings, source)
@@ -331,7 +333,7 @@ def bench(
     tell("building data and model")
     federation = make_federation(chosen, chosen.data.seed_of(chosen.seeds[0]), source)
 
-    # Each engine of the experiment is tried in turn, in this process.
+    # All engines are timed in turn, in this process.
     engine = EngineConfig(features=chosen.engine.features, features_memory=chosen.engine.features_memory)
     in_process = chosen.model_copy(update={"engine": engine})
     sim = make_simulation(Job(in_process, chosen.methods[0], chosen.seeds[0]), federation)
@@ -339,14 +341,14 @@ def bench(
 
 
 def _refuse_variants(config: ExperimentConfig, remedy: str) -> None:
-    """Raise ConfigError for an experiment of several variants."""
+    """Raise ConfigError for an experiment with variants."""
     if config.variants:
         names = ", ".join(config.variants)
         raise ConfigError(f"'{config.name}' has variants ({names}), each with settings of its own; {remedy}")
 
 
 def _with_source(settings: Mapping[str, Any], source: Data | None) -> tuple[dict[str, Any], Source | None]:
-    """Return the settings without what says something of data in memory, and these as a source; None without any."""
+    """Return the settings without data in memory and their options, and these data as a source or None."""
     data = settings.get("data") if source is None else source
     if source is None and not is_data(data):
         return dict(settings), None
@@ -363,7 +365,7 @@ def _loaded(
     source: Source | None,
     methods: Sequence[str] | None = None,
 ) -> ExperimentConfig:
-    """Return an experiment, which names a source that was handed over as such and not as another."""
+    """Return an experiment, in which a given source replaces the configured data."""
     settings = _named(settings)
     if source is None:
         return load(config, settings, methods=methods, may_import=True)
@@ -374,7 +376,7 @@ def _loaded(
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in which a model and methods that are Python objects go by a name."""
+    """Return settings in which models and methods that are Python objects are replaced by names."""
     named = dict(settings)
     if "model" in named:
         named["model"] = _with_name(named["model"], _model_name)
@@ -393,7 +395,7 @@ def _with_name(line: Any, name_of: Callable[[Any], Any]) -> Any:
 
 
 def _model_name(model: Any) -> Any:
-    """Return how settings name a module, whose copies every client starts from, or a function that makes one."""
+    """Return the name in settings for a module, of which clients get copies, or for a function that makes one."""
     if isinstance(model, torch.nn.Module):
         tensors = [f"{name} {tensor_digest(tensor)}" for name, tensor in sorted(model.state_dict().items())]
         digest = digest_of([repr(model), *tensors])[:12]
@@ -402,7 +404,7 @@ def _model_name(model: Any) -> Any:
 
 
 def _method_name(method: Any) -> Any:
-    """Return how settings name a method's class, or an instance with the options that are not their defaults."""
+    """Return the name in settings for a method's class, or for an instance with its non-default options."""
     if isinstance(method, Method):
         return {"name": _method_name(type(method)), **method.model_dump(mode="json", exclude_defaults=True)}
     if not (isinstance(method, type) and issubclass(method, Method)):

@@ -1,4 +1,4 @@
-"""Arrays out of .npz files, whose size is looked at before they are read: a few megabytes may unpack to any number."""
+"""Arrays from .npz files, whose size is checked before they are read: a few megabytes may unpack to any size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_UNPACKED = 200
-"""A file of more than `SMALL` bytes unpacked is not compressed by more than this factor, unless it is all one value."""
+"""Largest compression factor of a file of more than `SMALL` bytes unpacked, unless all its values are the same."""
 SMALL = 2**28
 
 
@@ -20,7 +20,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a .npz file by name.
 
     Raises:
-        ValueError: it is none, is damaged, or would not fit into half of this machine's memory; says what.
+        ValueError: it is not a .npz file, is damaged, or does not fit into half of this machine's memory; says which.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -40,7 +40,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
         ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, OSError, RuntimeError, SyntaxError,
         TypeError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
-        # All of these come out of damaged files, each from another part of the readers of zip files and of arrays.
+        # Damaged files cause all of these, in different parts of the readers of zip files and arrays.
         raise ValueError(f"it is damaged or no .npz file ({error or type(error).__name__})") from error
 
 

@@ -1,4 +1,4 @@
-"""Errors a person is meant to read: what was given, what was expected, what to do."""
+"""Errors for people to read: they say what was given, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ConfigError(TailorflError):
 
 
 class DataError(TailorflError):
-    """The data or a partition of it cannot be used as asked."""
+    """The data or a partition of it cannot be used as requested."""
 
 
 class ModelError(TailorflError):
@@ -34,15 +34,15 @@ class RunError(TailorflError):
 
 
 class DivergenceError(TailorflError):
-    """Every sampled client of a round diverged, so there is nothing left to aggregate; or the server itself did."""
+    """Every sampled client of a round diverged, so there is nothing to aggregate; or the server itself diverged."""
 
 
 class MessageError(TailorflError):
-    """A message between a server and a client is refused: damaged, of another version, or not what was agreed."""
+    """A message between a server and a client is refused: damaged, of another version, or not as agreed."""
 
 
 class PolicyError(TailorflError):
-    """A client's own policy keeps something in."""
+    """A client's own policy forbids a release."""
 
 
 class WorkerError(TailorflError):
@@ -54,7 +54,7 @@ class MemoryLimitError(TailorflError):
 
 
 class MissingExtraError(TailorflError):
-    """An optional package is needed and not installed."""
+    """A required optional package is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
@@ -73,7 +73,7 @@ def needs_extra(package: str, extra: str) -> Iterator[None]:
     """Name the extra to install if an import in this block fails.
 
     Args:
-        package: what the block imports, as `pip install` knows it.
+        package: the package that the block imports, by its name for `pip install`.
         extra: the extra of tailorfl that installs it.
 
     Raises:
@@ -86,7 +86,7 @@ def needs_extra(package: str, extra: str) -> Iterator[None]:
 
 
 def _needed(extra: str) -> list[str]:
-    """Return what an extra of the installed package asks for, which can be installed wherever tailorfl came from."""
+    """Return the requirements of an extra, which can be installed wherever tailorfl was installed from."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -98,13 +98,13 @@ def _needed(extra: str) -> list[str]:
 
 
 def nearest(name: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the option most like `name`, or None if nothing is close; `cutoff` is how like, 1 being equal."""
+    """Return the option most similar to `name`, or None if all similarities (1: equal) are below `cutoff`."""
     matches = difflib.get_close_matches(name, sorted(options), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def did_you_mean(name: str, options: Iterable[str], prefix: str = "") -> str:
-    """Return the question after the option most like `name`, with a space before it, or "" if nothing is close.
+    """Return the question whether the most similar option was meant, after a space, or "" if none is close.
 
     >>> did_you_mean("dito", ["ditto", "fedavg"])
     " Did you mean 'ditto'?"
@@ -117,10 +117,10 @@ def unknown(kind: str, name: str, options: Iterable[str], command: str | None = 
     """Return a ConfigError for a name that does not exist, with the nearest valid name and all of them.
 
     Args:
-        kind: what the name should be the name of.
-        name: the name as it was given.
+        kind: the kind of thing that has such a name.
+        name: the given name.
         options: the valid names.
-        command: of tailorfl; lists the valid names where they are too many for a message.
+        command: a command of tailorfl that lists the valid names, if they are too many for a message.
     """
     valid = sorted(options)
     if command is not None:
@@ -129,7 +129,7 @@ def unknown(kind: str, name: str, options: Iterable[str], command: str | None = 
         return ConfigError(
             f"{kind} should be a text, but is a {type(name).__name__}. Valid: {', '.join(valid)}."
         )
-    if "\n" in name:  # rows of a table, say, which are nobody's to read in a message
+    if "\n" in name:  # perhaps rows of a table, which must not appear in a message
         return ConfigError(f"{kind} is a text of {len(name):,} characters. Valid: {', '.join(valid)}.")
     return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, valid)} Valid: {', '.join(valid)}.")
 
@@ -141,7 +141,7 @@ def check_known(kind: str, name: str, options: Collection[str]) -> None:
 
 
 def first_few(words: Sequence[str], most: int, between: str = ", ") -> str:
-    """Return the first `most` of many words for a message, and how many more there are."""
+    """Return the first `most` of many words for a message, and the number of further ones."""
     more = len(words) - most
     return between.join(words[:most]) + (f"{between.strip(', ')} and {more} more" if more > 0 else "")
 

@@ -27,7 +27,7 @@ def _shift_right(value: Tensor, bits: int) -> Tensor:
 
 
 def _scramble(value: Tensor) -> Tensor:
-    """SplitMix64's output function on int64 tensors (multiplication wraps modulo 2^64)."""
+    """Apply SplitMix64's output function to int64 tensors (multiplication wraps modulo 2^64)."""
     value = (value ^ _shift_right(value, 30)) * _MULTIPLIER_1
     value = (value ^ _shift_right(value, 27)) * _MULTIPLIER_2
     return value ^ _shift_right(value, 31)
@@ -36,30 +36,30 @@ def _scramble(value: Tensor) -> Tensor:
 def fold_key(key: Tensor, number: Tensor | int) -> Tensor:
     """Return a new key from a key and a number such as a step or a sample index; int64, shape of `key` + `number`.
 
-    Keys of different numbers are unrelated streams, also where the numbers are consecutive.
+    Keys of different numbers are unrelated streams, even if the numbers are consecutive.
     """
     offset = number * _STEP
     if isinstance(offset, int):
-        offset = _signed(offset % (1 << 64))  # Python's integers do not wrap by themselves
+        offset = _signed(offset % (1 << 64))  # Python's integers do not wrap
     return _scramble(_scramble(key + _STEP) + offset)
 
 
 def keep_mask(key: Tensor, call: int, shape: torch.Size, p: float, device: torch.device) -> Tensor:
-    """Bool tensor of `shape`, each element True with probability 1-p (to 2^-24)."""
+    """Return a bool tensor of `shape`, each element True with probability 1-p (to 2^-24)."""
     position = torch.arange(shape.numel(), dtype=torch.int64, device=device)
     bits = _scramble(fold_key(key.to(device), call) + position * _STEP)
     return (_shift_right(bits, 64 - _BITS) < round((1.0 - p) * (1 << _BITS))).reshape(shape)
 
 
 def uniform(key: Tensor, call: int, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers of `shape` strictly between 0 and 1, the middles of 2^24 equal parts."""
+    """Return numbers of `shape` strictly between 0 and 1, the midpoints of 2^24 equal parts."""
     position = torch.arange(shape.numel(), dtype=torch.int64, device=device)
     bits = _shift_right(_scramble(fold_key(key.to(device), call) + position * _STEP), 64 - _BITS)
-    # In float64 first: the last middles are no float32 of their own.
+    # In float64 first: the last midpoints are not representable in float32.
     inside = ((bits.double() + 0.5) / (1 << _BITS)).clamp(max=1 - torch.finfo(dtype).eps)
     return inside.to(dtype).reshape(shape)
 
 
 def below(bound: int, key: Tensor, number: int) -> Tensor:
-    """Whole numbers in 0..bound-1, int64 of the shape of `key`: uniform to bound / 2^24."""
+    """Return integers in 0..bound-1, int64 of the shape of `key`: uniform to bound / 2^24."""
     return (_shift_right(fold_key(key, number), 64 - _BITS) * bound) >> _BITS

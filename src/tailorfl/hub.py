@@ -1,6 +1,6 @@
-"""Where a checkpoint or tokenizer of a given name lies: in a folder, in the local cache of a hub, or on the hub itself.
+"""Loads checkpoints and tokenizers by name: from a folder, the local cache of a hub, or the hub itself.
 
-A folder that does not exist is never asked of a hub, and a hub that cannot be reached is not asked again and again.
+A missing folder is never looked up on a hub, and an unreachable hub is not asked again and again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def no_such_folder(name: str) -> str:
-    """Return what is wrong with a name that can only be a folder and is none; "" where nothing is."""
+    """Return the problem of a name that can only be a folder and is not one, "" if there is none."""
     if Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
         return ""
     problem = "is a file and no folder" if Path(name).expanduser().is_file() else "does not exist"
@@ -33,8 +33,8 @@ def loaded(load: Callable[..., T], name: str, **options: Any) -> T:
     """Return `load(place, ...)` of transformers: from a folder, else from the cache, else from the hub.
 
     Raises:
-        OSError: there is no such folder, or neither the cache has the name nor may or can the hub be asked.
-        ValueError: what was found cannot be read.
+        OSError: there is no such folder; or the cache lacks the name, and the hub cannot or may not be asked.
+        ValueError: the files cannot be read.
     """
     problem = no_such_folder(name)
     if problem:
@@ -54,7 +54,7 @@ def loaded(load: Callable[..., T], name: str, **options: Any) -> T:
 
 
 def unreachable() -> str:
-    """Return why the hub is not to be asked; "" where it is."""
+    """Return why the hub cannot or may not be asked, "" if it can."""
     for variable in OFFLINE:
         if os.environ.get(variable, "").lower() in ("1", "true", "yes", "on"):
             return f"{variable} says not to ask the hub"

@@ -1,6 +1,6 @@
-"""Checks of what Python code passes: the kinds of arguments, and the hooks that a subclass overrides by name.
+"""Checks of users' Python code: the types of arguments, and the hooks that a subclass overrides by name.
 
-Hooks are checked when the class is made, so that a misspelt one is not silent.
+Hooks are checked when the class is created, so that a misspelt one is not ignored.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _NAMES = {
     Mapping: "a mapping",
 }
 ALIKE = 0.88
-"""How like a hook's name another name is that is taken for a misspelling of it, 1 being equal."""
+"""Least similarity to a hook's name at which another name counts as its misspelling (1: equal)."""
 RATHER_ALIKE = 0.75
-"""The same for a function that can be called as that hook is."""
+"""The same for a function that can be called like the hook."""
 
 
 def check_kind(name: str, value: Any, *kinds: type | None) -> None:
-    """Check that an argument is of one of some kinds, of which None stands for itself; True and False are no numbers.
+    """Check that an argument is of one of these kinds, where None stands for itself; True and False are not numbers.
 
-    Where a path may stand, a text is one, and not several lines, which may be a table.
+    A string counts as a path unless it has several lines, which may be a table.
 
     Raises:
-        ConfigError: it is of none; the message says of what kind it is, and shows no data.
+        ConfigError: it is of none of them; the message says of what kind it is, and shows no data.
     """
     types = tuple(type(None) if kind is None else kind for kind in kinds)
     is_flag = isinstance(value, bool) and bool not in types
@@ -48,24 +48,24 @@ def check_kind(name: str, value: Any, *kinds: type | None) -> None:
 
 
 def check_texts(name: str, values: Any, *kinds: type | None) -> None:
-    """Check that an argument is a sequence of texts, or of one of some other kinds. Raises ConfigError."""
+    """Check that an argument is a sequence of strings, or of one of the other kinds. Raises ConfigError."""
     if isinstance(values, list | tuple) and not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{name} should hold texts, but is {shown(values)}")
     check_kind(name, values, list, tuple, *kinds)
 
 
 def check_hooks(cls: type, base: type, constants: Iterable[str] = ()) -> None:
-    """Check what a class defines against the hooks of its base class: their names, and how they are called.
+    """Check the attributes of a class against the hooks of its base class: their names and arguments.
 
-    A name that begins with an underscore is the subclass's own business.
+    Names that begin with an underscore are not checked.
 
     Args:
-        cls: the class that was made.
+        cls: the new class.
         base: the class whose public functions, properties and constants are the hooks.
         constants: names that `base` declares, with a value or without.
 
     Raises:
-        ConfigError: an attribute has nearly the name of a hook, or a hook cannot be called as it will be.
+        ConfigError: an attribute has nearly the name of a hook, or a hook does not accept the arguments that it gets.
     """
     hooks = {name: value for name, value in vars(base).items() if not name.startswith("_")}
     hooks |= {name: None for name in constants if name not in hooks}
@@ -86,7 +86,7 @@ def check_hooks(cls: type, base: type, constants: Iterable[str] = ()) -> None:
 
 
 def _misspelt(cls: type, name: str, value: Any, hooks: Mapping[str, Any]) -> str:
-    """Return the hook that an attribute was probably meant to be, none that the class itself defines; "" if none."""
+    """Return the hook that an attribute was probably meant to be and the class does not define, "" if none."""
     for hook in sorted(hooks.keys() - vars(cls).keys(), key=lambda hook: -_likeness(name, hook)):
         if _likeness(name, hook) >= ALIKE:
             return hook
@@ -101,7 +101,7 @@ def _likeness(name: str, hook: str) -> float:
 
 
 def _likeness_of_words(name: str, hook: str) -> float:
-    """Return how alike the least alike words of two names are: server_step is another word than server_state."""
+    """Return the least similarity between corresponding words of two names: server_step is not server_state."""
     words, hook_words = name.split("_"), hook.split("_")
     if len(words) != len(hook_words):
         return 0.0
@@ -109,7 +109,7 @@ def _likeness_of_words(name: str, hook: str) -> float:
 
 
 def _check_hook(cls: type, name: str, value: Any, hook: Any) -> None:
-    """Raise ConfigError where a hook is no function though it is called, or one that is read, or takes other things."""
+    """Raise ConfigError if a called hook is not a function, a read one is, or its arguments differ."""
     if isinstance(hook, property) and inspect.isroutine(value):
         raise ConfigError(f"{cls.__qualname__}.{name} is read and not called; put @property before its def")
     if inspect.isroutine(hook) and (obstacle := _obstacle(cls, value, hook)):
@@ -120,12 +120,12 @@ def _check_hook(cls: type, name: str, value: Any, hook: Any) -> None:
 
 
 def _obstacle(cls: type, value: Any, hook: Any) -> str:
-    """Return why an attribute cannot be called as a hook is, with its arguments in order; "" where it can."""
+    """Return why an attribute cannot be called like a hook, with its arguments in order, "" if it can."""
     if isinstance(value, property | cached_property) or not (callable(value) or hasattr(value, "__get__")):
         return f"is a {type(value).__name__}"
     try:
         signature = inspect.signature(value.__get__(object(), cls) if hasattr(value, "__get__") else value)
-    except (TypeError, ValueError):  # of a kind that Python cannot look into
+    except (TypeError, ValueError):  # Python cannot inspect it
         return ""
     try:
         signature.bind(*_parameters(hook))
@@ -135,5 +135,5 @@ def _obstacle(cls: type, value: Any, hook: Any) -> str:
 
 
 def _parameters(hook: Any) -> list[str]:
-    """Return the names of what a hook is always called with, without self."""
+    """Return the names of a hook's required arguments, without self."""
     return [p.name for p in inspect.signature(hook).parameters.values() if p.default is p.empty][1:]

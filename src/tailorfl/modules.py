@@ -1,8 +1,8 @@
-"""Modules of the user's: which ones an experiment may name as `module:object`, and what they hold.
+"""Users' modules: those that an experiment may name as `module:object`, and the objects in them.
 
-Importing a module runs it, and calling what it holds runs more. A recipe may come from anybody, so none imports
-anything by itself: a module must have been named by the person who runs it, with `--import` or `imports=`, or by a
-setting that this person wrote on the command line or in Python.
+Importing a module runs its code, and calling its objects runs more. A recipe may come from anybody, so a recipe alone
+imports nothing: the person who runs it must have named the module, with `--import` or `imports=`, or in a setting on
+the command line or in Python.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from tailorfl.errors import ConfigError
 
 _NAMED: dict[str, str] = {}
-"""Modules that were named in this process, imported or not yet, and how: by their name or their file."""
+"""Module -> the name or file by which it was named in this process; it need not be imported yet."""
 _GIVEN: dict[str, Any] = {}
-"""Objects that Python code passed in this process, by `given:DIGEST`."""
+"""`given:DIGEST` -> object that Python code has passed in this process."""
 
 
 def load(names: Iterable[str]) -> None:
-    """Import modules, each by its dotted name or as a file `NAME.py`, and let experiments name what they hold.
+    """Import modules, each by its dotted name or as a file `NAME.py`, and let experiments name their objects.
 
     Raises:
         ConfigError: one cannot be imported, or its name is that of another module.
@@ -35,7 +35,7 @@ def load(names: Iterable[str]) -> None:
 
 
 def name_in(value: Any) -> None:
-    """Let experiments name the modules of every `module:object` in a setting that the person who runs them wrote.
+    """Let experiments name the modules of every `module:object` in a setting that their user wrote.
 
     The value is a name, `{name: ...}`, or a list of these. Nothing is imported before it is needed.
     """
@@ -52,10 +52,10 @@ def named() -> list[str]:
 
 
 def path_of(item: Any) -> str:
-    """Return the `module:name` by which settings can name a class or function.
+    """Return the `module:name` of a class or function for settings.
 
     Raises:
-        ConfigError: its module has no such name, as of a lambda or of what is defined in a function.
+        ConfigError: its module has no such name, as for a lambda or a local function.
     """
     module, name = item.__module__, item.__qualname__
     if getattr(sys.modules.get(module), name, None) is not item:
@@ -66,7 +66,7 @@ def path_of(item: Any) -> str:
 
 
 def give(digest: str, item: Any) -> str:
-    """Let settings of this process name an object that Python code passes, and return its name `given:DIGEST`."""
+    """Register an object from Python code for settings of this process, and return its name `given:DIGEST`."""
     path = f"given:{digest}"
     _GIVEN[path] = item
     return path
@@ -76,7 +76,7 @@ def find(path: str) -> Any:
     """Return the object `module:name`, or the one that was passed as `given:DIGEST`.
 
     Raises:
-        ConfigError: nobody has named the module, it is one of Python's own, or there is no such object in it.
+        ConfigError: the module was not named, is in Python's standard library, or has no such object.
     """
     if path in _GIVEN:
         return _GIVEN[path]
@@ -100,7 +100,7 @@ def find(path: str) -> Any:
 
 
 def _imported(name: str) -> ModuleType:
-    """Return the module of a name; of the current folder where no other has it."""
+    """Return the module of a name; from the current folder if there is no other of this name."""
     if name in sys.modules:
         return sys.modules[name]
     try:
@@ -110,7 +110,7 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ConfigError:
         raise
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # a user's module may raise anything
         raise _broken(name, error) from error
 
 
@@ -128,7 +128,7 @@ def _from_file(file: Path) -> ModuleType:
         raise ConfigError(f"--import {file}: this is no Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.append(str(resolved.parent))  # worker processes that start anew look for it by its name
+    sys.path.append(str(resolved.parent))  # new worker processes import it by its name
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Texts that terminals, tables and pages show as they are: no escape code, no line end, nothing that turns text round.
+"""Texts that are safe in terminals, tables and pages: no escape codes, no line ends, no reversal of text direction.
 
-Settings with such characters are refused, names out of data are cleaned, and what the command line says of anything
-else (a file's name, say) is cleaned where it is printed. Of values that may be rows of data only their kind is shown.
+Settings with such characters are refused, names from data are cleaned, and other texts on the command line (such as
+file names) are cleaned when they are printed. Of values that may be rows of data only the kind is shown.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 LONGEST_SHOWN = 80
-"""Characters of a text that a message quotes."""
+"""Largest number of characters of a text that a message quotes."""
 MOST_SHOWN = 10
-"""Numbers of a list that a message quotes."""
+"""Largest number of numbers in a list that a message quotes."""
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line and paragraph ends, marks of the direction of writing, and halves of characters."""
+"""Control characters, line and paragraph separators, marks of text direction, and surrogates."""
 
 
 def harmful(text: str, but: str = "") -> str | None:
-    r"""Return the first character that must not be printed as it is, or None; those in `but` may.
+    r"""Return the first character that must not be printed literally, or None; those in `but` may be.
 
     >>> harmful("a\x1b[31mb")
     '\x1b'
@@ -30,7 +30,7 @@ def harmful(text: str, but: str = "") -> str | None:
 
 
 def visible(text: str, but: str = "") -> str:
-    r"""Return a text with such characters written out, as Python writes them.
+    r"""Return a text with such characters escaped as in Python.
 
     >>> print(visible("clinic\n\x1b[31m7"))
     clinic\n\x1b[31m7
@@ -39,10 +39,9 @@ def visible(text: str, but: str = "") -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message may quote it: short texts and numbers as they are, of all else only what kind it is.
+    """Return a value for a message: short texts and numbers unchanged, for all others only the kind.
 
-    Whatever could be a row of somebody's data (a frame, an array, a list with texts in it, a text of several lines) is
-    never quoted.
+    Possible rows of data (a frame, an array, a list with texts, a text of several lines) are never quoted.
 
     >>> print(shown("mlp"), shown([16, 16]), shown(["Miller", 61]))
     'mlp' [16, 16] a list of 2 values
@@ -62,7 +61,7 @@ def shown(value: Any) -> str:
 
 
 def quoted(path: str | Path) -> str:
-    """Return a path as a shell takes it, for commands that somebody is to type.
+    """Return a path quoted for a shell, for commands to type.
 
     >>> print(quoted("my runs/a"))
     'my runs/a'

@@ -1,29 +1,29 @@
-"""Accounting of privacy: what every client's private samples were used for, and the ε that this costs.
+"""Privacy accounting: the uses of every client's private samples, and the ε that they cost.
 
-The ledger holds uses, as sample-level privacy has to account for them. A use is a batch from which noisy gradients were
-released (DP-SGD, Abadi et al., CCS 2016). It is written down where the training takes its batches,
+The ledger holds uses, the units of accounting for sample-level privacy. A use is a batch from which noisy gradients
+were released (DP-SGD, Abadi et al., CCS 2016). It is recorded where training takes its batches,
 `tailorfl.training.fit`, so no method can forget one. Several gradients of the same batch (the two of SAM, the K inner
-steps of pFedMe) are one release with less noise: r Gaussian releases of deviation σ of the same samples tell as much as
-a single one of deviation σ/√r.
+steps of pFedMe) are one release with less noise: r Gaussian releases of deviation σ of the same samples reveal as much
+as a single one of deviation σ/√r.
 
-A batch that is a Poisson sample is a use of its rate q = batch size / samples. Of shuffled batches a pass is one use of
-rate 1: every sample is in exactly one of them, whichever it is, so a pass tells of it what one Gaussian mechanism does,
-and no drawing hides it (counting them as Poisson samples would be no bound: Chua et al., "How Private are DP-SGD
-Implementations?", ICML 2024).
+A batch that is a Poisson sample is a use of rate q = batch size / samples. A pass over shuffled batches is one use of
+rate 1: every sample is in exactly one batch, so a pass reveals as much about it as one Gaussian mechanism, without
+amplification by sampling (counting the batches as Poisson samples would not give a bound: Chua et al., "How Private are
+DP-SGD Implementations?", ICML 2024).
 
-An accountant tells the cost of noisy releases together, ε at a given δ, and the noise that a wanted ε needs. A release
-is one step of the subsampled Gaussian mechanism: every sample takes part with probability q, what it may change has
-norm 1, and the noise has standard deviation σ. A sequence of entries (q, σ, steps) composes.
+An accountant computes the total cost of noisy releases, ε at a given δ, and the noise that a target ε needs. A release
+is one step of the subsampled Gaussian mechanism: every sample takes part with probability q, its contribution has at
+most norm 1, and the noise has standard deviation σ. A sequence of entries (q, σ, steps) composes.
 
 | accountant | paper | bound |
 |---|---|---|
 | `prv` | Gopi, Lee and Wutschitz, "Numerical Composition of Differential Privacy", NeurIPS 2021 | tight |
 | `rdp` | Mironov, "Rényi Differential Privacy", CSF 2017, for the sampled Gaussian mechanism | looser, quick |
 
-Both are those of the package `opacus`, which is imported by the first call: it takes seconds. The package `dp-
-accounting` (0.6.0) does not replace it. Its RDP leaves out fractional orders whose series does not converge, so
-that ε is up to 4.9 % larger, and it asks for `attrs` below 24. Its PLD agrees with `prv`: over 15 settings it
-is lower by 0.1 to 2 %, which is 0.01 of ε, the error that `prv` adds to be a bound.
+Both come from the package `opacus`, whose import takes seconds and happens on the first call. The package
+`dp-accounting` (0.6.0) cannot replace it. Its RDP leaves out fractional orders whose series does not converge, so that
+ε is up to 4.9 % larger, and it requires `attrs` below 24. Its PLD agrees with `prv`: over 15 settings it is lower by
+0.1 to 2 %, which is 0.01 of ε, the error that `prv` adds to be a bound.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tailorfl.errors import ConfigError, TailorflError, needs_extra, unknown
 from tailorfl.settings.train import UNBOUND, Accountant
 
 RULES = 2
-"""The version of the rules by which uses are written; 1 counted everything as Poisson samples."""
+"""The version of the rules for recording uses; version 1 counted all batches as Poisson samples."""
 
 EVERYONE = -1
 """The client of a use that concerns all clients alike, whether they took part or not."""
@@ -62,19 +62,19 @@ class Use:
     """One way of using a batch, or a pass of shuffled batches."""
 
     rate: float
-    """q: with what probability a sample is in the batch; 1 for a pass, in which every sample is."""
+    """q: probability that a sample is in the batch; 1 for a pass, which has every sample."""
     noise: float
     """σ of each gradient, in units of the clip."""
     gradients: int = 1
-    """r: noisy gradients that were released of this one batch."""
+    """r: number of noisy gradients released from this one batch."""
 
     def entry(self, steps: int) -> Entry:
-        """Return what `steps` such batches are to an accountant: r releases of one batch are one of σ/√r."""
+        """Return the accountant's entry for `steps` such batches: r releases of one batch are one of σ/√r."""
         return self.rate, self.noise / math.sqrt(self.gradients), steps
 
 
 Uses = Counter[Use]
-"""Number of batches, or passes, by the way in which they were used."""
+"""Use -> number of batches or passes."""
 
 
 class PrivacyRecord:
@@ -84,24 +84,24 @@ class PrivacyRecord:
         self.uses: dict[int, Uses] = {}
 
     def add(self, client: int, rate: float, noise: float, gradients: NDArray[np.int64]) -> None:
-        """Note a fit: `gradients` [uses] of each of its batches or passes, 0 where the client has already finished."""
+        """Record a fit: `gradients` [uses] of each of its batches or passes, 0 if the client has already finished."""
         counts, batches = np.unique(gradients[gradients > 0], return_counts=True)
         client_uses = self.uses.setdefault(client, Counter())
         for r, steps in zip(counts.tolist(), batches.tolist(), strict=True):
             client_uses[Use(rate, noise, r)] += steps
 
     def merge(self, other: PrivacyRecord) -> None:
-        """Add what another record notes."""
+        """Add the uses of another record."""
         for client, uses in other.uses.items():
             self.uses.setdefault(client, Counter()).update(uses)
 
     def forget(self) -> None:
-        """Drop what was noted, where the pass is made again."""
+        """Delete all uses, before a pass is repeated."""
         self.uses.clear()
 
 
 class PrivacyLedger:
-    """All uses of all clients by purpose. Clients that looked at no data of theirs are not in it."""
+    """All uses of all clients by purpose. Clients that used none of their data are not in it."""
 
     def __init__(self) -> None:
         self._uses: dict[Purpose, dict[int, Uses]] = {}
@@ -115,15 +115,15 @@ class PrivacyLedger:
     __hash__ = None  # type: ignore[assignment]
 
     def book(self, purpose: Purpose, uses: Mapping[int, Uses]) -> None:
-        """Add uses to what the clients had."""
+        """Add uses to those of the clients."""
         booked = self._uses.setdefault(purpose, {})
         for client, client_uses in uses.items():
             booked.setdefault(client, Counter()).update(client_uses)
 
     def settle(self, purpose: Purpose, uses: Mapping[int, Uses], *, keep_larger: bool = False) -> None:
-        """Put uses in place of those that the clients had for this purpose: of several models one is released.
+        """Replace the clients' uses for this purpose: only one of several models is released.
 
-        With `keep_larger` only where they are more batches than before.
+        With `keep_larger` only if the new uses have more batches than the old ones.
         """
         settled = self._uses.setdefault(purpose, {})
         for client, client_uses in uses.items():
@@ -136,19 +136,19 @@ class PrivacyLedger:
         return tuple(sorted({c for booked in self._uses.values() for c in booked if c != EVERYONE}))
 
     def entries(self, client: int) -> tuple[Entry, ...]:
-        """Return everything a client's data were used for, for an accountant."""
+        """Return all uses of a client's data as entries for an accountant."""
         client_uses = [booked[c] for booked in self._uses.values() for c in {client, EVERYONE} if c in booked]
         return tuple(sorted(use.entry(steps) for uses in client_uses for use, steps in uses.items()))
 
     def rows(self) -> Iterator[tuple[Purpose, int, Use, int]]:
-        """Yield (purpose, client, how, batches), in order of clients."""
+        """Yield (purpose, client, use, batches), for each purpose in the order of clients."""
         for purpose, booked in self._uses.items():
             for client in sorted(booked):
                 for use, steps in sorted(booked[client].items()):
                     yield purpose, client, use, steps
 
     def dump(self) -> dict[str, Any]:
-        """Return everything as plain values, which `restore` reads."""
+        """Return the ledger as plain values, which `restore` reads."""
         return {
             "rules": RULES,
             "uses": [[p, c, u.rate, u.noise, u.gradients, n] for p, c, u, n in self.rows()],
@@ -159,7 +159,7 @@ class PrivacyLedger:
         """Return the ledger that was dumped.
 
         Raises:
-            ConfigError: an earlier version made it, whose uses are not what they would be counted as now.
+            ConfigError: an earlier version wrote it, by other rules for counting uses.
         """
         if not isinstance(dumped, Mapping) or dumped.get("rules") != RULES:
             raise ConfigError(
@@ -174,23 +174,23 @@ class PrivacyLedger:
 
 
 LARGEST = 500.0
-"""Above this ε (by RDP) PRV would leave the range of floating-point numbers; it protects nobody anyway."""
+"""Above this ε (by RDP) PRV would exceed the range of floating-point numbers; such an ε protects nobody anyway."""
 WHOLE_ORDERS: Sequence[float] = [*range(2, 32), *range(32, 64, 4), 64, 96, 128, 192, 256, 384, 512, 1000]
-"""Orders of Rényi divergence that are quick to compute; the large ones are for a small ε."""
+"""Orders of Rényi divergence that are fast to compute; the large ones are for a small ε."""
 SMALL = 20.0
-"""Up to this ε whole orders are fine enough to tell its range."""
+"""Largest ε for which whole orders are fine enough to find its range."""
 FEW_ORDERS: Sequence[float] = [1.1, 1.2, 1.4, 1.7, *WHOLE_ORDERS]
 ALL_ORDERS: Sequence[float] = [*(1 + k / 10 for k in range(1, 100) if k % 10), *WHOLE_ORDERS]
 DIGITS = 4
-"""Significant digits of the noise that a wanted ε needs, rounded up."""
+"""Significant digits of the noise for a target ε, rounded up."""
 
 
 def epsilon(entries: Sequence[Entry], delta: float, accountant: Accountant = UNBOUND.accountant) -> float:
-    """Return ε of all entries together at `delta`; 0 without releases, infinity where one has no noise.
+    """Return ε of all entries together at `delta`; 0 without releases, infinity if one has no noise.
 
     Raises:
         ConfigError: δ is not between 0 and 1, a rate q not between 0 and 1, or a σ or number of steps negative.
-        TailorflError: the accountant cannot tell, as PRV for an ε above `LARGEST`; says which other one can.
+        TailorflError: the accountant cannot compute it, as PRV for an ε above `LARGEST`; names another one that can.
         MissingExtraError: `opacus` is not installed.
     """
     history = _merged(entries)
@@ -214,7 +214,7 @@ def noise_for(
 
     Raises:
         ConfigError: the target is not positive, or out of reach.
-        TailorflError, MissingExtraError: as `epsilon`.
+        TailorflError, MissingExtraError: see `epsilon`.
     """
     if not 0 < target < LARGEST:
         raise ConfigError(f"epsilon must be positive and below {LARGEST:g}, but is {target:g}")
@@ -223,7 +223,7 @@ def noise_for(
         return 0.0
 
     def gap(power: float) -> float:
-        """Return how far ε is above the target, on the scale of logarithms, where σ grows by 2^power."""
+        """Return log(ε / target) if σ grows by the factor 2^power."""
         try:
             reached = epsilon([(q, 2.0**power * s, steps) for q, s, steps in history], delta, accountant)
         except _TooLargeError:
@@ -244,7 +244,7 @@ def noise_for(
 
 
 def _crossing(gap: Callable[[float], float]) -> float | None:
-    """Return where a falling function crosses 0, to 1e-4; None where it does not within 2^±20."""
+    """Return the zero of a decreasing function to 1e-4, or None if there is none within ±20."""
     from scipy.optimize import brentq
 
     low = high = 0.0
@@ -260,11 +260,11 @@ def _crossing(gap: Callable[[float], float]) -> float | None:
 
 
 class _TooLargeError(TailorflError):
-    """PRV cannot tell an ε as large as this."""
+    """PRV cannot compute an ε as large as this."""
 
 
 def _merged(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the entries in a fixed order, those of equal rate and noise as one: equal histories are computed once."""
+    """Return the entries in a fixed order, merged by rate and noise, so that equal histories are computed once."""
     merged: dict[tuple[float, float], int] = {}
     for q, sigma, steps in entries:
         if not 0 <= q <= 1 or not sigma >= 0 or steps < 0:
@@ -292,15 +292,15 @@ def _epsilon(history: tuple[Entry, ...], delta: float, accountant: Accountant) -
             f"the accountant prv cannot tell an epsilon as large as this one ({by_rdp:.4g} by rdp); take more noise, "
             "or the accountant rdp"
         )
-    # A mesh as fine as the number asks for: 1 % of a small ε, 0.01 up to ten, a thousandth above.
+    # The mesh depends on ε: 1 % of a small one, 0.01 up to ten, a thousandth above.
     error = max(min(max(by_rdp / 100, 1e-3), 1e-2), by_rdp / 1000)
     return min(_ask(_prv(orders), history, delta, eps_error=error), by_rdp)
 
 
 def _prv(orders: Sequence[float]) -> Any:
-    """Return the PRV accountant of opacus, whose range of ε is found by few orders of RDP.
+    """Return the PRV accountant of opacus, with a range of ε from a few orders of RDP.
 
-    Any upper bound of the range will do, and the many orders that opacus takes are most of its time.
+    Any upper bound of the range suffices, and the many orders of opacus take most of its time.
     """
     from opacus.accountants.analysis.prv import Domain
 
@@ -332,8 +332,8 @@ def _prv(orders: Sequence[float]) -> Any:
 def _ask(accountant: Any, history: Sequence[Entry], delta: float, **options: Any) -> float:
     accountant.history = [(sigma, q, steps) for q, sigma, steps in history]
     try:
-        # Opacus warns where the best of its orders is the last (the bound is then looser, and still one), and
-        # divides by 1 − q where everybody takes part.
+        # Opacus warns if the best of its orders is the last (the bound is then looser, but holds), and divides by 1 − q
+        # if every sample takes part.
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             epsilon_found = float(accountant.get_epsilon(delta, **options))
@@ -355,7 +355,7 @@ def _accountants() -> Any:
     try:
         with needs_extra("opacus", "privacy"):
             from opacus import accountants
-    finally:  # importing opacus sets up the logging of the whole process, which is not its to set up
+    finally:  # importing opacus changes the logging of the whole process
         root.handlers[:] = handlers
         root.setLevel(level)
     return accountants

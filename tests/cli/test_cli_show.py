@@ -75,7 +75,7 @@ def test_options_of_data_have_the_meanings_of_their_docstrings() -> None:
     assert of_table["label"]["default"] is None
     assert of_table["path"]["type"] == "text or path or data frame"
     assert of_texts["label"]["meaning"] == of_table["label"]["meaning"]
-    assert of_texts["task"]["meaning"] == f"{of_table['task']['meaning']}; no generation"
+    assert of_texts["task"]["meaning"] == f"{of_table['task']['meaning']}; not generation"
     assert of_texts["sep"]["meaning"] == of_table["sep"]["meaning"]
     assert "(needed)" in printed("list", "data", "text_table")
     assert not re.search(r"^(Args|Returns|Raises):", table["text"] + texts["text"], re.MULTILINE)

@@ -1,7 +1,7 @@
 """The commands `tailorfl advise` and `bench`: short measurements, and the settings that follow from them.
 
-`advise` trains a pilot, and measures what decides how much personalization pays; `bench` times a round as a plain loop
-and with every engine.
+`advise` trains a pilot, and measures the quantities that determine how much personalization pays; `bench` times a round
+as a plain loop and with every engine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 LEAST_ROUNDS, MOST_ROUNDS = 10, 50
-"""Of averaging in a pilot, where nobody says how many."""
+"""Smallest and largest default number of averaging rounds in a pilot."""
 SHOWN = 10
-"""Clients in PerFed-CKT's table; --json has all."""
+"""Largest number of clients in PerFed-CKT's table; --json has all."""
 
 
 def advise_command(
@@ -45,9 +45,9 @@ def advise_command(
 
     Args:
         arguments: An experiment as for `tailorfl run`; its methods are not used.
-        clients: Clients in the pilot, at most.
-        rounds: Rounds of averaging before clients are compared (not for convex); by default the experiment's, 10 at
-            least and 50 at most.
+        clients: Largest number of clients in the pilot.
+        rounds: Rounds of averaging before clients are compared (not for convex); by default the experiment's, at least
+            10 and at most 50.
     """
     config = experiment(arguments)
     with status(quiet, "pilot", lines=True) as watch:
@@ -59,11 +59,11 @@ def advise_command(
 
 
 def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Callable[[str], None]) -> Advice:
-    """Advice for an experiment's data, model and training, with its first seed.
+    """Return advice for an experiment's data, model and training, with its first seed.
 
-    `rounds` of averaging come before clients are compared; None takes the experiment's, between `LEAST_ROUNDS`
-    and `MOST_ROUNDS`: one model for all catches up late, so that a shorter pilot finds clients further apart than the
-    experiment does, and a pilot of few rounds measures first steps.
+    Clients are compared after `rounds` of averaging; None takes the experiment's, between `LEAST_ROUNDS` and
+    `MOST_ROUNDS`. A common model catches up late, so a shorter pilot finds clients further apart than the experiment
+    does, and a pilot of few rounds measures only the first steps.
 
     Raises:
         TailorflError: the experiment or its data cannot be used; the message says why.
@@ -83,8 +83,8 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Cal
     torch.set_num_threads(config.threads)
     seed = config.seeds[0]
     federation = make_federation(config, config.data.seed_of(seed))
-    # FedAvg trains the whole model with the experiment's own settings (equal weights go with any privacy); it is
-    # built, not run.
+    # FedAvg trains the whole model with the experiment's settings (equal weights work with any privacy); it is built,
+    # not run.
     fedavg = MethodConfig(name="fedavg", label="fedavg", options={"weights": "uniform"})
     sim = make_simulation(Job(config, fedavg, seed), federation)
     return advise(
@@ -93,7 +93,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Cal
 
 
 def fragment(advice: Advice, config: ExperimentConfig) -> dict[str, Any]:
-    """`{"methods": [...]}` of the methods that there are; without a public set, of those that need none."""
+    """Return `{"methods": [...]}` of the available methods; without a public set, only of those that need none."""
     from tailorfl.core.method import methods
 
     usable = {
@@ -128,7 +128,7 @@ def show_advice(console: Console, config: ExperimentConfig, advice: Advice) -> N
 
 
 def _yaml(value: Any, width: int) -> str:
-    """YAML whose lines are no longer than `width` where that can be; the package breaks lines once they are."""
+    """Return YAML with lines of at most `width` if possible; the package breaks lines only after its limit."""
     import yaml
 
     for limit in range(width, 10, -5):
@@ -189,7 +189,7 @@ def _pairs(values: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a count with commas, any other number with three digits; what has no meaning is said so."""
+    """Return a count with commas, any other number with three digits, or "not meaningful" for NaN."""
     if isinstance(value, int):
         return f"{value:,}"
     if math.isnan(value):
@@ -204,11 +204,11 @@ def bench_command(
     quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
-    """Time one round: a plain PyTorch loop against the engines, and say which settings are fastest.
+    """Time one round: a plain PyTorch loop against the engines, and recommend the fastest settings.
 
     Args:
         arguments: An experiment as for `tailorfl run`; its first method and seed are measured.
-        seconds: How long to measure, beside building data and model.
+        seconds: Time for measuring, without building data and model.
         out (FILE): Also write everything to this file, as JSON.
     """
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
@@ -229,7 +229,7 @@ def bench_command(
 
 
 def show_bench(console: Console, times: Bench) -> None:
-    """Print what was measured, a table of the ways, and what to set."""
+    """Print the measured case, a table of engines, and the recommended settings."""
     is_part = times.measured != times.clients
     part = f"{times.measured} of " if is_part else ""
     say(

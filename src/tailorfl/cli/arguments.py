@@ -1,4 +1,4 @@
-"""Arguments of commands: their help, those that several share, and the experiment that they name."""
+"""Arguments of commands: their help, the shared ones, and the experiment that they name."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """Traces of a command for the one place that reports errors and interruptions; shared by a process's commands."""
+    """State of a command for the handler of errors and interruptions; shared by all commands of a process."""
 
     debug: bool = False
     begun: Path | None = None
-    """The file whose existence tells that what is under way can be continued."""
+    """The file whose existence shows that the present work can be continued."""
     resume_command: str = ""
     """The command that continues it."""
 
     def under_way(self, begun: Path, resume_command: str) -> None:
-        """Note what is under way."""
+        """Note the work in progress."""
         self.begun, self.resume_command = begun, resume_command
 
     def done(self) -> None:
-        """Note that nothing is under way any more."""
+        """Note that no work is in progress."""
         self.begun = None
 
 
@@ -52,14 +52,14 @@ class RunRequest:
 
     arguments: list[str] | None
     methods: Sequence[str] | None = None
-    """What is compared where the arguments name nothing."""
+    """The methods to compare if the arguments name none."""
     out: Path | None = None
     resume: Path | None = None
     extend: Path | None = None
     overwrite: bool = False
     force: bool = False
     scale: str | None = None
-    """Of a recipe, what of its scales is run."""
+    """The scale of the recipe to run."""
     dry_run: bool = False
     quiet: bool = False
     as_json: bool = False
@@ -70,7 +70,7 @@ def documented(command: Command) -> Command:
 
     An entry is `name: help`, or `name (--option, -o, METAVAR): help` for other names than the parameter's or another
     word for its value; `out` is --out and -o. Parameters without a default are arguments, all others options, unless
-    their type says more.
+    their type has details.
     """
     summary, _, arguments = (inspect.getdoc(command) or "").partition("\n\nArgs:\n")
     command.__doc__ = summary
@@ -127,15 +127,15 @@ def experiment(
     base: ExperimentConfig | None = None,
     scale: str | None = None,
 ) -> ExperimentConfig:
-    """Return the experiment of a command's arguments: a file or recipe if the first is none KEY=VALUE, and changes.
+    """Return the experiment of a command's arguments: a file or recipe if the first is not KEY=VALUE, and changes.
 
-    Without a file or recipe, changes are those of `base`, or of the default experiment; `methods` are what is compared
-    where neither names any, `scale` one of the scales of a recipe.
+    Without a file or recipe, changes apply to `base`, or to the default experiment; `methods` are compared if neither
+    names any, `scale` is one of a recipe's scales.
 
-    Modules that stand in KEY=VALUE it may name, those of a file only if they were imported.
+    Modules named in KEY=VALUE are allowed, those named in a file only if they were imported.
 
     Raises:
-        ConfigError: as `tailorfl.settings.loading.load`, or a name does not exist.
+        ConfigError: see `tailorfl.settings.loading.load`, or a name does not exist.
     """
     from tailorfl.settings.errors import check_names
     from tailorfl.settings.loading import load, recipes
@@ -149,13 +149,13 @@ def experiment(
             _refuse_words(words[number : number + 2])
     changes = words[1:] if has_file else words
     config = load(words[0] if has_file else base, changes, methods=methods, scale=scale, may_import=True)
-    if "torch" not in sys.modules:  # else the registries themselves are as quick
+    if "torch" not in sys.modules:  # otherwise the registries are just as fast
         check_names(config)
     return config
 
 
 def without_variants(config: ExperimentConfig, each: str, do: str) -> None:
-    """Raise ConfigError for an experiment with variants; `each` says what they are, `do` what to do with one."""
+    """Raise ConfigError for an experiment with variants; `each` describes them, `do` is the verb for one of them."""
     if config.variants:
         raise ConfigError(
             f"'{config.name}' has variants ({', '.join(config.variants)}), {each}; {do} one: give its settings as "
@@ -164,7 +164,7 @@ def without_variants(config: ExperimentConfig, each: str, do: str) -> None:
 
 
 def only_result(folder: Path, results: Mapping[str, ExperimentResult], why: str = "") -> ExperimentResult:
-    """Return the result of a folder. Raises ConfigError where it holds several variants."""
+    """Return the result of a folder. Raises ConfigError if it holds several variants."""
     if len(results) > 1:
         raise ConfigError(
             f"'{folder}' has {len(results)} variants ({', '.join(results)}){why}; give the folder of one of them"
@@ -173,24 +173,24 @@ def only_result(folder: Path, results: Mapping[str, ExperimentResult], why: str 
 
 
 def typed(ctx: click.Context, *names: str) -> list[str]:
-    """Return those of a command's options, as `--out`, that were typed."""
+    """Return those of a command's options that were typed, such as `--out`."""
     return [f"--{name}" for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def import_options() -> str:
-    """Return the options that name again the modules that were named, for a command that goes on."""
+    """Return the --import options of the named modules, for a command that continues."""
     return "".join(f" --import {shlex.quote(name)}" for name in modules.named())
 
 
 def hint(option: str, value: str | None = None) -> str | None:
-    """Return the setting that somebody who wrote an option such as `--rounds` meant, or None."""
+    """Return the setting that is meant by an option such as `--rounds`, or None."""
     from tailorfl.settings.errors import written
 
     return written(option.lstrip("-").replace("-", "_"), value)
 
 
 def _refuse_words(words: Sequence[str]) -> None:
-    """Raise ConfigError if the first word is a setting without its `=`, or something to be chosen by a setting."""
+    """Raise ConfigError if the first word is a setting without its `=`, or a value for a setting."""
     meant = hint(*words[:2])
     if meant is not None:
         raise ConfigError(f"'{words[0]}' alone is not a setting; settings are written key=value: {meant}")

@@ -22,11 +22,11 @@ app = typer.Typer(no_args_is_help=True, help="Look at clients' data before anyth
 LEVELS = " ▁▂▃▄▅▆▇█"
 PARTIAL = " ▏▎▍▌▋▊▉█"
 WIDEST = 40
-"""Cells of a client's chart; more classes are put together."""
+"""Largest number of cells in a client's chart; more classes are merged."""
 BAR = 12
 """Cells of the bar of a client's size."""
 NAMES = 8
-"""Names of classes below the chart."""
+"""Largest number of class names below the chart."""
 
 
 @app.callback()
@@ -43,12 +43,12 @@ def show(
     as_json: AsJson = False,
     imports: Imports = None,
 ) -> None:
-    """Show who has how many samples of what, and how unlike clients are; nothing is trained.
+    """Show clients' numbers of samples by class, and how unlike clients are; nothing is trained.
 
     Args:
         arguments: An experiment as for `tailorfl run`; only its data are used, with its first seed.
         out (FILE): Also draw clients × classes: .png, .pdf or .svg.
-        clients: Clients that are shown, at most; --json has all.
+        clients: Largest number of clients shown; --json has all.
     """
     from tailorfl.data.overview import overview
     from tailorfl.report.plots import draw_federation
@@ -71,7 +71,7 @@ def show(
 
 
 def show_overview(console: Console, view: Overview, most: int) -> None:
-    """Print clients, a chart of what they have, and how unlike they are."""
+    """Print clients, a chart of their samples, and how unlike they are."""
     chosen = view.from_large_to_small(most)
     show_table(console, _clients(view, chosen))
     if view.cells:
@@ -114,7 +114,7 @@ def _clients(view: Overview, chosen: Ints) -> Table:
 
 
 def _chart(view: Overview, chosen: Ints, width: int) -> Table:
-    """Return a line a client: a column a class, as high as the class's share, and a bar as long as its size."""
+    """Return a table with a row per client: a column per class, as high as its share, and a bar for its size."""
     longest = max(Text(view.clients[client]).cell_len for client in chosen.tolist())
     room = max(4, min(WIDEST, width - 1 - 3 * BORDER - longest - BAR))
     together = -(-len(view.cells) // room)
@@ -142,14 +142,14 @@ def _chart(view: Overview, chosen: Ints, width: int) -> Table:
 
 
 def _grouped(shares: Any, together: int) -> Any:
-    """Return `[clients, columns]` with so many neighbouring columns added up."""
+    """Return `[clients, columns]` with each `together` neighbouring columns added up."""
     import numpy as np
 
     return np.add.reduceat(shares, np.arange(0, shares.shape[1], together), axis=1)
 
 
 def _level(share: float) -> str:
-    """Return a column as high as a share; the lowest is kept for little, so that nothing and little differ."""
+    """Return a column as high as a share; the lowest is reserved for small shares, to distinguish them from none."""
     return "·" if share == 0 else LEVELS[max(1, round(share * (len(LEVELS) - 1)))]
 
 

@@ -48,14 +48,14 @@ Health = Annotated[
 
 
 class LogFormat(StrEnum):
-    """The form of a line."""
+    """The format of a log line."""
 
     text = "text"
     json = "json"
 
 
 class LogLevel(StrEnum):
-    """The least that is said."""
+    """The lowest level that is logged."""
 
     debug = "debug"
     info = "info"
@@ -70,7 +70,7 @@ Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at le
 class _Stamped(logging.Handler):
     """Writes a record as one line: `TIME LEVEL WHO: TEXT`, or an object with these four.
 
-    Messages with an `extra={"once": key}` are written once for a key.
+    Messages with an `extra={"once": key}` are written once per key.
     """
 
     def __init__(self, form: LogFormat, name: str) -> None:
@@ -98,7 +98,7 @@ class _Stamped(logging.Handler):
 
 @contextmanager
 def service_log(name: str, form: LogFormat, level: LogLevel) -> Iterator[Callable[[str], None]]:
-    """Write all that the library logs meanwhile; yields what is called with a sentence for the person who looks on."""
+    """Write the library's log within the block; yield a function that logs a sentence for the operator."""
     from tailorfl.report.progress import messages
 
     log = logging.getLogger("tailorfl")
@@ -190,9 +190,9 @@ def client(
         state (STATE): Folder where this client's private states and model are kept.
         data (DATA): A table or a folder of images; by default the client's share of the experiment's data.
         name (NAME): The client's name; by default that of its file, without the ending.
-        policy (FILE): What a server may ask, as `tailorfl deploy policy` writes it.
-        experiment_file (--experiment, FILE): The only experiment that it takes part in.
-        accept (DIGEST): An experiment that it takes part in; may be repeated.
+        policy (FILE): Limits of what a server may ask, as `tailorfl deploy policy` writes them.
+        experiment_file (--experiment, FILE): The only experiment in which it takes part.
+        accept (DIGEST): An experiment in which it takes part; may be repeated.
         stay: Wait for further experiments when one is over.
         leave: Tell the server that this client leaves for good, and end.
     """
@@ -223,7 +223,7 @@ def client(
 @app.command("leave")
 @documented
 def leave_command(results: Path, client: str) -> None:
-    """Take a client off a federation for good: its server, also one that runs, waits for it no more.
+    """Remove a client from a federation for good: even a running server no longer waits for it.
 
     Args:
         results (RESULTS): The server's result folder.
@@ -238,7 +238,7 @@ def leave_command(results: Path, client: str) -> None:
 @app.command("join")
 @documented
 def join_command(results: Path, client: str) -> None:
-    """Let a client join a federation that has begun: its server, also one that runs, takes it in when it connects.
+    """Let a client join a federation that has begun: even a running server admits it when it connects.
 
     Args:
         results (RESULTS): The server's result folder.
@@ -264,11 +264,11 @@ def keys_command(
 
     Args:
         folder (KEYS): The folder to write.
-        clients (NAME,...): Names of clients, with commas between them.
+        clients (NAME,...): Names of clients, separated by commas.
         host (HOST): Name or address by which clients reach the server; may be repeated.
-        days: How long certificates hold.
-        renew (NAME): Make another key for one client and revoke its former one, or for the `server`.
-        revoke (NAME): Have the server not let a client's certificate in.
+        days: Days for which certificates are valid.
+        renew (NAME): Make a new key for one client and revoke its old one, or for the `server`.
+        revoke (NAME): Revoke a client's certificate, so that the server rejects it.
     """
     from tailorfl.deploy import keys
 
@@ -295,7 +295,7 @@ def keys_command(
 def policy_command(
     experiment_file: Annotated[Path | None, typer.Argument()] = None, out: Path = Path("policy.yaml")
 ) -> None:
-    """Write a policy: what a client lets a server ask of it.
+    """Write a policy: limits of what a server may ask of a client.
 
     Args:
         experiment_file ([FILE]): An experiment as a YAML file; the policy allows what it needs.
@@ -317,7 +317,7 @@ def policy_command(
 @app.command("audit")
 @documented
 def audit_command(state: Path) -> None:
-    """Print what has left a client, and check that no line of its log was changed or taken away.
+    """Print what has left a client, and check that no line of its log was changed or removed.
 
     Args:
         state (STATE): The state folder of a client.

@@ -1,8 +1,8 @@
-"""The commands `tailorfl list` and `tailorfl show`: what there is to choose from, and all about one of it.
+"""The commands `tailorfl list` and `tailorfl show`: all choices, and the details of one.
 
-Methods, data, models, partitions and recipes are plain values with their options first, which are then printed. What a
-method keeps and sends, and which settings make it another one, is in methods.json, which docs/methods_table.py writes:
-it lets every method run, and reads the table of reductions that the tests prove.
+Methods, data, models, partitions and recipes are first collected as plain values with their options, then printed. The
+kept and sent state of methods, and the settings that reduce them to others, are in methods.json. docs/methods_table.py
+writes it: it runs every method, and reads the table of reductions that the tests prove.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tailorfl.cli.screen import make_table, print_json, say, show_table, stdout
 from tailorfl.errors import unknown
 
 Entry = dict[str, Any]
-"""Its `name`, `what` it is in a line, its `options`; of a method title, paper, family and other facts."""
+"""`name`, `what` (a description in a line) and `options`; for a method also title, paper, family and other facts."""
 UNKNOWN = "–"
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n", re.MULTILINE)
 SAME = re.compile(r"as for `([\w.]+)`(.*)")
-"""Text of an argument that has the meaning of another function's argument of that name, and what it adds."""
+"""Text of an argument with the meaning of another function's argument of that name, and an addition."""
 METHOD = {"name": "Method", "family": "Family", "kept": "On the client", "sent": "Travels", "needs": "Needs"}
 ROOM = {"kept": 16, "sent": 20}
-"""Columns of the cells that are cut short, at a comma, in the list of methods; `show` has them whole."""
+"""Width of the cells that are shortened, at a comma, in the list of methods; `show` has them complete."""
 GAP = 2
 FACTS = {
     "paper": "paper",
@@ -50,7 +50,7 @@ FACTS = {
     "needs": "needs",
     "evaluated": "evaluated",
 }
-"""Facts of a method that `show` prints, and how they are called in its entry."""
+"""Facts of a method that `show` prints -> their keys in its entry."""
 
 
 def entries(kind: str) -> list[Entry]:
@@ -59,10 +59,10 @@ def entries(kind: str) -> list[Entry]:
 
 
 def described(name: str, kind: str | None = None) -> list[Entry]:
-    """Return what is called so, with its `kind` and text; several where kinds share the name.
+    """Return the entries with this name, with their `kind` and text; several if kinds share the name.
 
     Raises:
-        ConfigError: nothing is called so; names the nearest.
+        ConfigError: nothing has this name; names the nearest.
     """
     kinds = [*KINDS] if kind is None else [kind]
     named = {kind: {entry["name"]: entry for entry in entries(kind)} for kind in kinds}
@@ -80,7 +80,7 @@ def described(name: str, kind: str | None = None) -> list[Entry]:
 
 
 def _more(kind: str, name: str) -> Entry:
-    """Return what only `show` has: texts, and of methods what proves what."""
+    """Return the parts of an entry that only `show` has: texts, and for methods the reductions and their tests."""
     from tailorfl.core.method import all_methods
     from tailorfl.data.registry import loader_of
     from tailorfl.models.registry import FACTORIES
@@ -135,7 +135,7 @@ def _data() -> Iterator[Entry]:
     from tailorfl.data.registry import loader_of, options_of, sources
 
     for name, description in sources().items():
-        hints = typing.get_type_hints(loader_of(name), localns={"pd": pd})  # loaders import it when they run
+        hints = typing.get_type_hints(loader_of(name), localns={"pd": pd})  # loaders import it lazily
         yield _entry(name, description, options_of(name), hints, _meanings(loader_of(name)))
 
 
@@ -154,7 +154,7 @@ OF_ALL = {
     "group": "kind of the groups that clients are made of",
     "bins": "for a regression: so many ranges of the target, with equally many samples, stand for classes",
 }
-"""Meanings of the options that the library adds to those of a partition's function."""
+"""Descriptions of the options that the library adds to those of a partition's function."""
 
 
 def _partitions() -> Iterator[Entry]:
@@ -191,7 +191,7 @@ KINDS: Mapping[str, Callable[[], Iterator[Entry]]] = {
 def _entry(
     name: str, what: str, options: Mapping[str, Any], hints: Mapping[str, Any], meanings: Mapping[str, str]
 ) -> Entry:
-    """Return the entry of a function; an option without a default is needed."""
+    """Return the entry of a function; an option without a default is required."""
     from tailorfl.settings.listing import type_text, value_text
 
     needed = inspect.Parameter.empty
@@ -209,13 +209,13 @@ def _entry(
 
 @cache
 def _facts() -> dict[str, dict[str, Any]]:
-    """Return what was measured of the library's methods."""
+    """Return the measured facts of the library's methods."""
     text = files("tailorfl.cli").joinpath("methods.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
 
 
 def _sections(described: Any) -> dict[str, str]:
-    """Return the sections of a docstring by title, and as "" the text before them."""
+    """Return the sections of a docstring by title, with the text before them under ""."""
     text, *parts = SECTION.split(inspect.getdoc(described) or "")
     return {"": text.rstrip(), **dict(zip(parts[::2], parts[1::2], strict=True))}
 
@@ -230,7 +230,7 @@ def _meanings(described: Any) -> dict[str, str]:
         others: dict[str, str] = {}
         if same is not None:
             module, _, function = same[1].rpartition(".")
-            with suppress(ImportError, AttributeError):  # of docstrings of others' code
+            with suppress(ImportError, AttributeError):  # for docstrings in users' code
                 others = _meanings(getattr(importlib.import_module(module or described.__module__), function))
         for name in names.split(", "):
             other = others.get(name)
@@ -247,11 +247,11 @@ def list_command(
     name: Annotated[str | None, typer.Argument()] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what there is: methods with a line each, or data, models, partitions, recipes, every setting.
+    """List all methods with a line each, or data, models, partitions, recipes, every setting.
 
     Args:
         kind: methods, data, models, partitions, recipes or settings; by default all but settings.
-        name ([NAME]): One of them, as `tailorfl show`; or a group of settings, such as train.
+        name ([NAME]): One of them, as in `tailorfl show`; or a group of settings, such as train.
     """
     if kind is not None and kind not in (*KINDS, "settings"):
         raise unknown("list", kind, [*KINDS, "settings"])
@@ -273,7 +273,7 @@ def list_command(
 
 
 def show_command(name: str, as_json: AsJson = False) -> None:
-    """Show one thing: what it is, where it is from, its options, and of a method its algorithm and its reductions.
+    """Show one thing: its description, origin and options, and for a method its algorithm and its reductions.
 
     Args:
         name (NAME): A method, data source, model, partition or recipe, such as ditto; or settings, such as train.lr.
@@ -296,7 +296,7 @@ def _show(name: str, kind: str | None, as_json: bool) -> None:
 
 
 def _show_settings(group: str | None, as_json: bool) -> None:
-    """Print all settings, or those of one group. Raises ConfigError: there is no such group or key."""
+    """Print all settings, or those of one group. Raises ConfigError if there is no such group or key."""
     from tailorfl.settings.listing import settings
 
     chosen = settings(group)
@@ -319,7 +319,7 @@ def _show_settings(group: str | None, as_json: bool) -> None:
 
 
 def _show_methods(console: Console, entries: list[Entry]) -> None:
-    """Print a line a method where they fit, and lists where the console is narrower."""
+    """Print a line per method if they fit, and lists if the console is narrower."""
     rows = [[_short(entry, key) for key in METHOD] for entry in entries]
     widths = [max(map(len, column)) for column in zip(METHOD.values(), *rows, strict=True)]
     if sum(widths) + GAP * (len(widths) - 1) > console.width:
@@ -332,7 +332,7 @@ def _show_methods(console: Console, entries: list[Entry]) -> None:
 
 
 def _short(entry: Entry, key: str) -> str:
-    """Return a cell in few words: "model" for a whole model, and how many more things where not all have room."""
+    """Return a short cell: "model" for a whole model, and the number of items that do not fit."""
     text = re.sub(r"^nothing: ", "", entry[key]).replace("whole model", "model")
     text = text.replace("all data in one place", "all data").replace("all but the ", "all but ")
     if key not in ROOM or len(text) <= ROOM[key]:
@@ -346,7 +346,7 @@ def _short(entry: Entry, key: str) -> str:
 
 
 def _table(kind: str, entries: list[Entry]) -> Table:
-    """Return names, what they are, and options with their defaults."""
+    """Return a table of names, descriptions, and options with their defaults."""
     heads = ["Name", "What it is"]
     rows = [[entry["name"], entry["what"]] for entry in entries]
     has_options = any(entry["options"] for entry in entries)
@@ -394,7 +394,7 @@ def _show_entry(console: Console, entry: Entry) -> None:
 
 
 def _print(console: Console, line: str) -> None:
-    """Print a line of a text; where it is too long, its further lines are indented."""
+    """Print a line of a text; if it is too long, the continuation lines are indented."""
     inner = " " * (len(line) - len(line.lstrip()) + 4) if line.startswith((" ", "|", "-")) else ""
     folded = textwrap.fill(
         line, console.width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False
@@ -403,7 +403,7 @@ def _print(console: Console, line: str) -> None:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Yield the lines of a text; those of running text as one, which is wrapped where it is printed."""
+    """Yield the lines of a text; running text as one line, which is wrapped when it is printed."""
     for block in text.split("\n\n"):
         lines = block.split("\n")
         if any(line.startswith((" ", "|", "-")) for line in lines):

@@ -1,4 +1,4 @@
-"""The command `tailorfl`: parse, call, print. Heavy packages are imported where a command needs them."""
+"""The command `tailorfl`: parse, call, print. Heavy packages are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailorfl.errors import TailorflError, nearest
 from tailorfl.runs.process import Terminated, as_library_error, ended_in_order, why
 
 INTERRUPTED = 130
-"""Exit code of a process stopped by Ctrl-C, as shells have it."""
+"""Exit code of a process stopped by Ctrl-C, as in shells."""
 
 
 class Commands(TyperGroup):
@@ -38,7 +38,7 @@ class Commands(TyperGroup):
         try:
             return click.Group.resolve_command(self, ctx, args)
         except click.UsageError as error:
-            # Newer versions of click suggest by themselves, older ones do not.
+            # Newer versions of click make suggestions, older ones do not.
             near, word = nearest(args[0], self.commands), args[0]
             setting = None if nearest(word, self.commands, cutoff=0.8) else hint(word, *args[1:2])
             if setting is not None and ctx.parent is None:
@@ -51,7 +51,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; raises typer.Exit with the error's code once its message is printed."""
         state = ctx.ensure_object(State)
-        words = [*ctx._protected_args, *ctx.args]  # what the command is given, for messages
+        words = [*ctx._protected_args, *ctx.args]  # the command's arguments, for messages
         try:
             with as_library_error(), ended_in_order():
                 return super().invoke(ctx)
@@ -109,7 +109,7 @@ HELP = {
     "run": "Run an experiment: one method (Ditto if none is named), or all that its file names.",
     "compare": "Compare several methods fairly: same data, same seeds, one table with plots.",
 }
-"""Of the two commands that share a function."""
+"""Help of the two commands that share a function."""
 documented(runs.command)
 for group, commands in COMMANDS.items():
     for name, command in commands.items():
@@ -146,7 +146,7 @@ def run() -> None:
 def _as_setting(error: click.NoSuchOption, words: list[str]) -> click.NoSuchOption:
     """Return the error for an option that does not exist.
 
-    Where it is the name of a setting, it says how that is written.
+    If it is the name of a setting, the error shows the setting's syntax.
     """
     command = None if error.ctx is None else error.ctx.command
     if command is None or all(p.name not in ("arguments", "settings") for p in command.params):

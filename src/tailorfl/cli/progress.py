@@ -1,4 +1,4 @@
-"""Progress of a pretraining and of a tuning: a live bar in a terminal, a line an epoch or a trial elsewhere."""
+"""Progress of a pretraining and of a tuning: a live bar in a terminal, a line per epoch or trial elsewhere."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watcher(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
-    """Return the watcher that suits a console; log messages of the library go to the same console meanwhile."""
+    """Yield the watcher for a console; within the block, the library's log messages go to the same console."""
     with display(console, quiet, Watcher, LiveEpochs, EpochLines) as watch:
         yield watch
 
 
 def described(epoch: Epoch, metric: str) -> list[str]:
-    """Return the numbers of an epoch for people; parts without samples are left out."""
+    """Return the readable numbers of an epoch, without parts that have no samples."""
     scores = {"val": epoch.val, "test": epoch.test}
     texts = [f"{part} {metric} {score:.4f}" for part, score in scores.items() if not math.isnan(score)]
     return [f"loss {epoch.loss:.4f}", *texts]
 
 
 class EpochLines(Watcher):
-    """One line at the start and one an epoch; for logs and pipes."""
+    """One line at the start and one per epoch; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._name, self._metric, self._epochs = "", "", 0
 
     def started(self, name: str, epochs: int, metric: str, done: int) -> None:
-        """Say what begins."""
+        """Print what begins."""
         self._name, self._metric, self._epochs = name, metric, epochs
         resumed = f", resumed after epoch {done}" if done else ""
         self._print(f"{name}: {epochs} epochs{resumed}")
 
     def epoch_done(self, epoch: Epoch) -> None:
-        """Say what the epoch found, and how long it took."""
+        """Print the epoch's results, and its duration."""
         facts = [*described(epoch, self._metric), f"{epoch.seconds:.1f} s"]
         self._print(f"{self._name}: epoch {epoch.epoch}/{self._epochs}, {', '.join(facts)}")
 
@@ -58,7 +58,7 @@ class EpochLines(Watcher):
 
 
 class LiveEpochs(Watcher):
-    """A bar with the last epoch's findings and the time left."""
+    """A bar with the last epoch's results and the time left."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -80,18 +80,18 @@ class LiveEpochs(Watcher):
 
 
 class TuningLines(Watch):
-    """One line a trial; for logs and pipes."""
+    """One line per trial; for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def ended(self, label: str, trial: Trial, used: float) -> None:
-        """Say what a trial came to."""
+        """Print the result of a trial."""
         self._console.print(Text(trial_line(label, trial)), soft_wrap=True)
 
 
 class Bar(Watch):
-    """One bar for all methods, in samples, and a line a trial above it."""
+    """One bar for all methods, in samples, and a line per trial above it."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._used = progress, dict[str, float]()
@@ -99,7 +99,7 @@ class Bar(Watch):
         self._before, self._trials = 0.0, 0
 
     def began(self, samples: int, used: float) -> None:
-        """Set the number that makes the whole."""
+        """Set the bar's total."""
         self._before = used
         self._progress.update(self._task, total=samples, completed=used)
 
@@ -113,7 +113,7 @@ class Bar(Watch):
 
 
 def trial_line(label: str, trial: Trial) -> str:
-    """Return what a trial came to, in one line."""
+    """Return the result of a trial in one line."""
     state = "" if trial.state == "complete" else f" {trial.state}"
     score = "–" if trial.score is None else f"{trial.score:.4f}"
     return f"[{label} #{trial.number}] {score}{state} {as_words(trial.values)} {human_seconds(trial.seconds)}"

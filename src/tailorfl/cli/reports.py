@@ -34,11 +34,11 @@ def report(
     Args:
         folders (RESULTS...): Result folder of an experiment, or several.
         out (RESULTS|FILE.html): A folder for the report, or a file for the page alone; needed to merge several.
-        target: Also the rounds and the traffic until the mean metric is this good: 0.9.
-        latex (FILE): Also the table for LaTeX (booktabs).
+        target: Also print the rounds and the traffic until the mean metric reaches this value, such as 0.9.
+        latex (FILE): Also write the table for LaTeX (booktabs).
         columns (NAME,...): The columns of the LaTeX table, by their names in comparison.csv: mean,worst10,bytes.
-        pdf (PICTURES): Also the pictures as PDF, into this folder.
-        csv (FILE): Also the table's plain numbers, nothing rounded.
+        pdf (PICTURES): Also write the pictures as PDF, into this folder.
+        csv (FILE): Also write the table's plain numbers, not rounded.
     """
     from tailorfl.cli.results import result_lines, show_matrix, show_result
     from tailorfl.report.document import latex as latex_of
@@ -97,7 +97,7 @@ def _write(texts: dict[Path, str]) -> list[Path]:
 def _results(
     folders: Sequence[Path], out: Path | None, page_file: Path | None
 ) -> dict[str, ExperimentResult]:
-    """Return the results of folders by name of the variant, those of several put together."""
+    """Return the results of folders by name of the variant, merged over folders."""
     from tailorfl.report.merging import merge
     from tailorfl.report.result import results
 
@@ -111,7 +111,7 @@ def _results(
 
 
 def _federations(folders: Sequence[Path]) -> Matrix | None:
-    """Return the matrix of folders, or of a folder's variants, that are of different data; None where all are alike."""
+    """Return the matrix of folders, or of a folder's variants, with different data; None if all have the same."""
     from tailorfl.report.matrix import by_federation, matrix
     from tailorfl.report.result import results
 
@@ -131,7 +131,7 @@ def _write_matrix(
     csv: Path | None,
     pdf: Path | None,
 ) -> list[Path]:
-    """Write the page of several federations; into a folder with its table, diagram and numbers."""
+    """Write the page of several federations; into a folder also its table, diagram and numbers."""
     from tailorfl.report.matrix import draw
     from tailorfl.report.page.page import matrix_page
 
@@ -153,7 +153,7 @@ def _write_matrix(
 
 
 def _made(folder: Path) -> Path:
-    """Create a folder that may be there already, and return it."""
+    """Create a folder, which may exist already, and return it."""
     from tailorfl.runs.files import reporting
 
     with reporting(folder, "create the folder"):
@@ -171,8 +171,8 @@ def gains(
     """Show what every client gains from each method over LocalTrain, by its name, with intervals.
 
     Args:
-        client (NAME): A client's name; more than once for several. By default all.
-        method (LABEL): Label of a method, likewise. By default all.
+        client (NAME): A client's name; may be repeated. By default all.
+        method (LABEL): Label of a method; may be repeated. By default all.
     """
     from tailorfl.report.clients import clients_of
     from tailorfl.report.result import results
@@ -250,11 +250,11 @@ def export_command(
 
     Args:
         out (MODELS): Folder for the models, each in a folder of its name.
-        client (NAME): Whose model: a client's name or number; more than once for several.
-        everyone (--all): The models of all clients.
-        shared (--global): The global model.
-        steps: Batches that held-out clients train on before; by default the most that were evaluated.
-        merge: LoRA added to the weights of its base.
+        client (NAME): The client whose model to export, by name or number; may be repeated.
+        everyone (--all): Export the models of all clients.
+        shared (--global): Export the global model.
+        steps: Batches on which held-out clients train first; by default the largest evaluated number.
+        merge: Add LoRA to the weights of its base.
         onnx: Write ONNX too (extra export).
         torchscript: Write TorchScript too.
         license_id (--license): The licence that the model card states, as the Hugging Face hub names it.
@@ -302,15 +302,15 @@ def predict_command(
     ids: list[str] | None = None,
     imports: Imports = None,
 ) -> None:
-    """Write what a trained model says of new data: classes with probabilities, numbers, or risks.
+    """Write a trained model's predictions for new data: classes with probabilities, numbers, or risks.
 
     Args:
         folder (RESULTS): A result folder, or the folder of one exported model.
         data (--data, DATA): A table, a folder of images or one image, or JSON lines.
         out (FILE): The CSV file to write.
-        client (NAME): Of a result folder: whose model, a client's name or number, or global.
-        steps: Batches that held-out clients train on before.
-        ids (--id, COLUMN): A column of the table to keep; may be given several times.
+        client (NAME): For a result folder: the client whose model to apply, by name or number, or global.
+        steps: Batches on which held-out clients train first.
+        ids (--id, COLUMN): A column of the table to keep; may be repeated.
     """
     from tailorfl.export.predict import predict, write_predictions
 

@@ -1,4 +1,4 @@
-"""Results for the terminal: of an experiment, of what it would cost, and of a tuning."""
+"""Terminal output for experiments, cost estimates and tunings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from tailorfl.tuning.search import Tuned
 
 FIRST = ("name", "seconds", "seconds_per_round", "bytes_per_round", "epsilon", "gradients_per_round")
-"""Columns of an estimate that stand first: time and traffic, which a dry run is for, before what they come from."""
+"""The first columns of an estimate: time and traffic, the purpose of a dry run, before the quantities behind them."""
 ZEROS = {"0", "0 B", "0.0 s"}
-"""Values of what there is nothing of; such facts and columns are left out."""
+"""Values that mean none; facts and columns with only these are left out."""
 TITLES = {
     "name": "",
     "seconds": "time",
@@ -36,15 +36,15 @@ TITLES = {
     "memory_bytes": "memory",
     "epsilon": "epsilon (zero-out)",
 }
-"""Titles of fields that are not simply their names."""
+"""Titles of fields that differ from their names."""
 LONG = 1800.0
-"""Seconds from which on an estimate comes with what to do about it."""
+"""Seconds from which an estimate includes advice on shortening the run."""
 MATRIX_COLUMNS = 3
-"""Federations that stand side by side in a terminal."""
+"""Largest number of federations side by side in a terminal."""
 DETAILS = ("std", "best10", "weighted_mean", "gradients_each")
-"""Columns that a narrow terminal goes without, the least needed first; all others stay."""
+"""Columns that a narrow terminal leaves out, the least important first; all others stay."""
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1)
-"""Of the budget, for the table of what to expect of it."""
+"""Shares of the budget in the table of expected scores."""
 
 
 def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate) -> None:
@@ -80,7 +80,7 @@ def show_estimate(console: Console, config: ExperimentConfig, estimate: Estimate
 
 
 def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
-    """Return what to do about a run that takes long; nothing where it does not."""
+    """Return advice on shortening a run that takes long; none for others."""
     if seconds < LONG:
         return []
     cores = os.cpu_count() or 1
@@ -99,14 +99,14 @@ def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
 
 
 def show_reductions(console: Console, reductions: Mapping[str, Sequence[str]]) -> None:
-    """Print which methods are others with their settings."""
+    """Print which methods reduce to others with their settings."""
     for label, sentences in reductions.items():
         for sentence in sentences:
             say(console, f"{MARK} {label}: {sentence}")
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], room: int) -> tuple[Table, list[str]]:
-    """Return the table of the columns that have room, without those of zeros, and the titles of the others."""
+    """Return the table of the columns that fit, without those of zeros, and the titles of the others."""
     names = list(dict.fromkeys(key for row in rows for key in row))
     names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     cells = {name: [_text(name, row.get(name, "")) for row in rows] for name in names}
@@ -126,12 +126,12 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], room: int) -> tuple[Ta
 
 
 def _words(name: str) -> str:
-    """Return a field's name for people; its unit stands with the value."""
+    """Return a field's readable name; its unit is with the value."""
     return TITLES.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value with the unit that its name says."""
+    """Return a value with the unit in its name."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if "bytes" in name or "memory" in name:
@@ -142,7 +142,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def show_result(result: ExperimentResult, target: float | None = None) -> None:
-    """Print the findings, the comparison table, what there is beside it, and where the results lie."""
+    """Print the findings, the comparison table, its additions, and the folder of the results."""
     from tailorfl.report.curves import sections
     from tailorfl.report.findings import findings
     from tailorfl.report.published import notes, published_table
@@ -197,7 +197,7 @@ def show_comparison(console: Console, result: ExperimentResult, name: str) -> No
 
 
 def show_matrix(console: Console, matrix: Matrix) -> None:
-    """Print methods by federations with their average ranks, in several tables where there are many federations."""
+    """Print methods by federations with their average ranks, in several tables if there are many."""
     table, count = matrix.table, len(matrix.results)
     for begin in range(0, count, MATRIX_COLUMNS):
         shown = range(begin + 1, min(begin + MATRIX_COLUMNS, count) + 1)
@@ -213,14 +213,14 @@ def show_matrix(console: Console, matrix: Matrix) -> None:
 
 
 def result_lines(variant: str, result: ExperimentResult) -> list[dict[str, Any]]:
-    """Return the comparison table as plain values: a row a method, with what comparison.csv has of it."""
+    """Return the comparison table as plain values: a row per method, with the columns of comparison.csv."""
     frame = result.table.reset_index()
     rows = [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
     return [{"variant": variant, "folder": str(result.path), **row} for row in rows]
 
 
 def show_tuning(console: Console, tuning: Tuning) -> None:
-    """Print what was chosen of every method, what lies at an edge, and what to expect of smaller budgets."""
+    """Print every method's chosen settings, those at an edge, and the expected scores of smaller budgets."""
     config = tuning.plan.config
     names = {method.label: method.display_name for method in config.methods}
     rank_of, higher = tuning.ranks(), tuning.methods[0].higher_is_better
@@ -270,7 +270,7 @@ def _row(method: Tuned, rank: int | None) -> tuple[str, ...]:
 
 
 def _show_edges(console: Console, tuning: Tuning, names: Mapping[str, str]) -> None:
-    """Say which chosen values are the smallest or largest that were tried, where the method takes others."""
+    """Print the chosen values that are the smallest or largest tried, if the method accepts values beyond them."""
     ends = {1: "largest", -1: "smallest"}
     edges = [
         f"{names[method.label]} {as_words({key: method.chosen[key]})} ({ends[side]})"
@@ -284,7 +284,7 @@ def _show_edges(console: Console, tuning: Tuning, names: Mapping[str, str]) -> N
 
 
 def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:
-    """Print what a tuning would search and take."""
+    """Print the search spaces and the costs of a tuning."""
     from tailorfl.tuning.run import foreseen
     from tailorfl.tuning.samplers import size
 

@@ -47,7 +47,7 @@ def command(
     as_json: AsJson = False,
     budget: str | None = None,
 ) -> None:
-    """Run an experiment; `compare` has several methods where none are named.
+    """Run an experiment; `compare` has several methods if none are named.
 
     Args:
         arguments: A YAML file or the name of a recipe; then settings, such as method=ditto train.lr=0.1.
@@ -87,12 +87,12 @@ def reproduce(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe and show a paper's numbers beside ours.
+    """Run a recipe and show a paper's numbers next to ours.
 
     Args:
         recipe (RECIPE): A packaged recipe (see: tailorfl list recipes), or a file like one.
         settings: Changes to it.
-        scale (SCALE): smoke, small or paper, of recipes that have them; by default as they stand.
+        scale (SCALE): smoke, small or paper, for recipes that have scales; by default the recipe's own settings.
         out (RESULTS): Result folder; by default runs/NAME, or the next free runs/NAME-2, ...
         resume (RESULTS): Continue the recipe in this result folder, or begin it there.
         dry_run: Show sizes, costs and an estimate; train nothing.
@@ -100,14 +100,14 @@ def reproduce(
     from tailorfl.settings.loading import read
 
     _check_options(ctx)
-    read(recipe)  # refuses what is neither a recipe nor a file, KEY=VALUE too
+    read(recipe)  # refuses everything but a recipe or file, also KEY=VALUE
     words = [recipe, *(settings or ())]
     request = RunRequest(words, None, out, resume, None, overwrite, False, scale, dry_run, quiet, as_json)
     perform(ctx.ensure_object(State), request)
 
 
 def perform(state: State, request: RunRequest) -> None:
-    """Load, check and run an experiment, or estimate it; print tables, or as JSON a list of the same."""
+    """Load, check and run an experiment, or estimate it; print tables, or the same as a JSON list."""
     from tailorfl.report.progress import messages, observer
     from tailorfl.runs.folders import experiment_in, experiment_to_resume, new_folder
 
@@ -161,7 +161,7 @@ def perform(state: State, request: RunRequest) -> None:
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """Raise ConfigError where options contradict each other."""
+    """Raise ConfigError if options contradict each other."""
     chosen = typed(ctx, "out", "overwrite", "resume", "extend")
     continues = "--resume" in chosen or "--extend" in chosen
     if typed(ctx, "force") and not continues:
@@ -176,7 +176,7 @@ def _check_options(ctx: typer.Context) -> None:
 
 
 def _show_scale(config: ExperimentConfig) -> None:
-    """Print, before anything is loaded, what the scale that was asked for needs and costs."""
+    """Print the needs and costs of the requested scale before anything is loaded."""
     assert config.scale is not None
     chosen = config.scales[config.scale]
     for mark, text in (("scale:", config.scale), ("needs:", chosen.needs), ("costs:", chosen.costs)):
@@ -185,7 +185,7 @@ def _show_scale(config: ExperimentConfig) -> None:
 
 
 def _estimate(variants: dict[str, ExperimentConfig], request: RunRequest) -> None:
-    """Print what experiments would cost."""
+    """Print the estimated costs of experiments."""
     from tailorfl.cli.results import show_estimate
     from tailorfl.runs.cost_estimate import estimate
 
@@ -267,13 +267,13 @@ def unlearn_command(
 ) -> None:
     """Replay finished results without a client, exactly, and certify it.
 
-    Of a federation of real machines it writes the experiment that the remaining clients train anew; once they have,
-    the same command certifies it.
+    For a federation of real machines it writes the experiment that the remaining clients train again; once they have
+    done so, the same command certifies it.
 
     Args:
         client (NAME): The client's name or number.
         out (RESULTS): New result folder; by default RESULTS-without-NAME. The same command continues it.
-        dry_run: Show how many rounds have to be replayed, and what they took; train nothing.
+        dry_run: Show the number of rounds to replay, and the time they took; train nothing.
     """
     from tailorfl.cli.results import show_result
     from tailorfl.deploy.experiment import is_deployed, plan_unlearning
@@ -319,7 +319,7 @@ def unlearn_command(
 
 
 def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
-    """Write the experiment that the clients of a deployment train anew, or certify what they have trained."""
+    """Write the experiment that the clients of a deployment train again, or certify its results."""
     from tailorfl.deploy.experiment import certify, experiment_without
     from tailorfl.runs.files import write_text
     from tailorfl.runs.unlearning import NAME
@@ -345,7 +345,7 @@ def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
 
 
 def _show_replays(unlearning: Unlearning) -> None:
-    """Print what a replay costs."""
+    """Print the costs of a replay."""
     from tailorfl.report.tables import human_seconds
 
     rows = [

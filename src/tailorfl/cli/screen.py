@@ -1,8 +1,8 @@
-"""Consoles that commands print on: as wide as COLUMNS or the terminal say, 80 columns in a pipe or a file.
+"""Consoles for the output of commands: as wide as COLUMNS or the terminal, 80 columns in a pipe or a file.
 
 Tables are laid out for that width and never cut: titles are folded at words, running text is wrapped, columns that do
-not fit beside the others go into a further table below, each with the names of the rows; and where even a name and one
-column are too wide, every row becomes a list of its own, a line a column.
+not fit go into a further table below, with the names of the rows. If even a name and one column are too wide, every row
+becomes a list with a line per column.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tailorfl.printable import visible
 from tailorfl.runs.files import encode
 
 PIPED = 80
-"""Columns where nothing says how many there are."""
+"""Columns if the width is unknown."""
 NARROWEST = 40
-"""Less is not tried: names and numbers are then longer than a line."""
+"""Smallest width: below it, names and numbers are longer than a line."""
 PROSE = 1
-"""`ratio` of a column of running text, which may be wrapped at words; all others are whole on one line."""
+"""`ratio` of a column of running text, which may be wrapped at words; all others stay on one line."""
 PROSE_WIDTH = 20
-"""Running text is given at least so many columns, or as many as its longest line has."""
+"""Smallest width of running text, unless its longest line is shorter."""
 MOST_PARTS = 3
-"""With more tables one above the other, a row is hard to follow: then each becomes a list."""
+"""Largest number of stacked tables; with more, a row is hard to follow, so each becomes a list."""
 BORDER = 3
-"""Columns that a column of a table takes beside its text; the table takes one more."""
+"""Width that a column of a table takes in addition to its text; the table takes one more."""
 
 
 def width() -> int:
@@ -47,25 +47,25 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """Return the console of errors and progress, where sentences are left in one line."""
+    """Return the console of errors and progress, which leaves sentences in one line."""
     return Console(stderr=True)
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON, which no width folds; NaN is null, an infinity a text, as in result folders."""
+    """Print a value as JSON without folding; NaN is null and an infinity a string, as in result folders."""
     print(encode(value, indent=1))
 
 
 def remark(mark: str, text: str, style: str) -> Text:
-    """Return a coloured word and a text after it, as it is, but without what would act on the terminal."""
+    """Return a coloured word followed by a literal text, without characters that act on the terminal."""
     return Text.assemble((mark, style), " ", visible(text, but="\n\t"))
 
 
 @contextmanager
 def status(quiet: bool, name: str, *, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """Tell on stderr what is being done: a line that changes in a terminal; elsewhere plain `lines`, or nothing.
+    """Show the present step on stderr: a changing line in a terminal; elsewhere plain `lines`, or nothing.
 
-    Log messages of the library go there meanwhile.
+    Within the block, log messages of the library go there too.
     """
     from tailorfl.report.progress import messages
 
@@ -81,7 +81,7 @@ def status(quiet: bool, name: str, *, lines: bool = False) -> Iterator[Callable[
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a text as it is, wrapped between words; what has no blank in it, as a path, stays whole."""
+    """Print a literal text, wrapped between words; parts without blanks, such as paths, are not broken."""
     for line in text.split("\n"):
         console.print(
             _folded(line, console.width), style=style, markup=False, highlight=False, soft_wrap=True
@@ -97,7 +97,7 @@ def make_table(
     prose: Collection[str] = (),
     **options: Any,
 ) -> Table:
-    """Return a table of texts; all but the first column, those in `left` and running text stand to the right."""
+    """Return a table of texts; columns are right-aligned except the first, those in `left` and running text."""
     table = Table(title=None if title is None else Text(title), **options)
     for number, head in enumerate(heads):
         is_left = number == 0 or head in left or head in prose
@@ -110,12 +110,12 @@ def make_table(
 
 
 def fits(table: Table, room: int) -> bool:
-    """Return whether a table has room for all its columns beside each other."""
+    """Return whether all columns of a table fit side by side."""
     return _fit([_Column(column) for column in table.columns], room)
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table in the width of a console, with all that it has; its title stands above."""
+    """Print a complete table in the width of a console, below its title."""
     if table.title:
         console.print(_text(table.title), style="italic", highlight=False)
     columns = [_Column(column) for column in table.columns]
@@ -133,7 +133,7 @@ def show_table(console: Console, table: Table) -> None:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column's title and texts with the room that they need."""
+    """A column's title and texts with the width that they need."""
 
     column: Column
 
@@ -165,7 +165,7 @@ def _text(value: object) -> Text:
 
 
 def _folded(text: str, room: int) -> str:
-    """Return a text in lines that end between words."""
+    """Return a text folded into lines between words."""
     return textwrap.fill(text, max(room, 1), break_long_words=False, break_on_hyphens=False)
 
 
@@ -174,7 +174,7 @@ def _fit(columns: Sequence[_Column], room: int) -> bool:
 
 
 def _names(columns: Sequence[_Column]) -> int:
-    """Return how many of the first columns tell the rows apart; one where not all of them do."""
+    """Return how many of the first columns identify the rows; one if no number of them does."""
     for count in range(1, len(columns)):
         rows = {
             tuple(text.plain for text in row) for row in zip(*(c.cells for c in columns[:count]), strict=True)
@@ -185,7 +185,7 @@ def _names(columns: Sequence[_Column]) -> int:
 
 
 def _stacked(columns: Sequence[_Column], room: int) -> list[list[_Column]]:
-    """Return columns of tables one above the other, each with the rows' names; [] where one column is too wide."""
+    """Return the columns of stacked tables, each with the rows' names; [] if one column is too wide."""
     names, waiting = list(columns[: _names(columns)]), list(columns[_names(columns) :])
     parts = []
     while waiting:
@@ -198,7 +198,7 @@ def _stacked(columns: Sequence[_Column], room: int) -> list[list[_Column]]:
 
 
 def _draw(console: Console, like: Table, columns: Sequence[_Column]) -> None:
-    """Print columns that fit; rich shares what room is left among those of running text."""
+    """Print columns that fit; rich divides the remaining width among those of running text."""
     table = Table(show_header=like.show_header, show_lines=like.show_lines)
     for column in columns:
         table.add_column(
@@ -216,7 +216,7 @@ def _draw(console: Console, like: Table, columns: Sequence[_Column]) -> None:
 
 
 def _records(console: Console, columns: Sequence[_Column]) -> None:
-    """Print every row as a list: its name, and below it a line a column."""
+    """Print every row as a list: its name, and below it a line per column."""
     name, *quantities = columns
     titles = max((len(column.title) for column in quantities), default=0)
     for position, label in enumerate(name.cells):

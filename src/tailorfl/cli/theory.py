@@ -19,9 +19,9 @@ app = typer.Typer(
 )
 Value = float | str
 Values = dict[str, Value]
-"""Named values: a table of two columns, and {"title": ..., "values": {name: value}} as JSON."""
+"""Named values: printed as a table of two columns, or as JSON {"title": ..., "values": {name: value}}."""
 Rows = list[Values]
-"""Rows of a table, each value by its column; {"title": ..., "rows": [{column: value}]} as JSON."""
+"""Rows of a table, each value by its column; as JSON {"title": ..., "rows": [{column: value}]}."""
 
 Smoothness = Annotated[float, typer.Option("--smoothness", "--L", help="Their smoothness L.")]
 Samples = Annotated[int, typer.Option("--samples", "--n", help="Samples of one client.")]
@@ -67,7 +67,7 @@ def calculator(function: Callable[..., tuple[str, Values | Rows]]) -> None:
 
 @calculator
 def moreau(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0) -> tuple[str, Values]:
-    """Curvature of the server's and of the clients' problem under a proximal pull."""
+    """Print the curvature of the server's and of the clients' problem under a proximal pull."""
     from tailorfl.theory.fedclup import moreau_constants
 
     constants = moreau_constants(mu, smoothness, lam)
@@ -85,7 +85,7 @@ def moreau(lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0) -> tuple
 def fedclup(
     lam: Lam = 1.0, mu: Mu = 1.0, smoothness: Smoothness = 10.0, target: Target = 1e-6
 ) -> tuple[str, Values]:
-    """FedCLUP's step sizes, local steps and rounds (Corollary 2)."""
+    """Print FedCLUP's step sizes, local steps and rounds (Corollary 2)."""
     from tailorfl.theory.fedclup import schedule, stochastic_eta
 
     plan = schedule(mu, smoothness, lam)
@@ -108,10 +108,10 @@ def fedclup_steps(
     lam: str = "0.01,0.1,1,10,100",
     share: str = "0.1,0.9",
 ) -> tuple[str, Rows]:
-    """FedCLUP's fewest local steps K for every lam, server step gamma and client step eta (Theorem 2).
+    """Print FedCLUP's fewest local steps K for every lam, server step gamma and client step eta (Theorem 2).
 
     Args:
-        lam (A,B,...): Strengths of the pull, one a row.
+        lam (A,B,...): Strengths of the pull, one per row.
         share (A,B,...): Further gamma, in units of its bound 1/lam + 1/L.
     """
     from tailorfl.theory.fedclup import fewest_steps, stochastic_eta
@@ -187,7 +187,7 @@ def l2gd(
     target: Target = 1e-6,
     p: float | None = None,
 ) -> tuple[str, Values]:
-    """L2GD's probability of averaging, step size and communications.
+    """Print L2GD's probability of averaging, step size and communications.
 
     Args:
         p: Probability of averaging; by default the best.
@@ -208,7 +208,7 @@ def l2gd(
 def perfed_ckt(
     beta: float = 3.0, sigma2: float = 2.0, nu: float = 1.7, v2: str = ".5,1,2,4,.2"
 ) -> tuple[str, Rows]:
-    """PerFed-CKT's best transfer between linear models (Theorem 4.2).
+    """Print PerFed-CKT's best transfer between linear models (Theorem 4.2).
 
     Args:
         beta: Private data: X'X = beta I.
@@ -241,16 +241,16 @@ def dp(
     sampling: str = "poisson",
     target: float | None = None,
 ) -> tuple[str, Values]:
-    """Print what DP-SGD costs a client, by two accountants; needs the extra 'privacy'.
+    """Print the privacy cost of DP-SGD for a client, by two accountants; needs the extra 'privacy'.
 
     Args:
-        batch: Samples of a batch; 0 is all of them.
+        batch: Samples in a batch; 0 for all.
         epochs: Passes over the samples in a training.
-        rounds: Rounds that the client takes part in.
+        rounds: Rounds in which the client takes part.
         noise: sigma, in units of the clip.
-        delta: Of (epsilon, delta)-privacy.
+        delta: Delta of (epsilon, delta)-privacy.
         trainings: Models trained in a round; Ditto: 2.
-        gradients: Taken of each batch; SAM: 2.
+        gradients: Gradients per batch; SAM: 2.
         sampling: How batches are drawn: poisson, or shuffle (passes).
         target (--target-epsilon): Also show the noise that reaches this epsilon.
     """
@@ -281,7 +281,7 @@ def _numbers(name: str, text: str) -> list[float]:
 
 
 def _text(value: Value) -> str:
-    """Return a whole number with commas, any other with six digits; a text as it is."""
+    """Return an integer with commas, any other number with six digits; a string unchanged."""
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

@@ -1,4 +1,4 @@
-"""`tailorfl tune`: the same budget for every method of an experiment, and the experiment with what was chosen."""
+"""`tailorfl tune`: the same budget for every method of an experiment, and the experiment with the chosen settings."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def command(
     imports: Imports = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tune every method fairly: the same budget for each, over its own search space, by validation data alone.
+    """Tune every method fairly: the same budget for each, over its own search space, only by validation data.
 
     Args:
         arguments: The experiment to tune: a YAML file or the name of a recipe; then settings.
-        budget (TRIALS[xROUNDS[xSEEDS]]): What each method gets: 20, 20x10 or 20x10x2; rounds are the experiment's and
-            seeds 1 by default.
+        budget (TRIALS[xROUNDS[xSEEDS]]): Budget of each method, such as 20, 20x10 or 20x10x2; by default the
+            experiment's rounds and one seed.
         sampler (SAMPLER): random, tpe, grid, halving or hyperband.
-        seed: Of what is drawn.
+        seed: Seed of the sampler.
         widen: Extend a grid at the side where the best value lies, within the same budget.
         workers: Processes that train trials.
         out (RESULTS): Folder of the tuning; by default runs/NAME-tuning, or the next free.
@@ -95,10 +95,10 @@ def command(
 
 
 def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
-    """Tune what a comparison was asked for, beside its folder; return the request to compare what was chosen.
+    """Tune the methods of a comparison, next to its folder; return the request to compare the chosen settings.
 
-    A tuning that is there goes on where the comparison is to be resumed. What was chosen is printed, except where the
-    comparison is asked for as JSON.
+    An existing tuning is continued if the comparison is to be resumed. The chosen settings are printed unless the
+    comparison is to be printed as JSON.
 
     Raises:
         TailorflError: the request cannot be tuned, or the tuning fails.
@@ -134,14 +134,14 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
 
 
 def beside(folder: Path) -> Path:
-    """Return the folder of the tuning that a comparison's folder comes from."""
+    """Return the folder of the tuning that belongs to a comparison's folder."""
     return folder.with_name(f"{folder.name}-tuning")
 
 
 def _plan(
     config: ExperimentConfig, budget: str, sampler: str = "random", seed: int = 0, widen: bool = False
 ) -> Plan:
-    """Return the plan of a tuning. Raises ConfigError where it does not fit the experiment."""
+    """Return the plan of a tuning. Raises ConfigError if it does not fit the experiment."""
     from tailorfl.runs.build import check
     from tailorfl.tuning.plan import TuningRequest, plan
 
@@ -152,7 +152,7 @@ def _plan(
 def _perform(
     state: State, folder: Path, plan: Plan, workers: int, quiet: bool, continuation: str = ""
 ) -> Tuning:
-    """Tune in a folder that is prepared; `continuation` is the command that goes on, by default that of tune."""
+    """Tune in a prepared folder; `continuation` is the command that continues, by default tune's."""
     from tailorfl.cli.progress import Bar, TuningLines
     from tailorfl.report.progress import display
     from tailorfl.tuning.plan import REQUEST
@@ -167,7 +167,7 @@ def _perform(
 
 
 def _show(tuning: Tuning) -> None:
-    """Print what a tuning came to."""
+    """Print the results of a tuning."""
     from tailorfl.cli.results import show_tuning
 
     show_tuning(stdout(), tuning)

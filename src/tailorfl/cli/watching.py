@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tailorfl.report.live import Snapshot, Watched
 
 CERTAIN = 1.0
-"""Seconds between the two looks that must agree that nothing runs any more: variants follow each other."""
+"""Seconds between two checks that must both find nothing running: variants follow each other."""
 COLOURS = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow"}
 BESIDE = 8
-"""Lines of the display that are not rows of jobs."""
+"""Number of lines of the display that are not rows of jobs."""
 
 
 def watch(
@@ -76,7 +76,7 @@ def board(
 
 
 def show(console: Console, snapshot: Snapshot, most: int | None = None) -> None:
-    """Print how an experiment stands: a line, and a table with a row a job, of at most `most` jobs."""
+    """Print the status of an experiment: a line, and a table with a row per job, of at most `most` jobs."""
     time_left = "" if snapshot["left"] is None else f", {_seconds(snapshot['left'])} left"
     reason = f": {snapshot['message']}" if snapshot["message"] else ""
     head = f"{snapshot['name']}: {snapshot['done']} of {snapshot['total']} jobs{time_left}"
@@ -91,7 +91,7 @@ def show(console: Console, snapshot: Snapshot, most: int | None = None) -> None:
 
 
 def _begun(folder: Path) -> Path:
-    """Return the folder, once the process that is preparing an experiment in it has begun it."""
+    """Return the folder once the process that prepares an experiment in it has begun."""
     from tailorfl.runs.files import is_locked
 
     while not (folder / "config.yaml").is_file() and is_locked(folder):
@@ -142,7 +142,7 @@ def _is_over(watched: Watched, snapshot: Snapshot) -> bool:
 
 
 def _table(jobs: Sequence[dict[str, Any]], metric: str) -> Table:
-    """Return a row a job; ε and the time left stand there where a job has them."""
+    """Return a table with a row per job; ε and the time left are shown if a job has them."""
     is_private = any(job["epsilon"] is not None for job in jobs)
     runs = any(job["left"] for job in jobs)
     rows: list[list[str | Text]] = []
@@ -164,14 +164,14 @@ def _table(jobs: Sequence[dict[str, Any]], metric: str) -> Table:
 
 
 def _progress(job: dict[str, Any]) -> Text:
-    """31/60, with a word where the job neither runs nor is finished."""
+    """Return progress such as 31/60, with a word if the job neither runs nor is finished."""
     status, done = job["status"], f"{job['round']}/{job['rounds']}"
     words = {"waiting": "waiting", "failed": f"failed, {done}", "interrupted": f"stopped, {done}"}
     return Text(words.get(status, done), style=COLOURS.get(status, ""))
 
 
 def _nearest(jobs: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """As many jobs as fit, from shortly before the first that is not over."""
+    """Return at most `most` jobs, from shortly before the first that is not over."""
     first = next((k for k, job in enumerate(jobs) if job["status"] not in ("finished", "failed")), len(jobs))
     start = max(0, min(first - most // 2, len(jobs) - most))
     return jobs[start : start + most]

@@ -1,4 +1,4 @@
-"""What a server takes from a client: each check names what is wrong with one client's answer, or lets it pass."""
+"""Checks of clients' answers at the server: each one raises an error that names the problem, or passes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
 TIMES = 10.0
-"""A reply may change what was sent by so many times the median of the clients' changes."""
+"""A reply may change the server's message by this many times the median of the clients' changes."""
 LARGEST_NUMBER = 1e12
-"""Of a loss or metric that has no range of its own."""
+"""Largest absolute value of a loss or metric that has no range of its own."""
 ROUNDING = 1e-6
-"""By so much a metric may leave its range."""
+"""Distance by which a metric may exceed its range."""
 
 
 def read_description(packet: Packet, most: int) -> Mapping[str, Any]:
     """Return the facts of a client's data.
 
     Raises:
-        MessageError: they cannot be used, or a client has more than `most` samples.
+        MessageError: the facts cannot be used, or the client has more than `most` samples.
     """
     sizes, source = packet.fact("sizes", dict), packet.fact("source", dict)
     shared = packet.facts.get("index") is not None
@@ -52,7 +52,7 @@ def read_description(packet: Packet, most: int) -> Mapping[str, Any]:
 
 
 def check_sizes(sizes: Mapping[str, Any], parts: Sequence[str], most: int) -> None:
-    """Raise MessageError where sizes are no numbers of samples, or add up to more than `most`."""
+    """Raise MessageError if sizes are not numbers of samples, or add up to more than `most`."""
     if any(type(sizes.get(part)) is not int or sizes[part] < 0 for part in parts):
         raise MessageError(f"its sizes are {str(sizes)[:80]}, but expected are numbers of samples")
     if sum(sizes[part] for part in parts) > most:
@@ -64,7 +64,7 @@ def check_sizes(sizes: Mapping[str, Any], parts: Sequence[str], most: int) -> No
 def usable(
     answers: Mapping[str, QuestionOutcome], read: Callable[[str, Packet], Any], refused: dict[str, str]
 ) -> dict[str, Any]:
-    """Return what usable answers say, and note in `refused` why others are not; who has not answered is in neither."""
+    """Return the content of usable answers; note in `refused` why others are not. Missing answers are in neither."""
     usable: dict[str, Any] = {}
     for name, answer in answers.items():
         try:
@@ -78,13 +78,13 @@ def usable(
 
 
 def check_share(name: str, facts: Mapping[str, Any], central: Federation, taken: Collection[int]) -> None:
-    """Raise DataError where a client describes no share of the experiment's own data that nobody else has.
+    """Raise DataError unless a client describes a share of the experiment's data that no other client has.
 
     Args:
-        name: of the client.
-        facts: what it says of its data.
+        name: the client's name.
+        facts: its description of its data.
         central: the experiment's data.
-        taken: the numbers there of other clients.
+        taken: the numbers of other clients in these data.
     """
     number = facts["index"]
     if not 0 <= number < len(central) or number in taken or facts["total"] != len(central):
@@ -98,21 +98,21 @@ def check_share(name: str, facts: Mapping[str, Any], central: Federation, taken:
 
 
 def features_of(descriptions: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the features of each of some clients with files of their own."""
+    """Return the features of each of these clients, which have files of their own."""
     return {name: list(map(str, descriptions[name]["source"]["features"])) for name in names}
 
 
 def largest_group(
     names: Sequence[str], check: Callable[[Sequence[str]], object]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the most clients that fit together, and why each of the others does not fit to them.
+    """Return the largest group of compatible clients, and for each other client why it does not fit.
 
     Args:
-        names: of the clients.
-        check: raises a TailorflError where what these clients say does not fit together.
+        names: the clients' names.
+        check: raises a TailorflError if the descriptions of these clients do not fit together.
 
     Raises:
-        TailorflError: that of `check`, where no group is the largest: nobody can tell who is right.
+        TailorflError: the error of `check`, if two groups are equally large: then nobody can tell which is right.
     """
     everyone = list(names)
     without = [[n for n in names if n != name] for name in names] if len(names) > 2 else []
@@ -133,7 +133,7 @@ def largest_group(
 
 
 def _reason(check: Callable[[Sequence[str]], object], names: Sequence[str]) -> str:
-    """Return why clients do not fit together; "" where they do."""
+    """Return why clients do not fit together, "" if they do."""
     try:
         check(names)
     except TailorflError as error:
@@ -144,7 +144,7 @@ def _reason(check: Callable[[Sequence[str]], object], names: Sequence[str]) -> s
 def unfit(
     config: ExperimentConfig, seed: int, descriptions: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Return the clients whose description does not fit to those of most, and why."""
+    """Return the clients whose description does not fit those of the largest group, and why."""
     shared = any(facts["index"] is not None for facts in descriptions.values())
     central = make_federation(config, seed, None, set()) if shared else None
 
@@ -165,7 +165,7 @@ def unfit(
 
 
 def check_finite(value: Any, name: str = "") -> None:
-    """Raise DataError where constants made of what clients tell hold a number that models cannot calculate with."""
+    """Raise DataError if constants computed from clients' summaries hold a number that models cannot use."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             check_finite(part, str(key))
@@ -177,7 +177,7 @@ def check_finite(value: Any, name: str = "") -> None:
 
 
 def change_of(reply: Mapping[str, Tensor], payload: TensorDict) -> float:
-    """Return by how much a reply changes what was sent: the L2 norm over all numbers that are no integers."""
+    """Return the L2 norm of a reply's difference from the server's message, over all floating-point tensors."""
     sent, square = dict(tree.leaves(payload)), 0.0
     for name, tensor in reply.items():
         if tensor.is_floating_point():
@@ -188,15 +188,15 @@ def change_of(reply: Mapping[str, Tensor], payload: TensorDict) -> float:
 
 
 def largest_changes(changes: Mapping[int, float], samples: Mapping[int, int]) -> dict[int, float]:
-    """Return how large a reply of each client may be: `TIMES` the lower median, more for one with more samples.
+    """Return the largest allowed change of each client: `TIMES` the lower median, more for one with more samples.
 
     A client that has k times the median number of training samples does k times as many steps, so k times as much is
-    allowed. The lower median of one number per client is never beyond those of the honest ones as long as these are
-    more than half.
+    allowed. The lower median of one number per client stays within the range of the honest clients' numbers as long as
+    these are more than half.
 
     Args:
-        changes: client -> the largest change of its that was accepted, or else the present one.
-        samples: client -> its training samples.
+        changes: client -> its largest accepted change, or else its present one.
+        samples: client -> its number of training samples.
     """
     sizes = [change for change in changes.values() if change > 0]
     if not sizes:
@@ -206,7 +206,7 @@ def largest_changes(changes: Mapping[int, float], samples: Mapping[int, int]) ->
 
 
 def check_change(change: float, largest: float) -> None:
-    """Raise MessageError where a reply changes what was sent by more than `largest`."""
+    """Raise MessageError if a reply changes the server's message by more than `largest`."""
     if change > largest:
         raise MessageError(
             f"its reply changes what was sent by {change:.3g} (L2 norm), more than deploy.max_norm = {largest:.3g}"
@@ -214,15 +214,15 @@ def check_change(change: float, largest: float) -> None:
 
 
 def metrics_of(packet: Packet, names: Iterable[str], may_lack: bool) -> dict[str, Tensor]:
-    """Return the numbers that a client reports beside its reply, 0-d.
+    """Return the numbers that a client reports with its reply, 0-d.
 
     Args:
         packet: the answer.
-        names: of the numbers that the method reports.
-        may_lack: whether a number may be missing (NaN), as of a client without samples of a part.
+        names: names of the numbers that the method reports.
+        may_lack: whether a number may be missing (NaN), as for a client without samples in a part.
 
     Raises:
-        MessageError: they are others, or no numbers that a training can have.
+        MessageError: the names differ, or a value is impossible in training.
     """
     metrics = packet.fact("metrics", dict)
     for name, value in metrics.items():
@@ -234,7 +234,7 @@ def metrics_of(packet: Packet, names: Iterable[str], may_lack: bool) -> dict[str
 
 
 def check_number(name: str, value: Any) -> None:
-    """Raise MessageError where a value that came as JSON is no number, or none that a metric can have."""
+    """Raise MessageError if a JSON value is not a number, or outside the metric's range."""
     low, high = RANGES.get(name, (-LARGEST_NUMBER, LARGEST_NUMBER))
     number = isinstance(value, int | float) and not isinstance(value, bool)
     low, high = max(low - ROUNDING, -LARGEST_NUMBER), min(high + ROUNDING, LARGEST_NUMBER)
@@ -249,11 +249,11 @@ def records_of(packet: Packet, client: int, round: int, samples: Mapping[str, in
 
     Args:
         packet: the answer.
-        client, round: whose, and after how many rounds.
-        samples: set that was asked for -> how many samples the client has in it.
+        client, round: number of the client, and of the rounds done.
+        samples: requested set -> number of the client's samples in it.
 
     Raises:
-        MessageError: they are none of its own, or no numbers that metrics can be.
+        MessageError: the records are not the requested ones, or hold values that metrics cannot have.
     """
     records: list[Record] = []
     for row in packet.fact("records", list):

@@ -1,9 +1,9 @@
-"""A client of a real federation: answers what the server asks, and keeps its samples and private states to itself.
+"""A client of a real federation: answers the server's questions, and keeps its samples and private states to itself.
 
-A `ClientSession` is asked one packet after another, by whatever transport brings them, and answers each with one. What
-leaves it is in the table of docs/deploy.md and nothing else: sizes, what a model must know of the data, replies as the
-method defines them, the numbers that it reports, and metrics of its models. Its policy and its operator's consent
-decide which questions it answers, and each answer is in the log (`release_log`) before it leaves.
+A `ClientSession` receives packets one by one over any transport, and answers each with one packet. Only the contents of
+the table in docs/deploy.md leave it: sizes, the facts of the data that a model needs, replies as the method defines
+them, the numbers that it reports, and metrics of its models. Its policy and its operator's consent decide which
+questions it answers, and each answer is in the log (`release_log`) before it leaves.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tailorfl.settings.names import slug
 log = logging.getLogger(__name__)
 
 OWN_SETS = ("val", "local")
-"""The test sets that a client can look at by itself."""
+"""The test sets on which a client can evaluate alone."""
 FAILURES: Mapping[type, str] = {
     DataError: "its data cannot be used",
     PolicyError: "its policy does not allow it",
@@ -68,8 +68,8 @@ FAILURES: Mapping[type, str] = {
     DivergenceError: "its training has diverged",
     MemoryLimitError: "its memory is too small",
 }
-"""Sentences for the server in place of errors that speak of a client's own things."""
-UNLOGGED = ("hello", "goodbye")  # they tell nothing but the client's name and versions
+"""Sentences for the server instead of errors that might reveal the client's data, files or policy."""
+UNLOGGED = ("hello", "goodbye")  # they contain only the client's name and versions
 Notify = Callable[[str], None]
 
 
@@ -78,10 +78,10 @@ class ClientSession:
 
     Args:
         data: its samples; their `name` is the client's.
-        folder: where private states are kept, a folder for each job.
-        notify: called with a sentence for the person who looks on.
-        policy: what may be asked.
-        consent: what the operator has agreed to; it is asked for where samples are of the client's own file.
+        folder: where private states are kept, in one folder per job.
+        notify: called with a sentence for the operator.
+        policy: limits of what the server may ask.
+        consent: the experiments that the operator has agreed to; required if samples come from the client's own file.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class ClientSession:
         self._experiment_name = ""
         self._shown = ""
         self.leaves = False
-        """Whether it answers nothing any more but that it leaves for good."""
+        """Whether its only answer from now on is that it leaves for good."""
         self.ended = False
-        """Whether the server has said that there is nothing more."""
+        """Whether the server has ended the session."""
         self.turned_away = ""
-        """Why the server does not want this client."""
+        """Why the server has turned this client away."""
 
     def answer(self, data: bytes) -> bytes:
-        """Return the answer to a packet; whatever goes wrong is an answer too, which says so."""
+        """Return the answer to a packet; an error becomes an answer too."""
         self._experiment_name = ""
         try:
             question = Packet.decoded(data, self.policy.max_bytes)
@@ -127,10 +127,10 @@ class ClientSession:
     def _failed(self, error: Exception) -> Packet:
         if isinstance(error, RefusalError):
             return failure(str(error), error.code)
-        if isinstance(error, MessageError | ConfigError):  # of what the server has sent
+        if isinstance(error, MessageError | ConfigError):  # about the server's message
             self._notify(f"refused: {error}")
             return failure(str(error), type(error).__name__)
-        # what is said of samples, files or a method's numbers stays here
+        # details of samples, files or a method's numbers stay here
         if not isinstance(error, TailorflError):
             log.error("what the server asked for has failed", exc_info=error)
         self._notify(f"failed: {type(error).__name__}: {error}")
@@ -143,13 +143,13 @@ class ClientSession:
         return self._state.log
 
     def close(self) -> None:
-        """Let go of all folders."""
+        """Release all folders."""
         for agreed in self._jobs.values():
             agreed.state.release()
         self._jobs.clear()
 
     def without_model(self) -> str:
-        """Return why this client has no model of what it took part in last; "" where it has one."""
+        """Return why this client has no model of its last job, "" if it has one."""
         jobs = self.log.jobs
         if self.leaves or (jobs and list(jobs.values())[-1]):
             return ""
@@ -184,10 +184,10 @@ class ClientSession:
         facts = {"name": self.data.name, "protocol": PROTOCOL, "version": VERSION}
         return Release(Packet("hello", {**facts, "torch": torch.__version__}))
 
-    # -- what it is asked to join ---------------------------------------------------------------------------
+    # -- joining --------------------------------------------------------------------------------------------
 
     def _admitted(self, settings: Mapping[str, Any]) -> tuple[ExperimentConfig, str]:
-        """Return the part of an experiment that this client goes by, and the digest by which it was agreed to."""
+        """Return the part of an experiment that this client uses, and the digest that its operator has accepted."""
         try:
             config = ExperimentConfig.model_validate(dict(settings))
         except ValueError as error:
@@ -219,7 +219,7 @@ class ClientSession:
             raise MessageError(
                 f"'summarise' is not for client '{self.data.name}' with a seed of the experiment"
             )
-        joins = question.facts.get("joins") is True  # numbers of samples are told then, and nothing else
+        joins = question.facts.get("joins") is True  # then only numbers of samples are sent
         logged = None if joins else LoggedQuestion("summarise", digest, seed, question.digest())
         before = None if logged is None else self._only(logged, "summary of this experiment and seed")
         try:
@@ -235,7 +235,7 @@ class ClientSession:
             if before is not None and before[1] != content:
                 raise PolicyError("its summary would be another one than before: its file has changed since")
         except (DataError, PolicyError) as error:
-            # another question would tell where it is refused and where not
+            # a second question could probe what is refused and what is not
             return Release(self._failed(error), logged)
         what = "its numbers of samples" if joins else f"a summary of {sizes['train']} training rows"
         members = ", ".join(str(name) for name in names[:20] if name not in config.data.excluded_clients)
@@ -243,7 +243,7 @@ class ClientSession:
         return Release(packet, logged, content, again=before is not None)
 
     def _only(self, question: LoggedQuestion, what: str) -> tuple[str, str] | None:
-        """Return the digests of an earlier (question, answer) of this number, which had to be the same question."""
+        """Return the digests of the earlier (question, answer) with this number; the question must be the same."""
         before = self.log.answered(question)
         if before is not None and before[0] != question.digest:
             raise MessageError(
@@ -263,7 +263,7 @@ class ClientSession:
         return Release(Packet("setup", {"digest": agreed.digest}))
 
     def _agree(self, agreement: Agreement) -> AgreedJob:
-        """Make ready for a job, and keep what was agreed on, so that this client can go on after its own restart."""
+        """Prepare a job, and store the agreement so that this client can continue after its own restart."""
         config, _ = self._admitted(agreement.experiment)
         job, name = replace(agreement.job, config=config), self.data.name
         if name not in agreement.names:
@@ -299,7 +299,7 @@ class ClientSession:
         return self._jobs[digest]
 
     def _job(self, question: Packet) -> AgreedJob:
-        """Return the job that a message is about. Raises RefusalError where there is no agreement on it."""
+        """Return the job that a message is about. Raises RefusalError if there is no agreement on it."""
         digest = question.fact("digest", str)
         agreed = self._jobs.get(digest)
         if agreed is not None and not agreed.state.folder.is_dir():  # deleted meanwhile: as in a new process
@@ -335,7 +335,7 @@ class ClientSession:
         before, attempt = self._only(logged, f"reply of round {round}"), question.fact("attempt", str)
         stored = None if before is None else agreed.state.answer(round)
         if before is not None and stored is not None:
-            # with the number of this attempt, as a server has it that was started again
+            # with the number of this attempt, which is new if the server was restarted
             self._notify(f"round {round}: asked again, answered as before")
             packet = replace(stored, facts={**stored.facts, "attempt": attempt})
             return Release(packet, logged, before[1], again=True)
@@ -369,7 +369,7 @@ class ClientSession:
         return Release(packet, logged, content, None if again else result.uses, again)
 
     def _rounds(self, agreed: AgreedJob, question: Packet, first: int = 0) -> tuple[int, int]:
-        """Return the round that a message is about, and the one that was accepted last."""
+        """Return the round of a message, and the last accepted round."""
         round, acked = question.fact("round", int), question.fact("acked", int)
         if not first <= round <= agreed.job.rounds:
             raise MessageError(f"round {round:.8g} is none of the {agreed.job.rounds} that were agreed on")
@@ -378,7 +378,7 @@ class ClientSession:
         return round, acked
 
     def _note_missing(self, agreed: AgreedJob, acked: int) -> None:
-        """Note that the server has accepted what the log does not have: the state folder is an older copy, or new."""
+        """Note that the server has accepted a reply missing from the log: the state folder is an older copy, or new."""
         about = {"accepted": acked, "known": self.log.latest(agreed.digest)[0]}
         release = Release(Packet("train", about), LoggedQuestion(MISSING, agreed.digest, acked, ""))
         self.log.append(release, 0, agreed.job.config.name, self.policy.delta)
@@ -388,11 +388,11 @@ class ClientSession:
         )
 
     def _check_affordable(self, uses: Uses) -> None:
-        """Raise PolicyError where training has too little noise, or costs more than is left of ε."""
+        """Raise PolicyError if training has too little noise, or costs more than the remaining ε."""
         self.policy.check_noise(uses, self.log.epsilon(self.policy.delta, uses))
 
     def _begin_at(self, agreed: AgreedJob, done: int, acked: int, restart: bool) -> None:
-        """Bring the private state of round `acked` in. Raises RefusalError where it is lost."""
+        """Load the private state of round `acked`. Raises RefusalError if it is lost."""
         state = None if acked == NEVER else agreed.state.state(acked)
         if acked != NEVER and state is None and not restart:
             raise RefusalError(
@@ -403,7 +403,7 @@ class ClientSession:
         agreed.run.begin_at(agreed.number, done, state)
 
     def _received(self, question: Packet, name: str) -> TensorDict:
-        """Return the tensors of a part of a message, once they are known to be finite."""
+        """Return the tensors of a part of a message. Raises MessageError if any tensor of it is not finite."""
         if path := all_finite(question.tensors):
             raise MessageError(f"what the server sent holds NaN or infinity in '{path}'")
         return as_message(question.part(name))
@@ -429,7 +429,7 @@ class ClientSession:
         return Release(Packet("evaluate", facts), logged, uses=None if again else uses, again=again)
 
     def _receive_models(self, agreed: AgreedJob, question: Packet) -> None:
-        """Bring in what the server sends for a look at the models that come out."""
+        """Load the server's message for an evaluation or export of the deployed model."""
         round, acked = self._rounds(agreed, question)
         self._begin_at(agreed, round, acked, question.fact("restart", bool))
         run = agreed.run
@@ -460,7 +460,7 @@ class ClientSession:
 
 
 def _question_digest(question: Packet) -> str:
-    """Return a digest of what is asked, whichever attempt it is and whichever parts are looked at."""
+    """Return a digest of a question that ignores the number of the attempt and the evaluated parts."""
     facts = {k: v for k, v in question.facts.items() if k not in ("attempt", "sets")}
     return replace(question, facts=facts).digest()
 
@@ -480,13 +480,13 @@ def member_of(
     Args:
         state: folder of its private states.
         data: its own file or folder; None: its share of the data that the experiment itself names.
-        name: by default that of the file, without its ending, or of the folder.
+        name: by default the name of the file, without its ending, or of the folder.
         notify, policy: see `ClientSession`.
-        experiment: the only one that it takes part in.
-        accept: digests of experiments that it takes part in.
+        experiment: the only experiment in which it takes part.
+        accept: digests of experiments in which it takes part.
 
     Raises:
-        ConfigError: it has neither a file nor a name.
+        ConfigError: the client has neither a file nor a name.
     """
     consent = Consent(experiment, frozenset(accept))
     return ClientSession(own_data(data, name, policy), Path(state).expanduser(), notify, policy, consent)

@@ -1,16 +1,16 @@
-"""What a client keeps on its own disk.
+"""The files that a client keeps on its own disk.
 
     STATE/left.jsonl, left.head      the log of what has left (`release_log`)
-    STATE/secret                     32 bytes, from which private training draws batches and noise
-    STATE/agreements/DIGEST.json     what was agreed on for a job, by which the client goes on after its own restart
+    STATE/secret                     32 bytes from which private training draws batches and noise
+    STATE/agreements/DIGEST.json     the agreement on a job, from which the client continues after its own restart
     STATE/<experiment>/<label>/seed-<s>/
-        job.json                     what the job is; another one under the same name is refused
+        job.json                     the identity of the job; another one under the same name is refused
         checkpoint-000007.*          the private state after round 7, with a digest (`tailorfl.runs.checkpoints`)
-        answer-000007.packet         the answer that was sent of it, sent again if the same question comes again
+        answer-000007.packet         the answer of this round, sent again if the same question comes again
 
-There are two states at most: the one that the server accepted last, from which the client goes on, and the one of its
-last answer. Whether that was accepted the client learns from the next message (`acked`). A state is written before the
-answer leaves, each file whole or not at all, so a crash at any moment loses nothing that the server has accepted.
+There are at most two states: the last one that the server accepted, from which the client continues, and that of its
+last answer. The next message tells the client whether it was accepted (`acked`). A state is written before the answer
+leaves, each file completely or not at all, so a crash at any moment loses nothing that the server has accepted.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tailorfl.runs.files import FolderLock, decode, encode, replacing, reporting
 log = logging.getLogger(__name__)
 
 NEVER = 0
-"""In place of a round: the client has never taken part."""
+"""Instead of a round: the client has never taken part."""
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class StateFolder:
-    """The folder of a client: its log, its secret, and what it has agreed on."""
+    """The folder of a client: its log, its secret, and its agreements."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,13 +49,13 @@ class StateFolder:
 
     @property
     def log(self) -> ReleaseLog:
-        """What has left this client; read again where somebody else wrote to it, or the folder was taken away."""
+        """The log of what has left this client; read again if another process wrote to it or removed the folder."""
         if self._log is None or not self._log.is_current:
             self._log = ReleaseLog(self.path)
         return self._log
 
     def seed(self, job: str) -> int:
-        """Return the seed of this client's own random numbers in a job, from the secret, which is made if need be."""
+        """Return the seed of this client's random numbers in a job, derived from the secret (created if missing)."""
         path = self.path / "secret"
         if not path.is_file():
             with reporting(self.path, "write to"):
@@ -67,14 +67,14 @@ class StateFolder:
             return int.from_bytes(hashlib.sha256(path.read_bytes() + job.encode()).digest()[:8])
 
     def keep_agreement(self, digest: str, agreement: Agreement) -> None:
-        """Write down what was agreed on for a job."""
+        """Store the agreement on a job."""
         path = self._agreement(digest)
         with reporting(path, "write"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_text(path, encode(agreement.facts()))
 
     def agreement(self, digest: str) -> Agreement | None:
-        """Return what was agreed on for a job; None where that is not there, or damaged."""
+        """Return the agreement on a job, or None if it is missing or damaged."""
         path = self._agreement(digest)
         if not path.is_file():
             return None
@@ -90,7 +90,7 @@ class StateFolder:
         return self.path / "agreements" / f"{digest}.json"
 
     def check_size(self, most: int) -> None:
-        """Raise RunError where the folder holds more bytes than the policy allows; names what lies there."""
+        """Raise RunError if the folder holds more bytes than the policy allows; lists its contents."""
         sizes: Counter[str] = Counter()
         for path in self.path.rglob("*"):
             if path.is_file():
@@ -137,16 +137,16 @@ class ClientState:
             )
 
     def release(self) -> None:
-        """Let another process have the folder."""
+        """Release the folder for another process."""
         self._lock.release()
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds of which there are states, ascending."""
+        """The rounds with a stored state, ascending."""
         return checkpoints.rounds(self.folder)
 
     def state(self, round: int) -> dict[str, Tensor] | None:
-        """Return the state after a round by name; None where there is none that is sound."""
+        """Return the state after a round by name, or None if it is missing or damaged."""
         if round not in self.rounds:
             return None
         try:
@@ -156,10 +156,10 @@ class ClientState:
             return None
 
     def keep(self, round: int, state: Mapping[str, Tensor], answer: bytes, acked: int) -> None:
-        """Write the state after a round and the answer that was given; drop all rounds but it and `acked`.
+        """Write the state after a round and its answer; delete those of all rounds but this one and `acked`.
 
         Raises:
-            RunError: the disk is full, or refuses; what was there before is intact.
+            RunError: the disk is full, or refuses; the previous files are intact.
         """
         checkpoints.save(self.folder, round, state, {"acked": acked}, keep=(acked,))
         with replacing(self._answer(round)) as part:
@@ -169,7 +169,7 @@ class ClientState:
                 path.unlink()
 
     def answer(self, round: int) -> Packet | None:
-        """Return the answer that was given in a round; None where it is not there, or damaged."""
+        """Return the answer of a round, or None if it is missing or damaged."""
         path = self._answer(round)
         if not path.is_file():
             return None

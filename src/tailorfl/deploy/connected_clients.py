@@ -1,4 +1,4 @@
-"""Who is there: nodes and the clients behind them, and asking many of them at once, never longer than told."""
+"""The connected nodes and the clients behind them, and questions to many of them at once, with a time limit."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tailorfl.errors import MessageError, first_few
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.02
-"""Seconds between two looks for answers."""
+"""Seconds between two checks for answers."""
 HELLO_SECONDS = 60.0
-"""How long a new node may take to say who it is."""
+"""Seconds in which a new node must say who it is."""
 DOUBT_SECONDS = 15.0
-"""How long a client may take to say that it is there, where another one has come under its name."""
+"""Seconds in which a client must answer if another one has come under its name."""
 KINDS: dict[str, LetterKind] = {"train": "train", "evaluate": "evaluate", "finish": "evaluate"}
 
 Fate = Literal["answered", "refused", "late", "lost", "unavailable"]
-"""The outcome of a question: an answer; a refusal, by either side; none in time; the node or the post failed; nobody
-was there to ask."""
+"""The outcome of a question: an answer; a refusal, by either side; no answer in time; the node or the transport failed;
+the client could not be asked."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class QuestionOutcome:
     """The outcome of a question to one client.
 
     Attributes:
-        packet: the answer, where there is one.
-        fate: in a word.
-        reason: in a sentence, where it is no answer.
-        code: of a refusal, a word for programs.
-        seconds: until it came.
+        packet: the answer, if there is one.
+        fate: the outcome in a word.
+        reason: a sentence that says why there is no answer.
+        code: the reason of a refusal as a word for programs.
+        seconds: seconds until the answer came.
     """
 
     packet: Packet | None
@@ -59,17 +59,17 @@ class QuestionOutcome:
 
     @property
     def replied(self) -> bool:
-        """Whether the client has done what was asked, also where its training has diverged."""
+        """Whether the client has done its task, even if its training has diverged."""
         return self.packet is not None or self.code == "not-finite"
 
 
 class ConnectedClients:
-    """The clients that can be reached through a post.
+    """The clients that can be reached through a transport.
 
     Args:
-        post: how packets travel.
-        largest: bytes of an answer that are taken.
-        notify: called with a sentence when somebody comes, goes, or is turned away.
+        post: the transport of packets.
+        largest: largest number of bytes of an answer.
+        notify: called with a sentence when a client comes, goes, or is turned away.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class ConnectedClients:
         self.post, self.largest, self.notify = post, largest, notify
         self._names: dict[int, str] = {}
         self._refused: set[int] = set()
-        self._late: dict[str, int] = {}  # ticket of a letter that was not answered in time -> node
-        self._silent: set[int] = set()  # the nodes of such letters that have said nothing since
+        self._late: dict[str, int] = {}  # ticket of a letter that was not answered in time -> its node
+        self._silent: set[int] = set()  # the nodes of such letters that have not answered since
         self._probes: dict[
             str, tuple[int, float]
-        ] = {}  # ticket of a hello to such a node -> node, until when
+        ] = {}  # ticket of a hello to such a node -> node, time limit
         self._present: frozenset[str] = frozenset()
         self._members: tuple[str, ...] | None = None
         self._allowed: Callable[[], Collection[str]] = tuple
 
     def close_to(self, names: Sequence[str], allowed: Callable[[], Collection[str]] = tuple) -> None:
-        """From now on these clients are the federation, and others are turned away but for those now `allowed`."""
+        """Fix the federation's clients: from now on others are turned away, except those that `allowed` returns."""
         self._members, self._allowed = tuple(names), allowed
 
     def refresh(self, seconds: float = HELLO_SECONDS) -> frozenset[str]:
-        """Return the names of the clients that are there; new nodes have `seconds` to say who they are."""
+        """Return the names of the connected clients; new nodes have `seconds` to say who they are."""
         nodes = self.post.nodes()
         self._probe()
         self._names = {node: name for node, name in self._names.items() if node in nodes}
@@ -136,7 +136,7 @@ class ConnectedClients:
             return
         for namesake in self._nodes_of(name):
             if self._waits(namesake):
-                return  # nobody knows which of them is alive: asked again when that one is done or given up
+                return  # unclear which of them is alive: asked again when the old one is done or given up
             if self._exchange({namesake: _HELLO}, DOUBT_SECONDS)[namesake].packet is not None:
                 self._turn_away(node, f"a client '{name}' is there already")
                 return
@@ -147,20 +147,20 @@ class ConnectedClients:
         return [node for node, taken in self._names.items() if taken == name]
 
     def leave_out(self, name: str, reason: str) -> None:
-        """Turn the client of a name away."""
+        """Turn away the client of this name."""
         for node in self._nodes_of(name):
             del self._names[node]
             self._turn_away(node, f"'{name}': {reason}")
         self._present -= {name}
 
     def _turn_away(self, node: int, reason: str) -> None:
-        """Tell a node why it is not wanted, without waiting for what it says to that."""
+        """Tell a node why it is turned away, without waiting for its answer."""
         self._refused.add(node)
         self.notify(f"a node is turned away: {reason}")
         self.post.send([Letter(node, "query", goodbye(reason).encoded())], HELLO_SECONDS)
 
     def ask(self, questions: Mapping[str, Packet], seconds: float) -> dict[str, QuestionOutcome]:
-        """Ask clients, each its own question, for `seconds` at most, and return what became of each."""
+        """Ask each client its own question, for at most `seconds`, and return the outcome of each."""
         nodes = {name: node for node, name in self._names.items()}
         reached = {name: nodes[name] for name in questions if name in nodes and not self._waits(nodes[name])}
         outcomes = self._exchange({node: questions[name] for name, node in reached.items()}, seconds)
@@ -174,7 +174,7 @@ class ConnectedClients:
         return answers
 
     def _received(self, tickets: Collection[str]) -> list[Arrival]:
-        """Return what has come back for letters, each once, whatever else a post brings."""
+        """Return the answers to these letters, each once, whatever else the transport delivers."""
         arrivals: dict[str, Arrival] = {}
         for arrival in self.post.receive(list(tickets)):
             if arrival.ticket in tickets:
@@ -182,7 +182,7 @@ class ConnectedClients:
         return list(arrivals.values())
 
     def _waits(self, node: int) -> bool:
-        """Whether a node may still be at work on a letter that it has not answered in time."""
+        """Return whether a node may still be working on a letter that it has not answered in time."""
         for arrival in self._received(self._late):
             late = self._late.pop(arrival.ticket)
             if arrival.body is not None:
@@ -194,10 +194,10 @@ class ConnectedClients:
         return node in self._silent
 
     def _probe(self) -> None:
-        """Ask the nodes that have not answered in time who they are: one that says so is free again.
+        """Ask the nodes that have not answered in time who they are: one that answers is free again.
 
-        Its late answer may never come: Flower drops one that comes after nobody waits, and forgets the letters of a
-        node that was restarted.
+        Its late answer may never come: Flower drops an answer for which nobody waits any more, and forgets the letters
+        of a restarted node.
         """
         begin = time.monotonic()
         for arrival in self._received(self._probes):
@@ -225,8 +225,8 @@ class ConnectedClients:
                 outcomes[letter.node] = QuestionOutcome(None, "lost", "the message could not be sent")
         is_over = False
         while pending and not is_over:
-            # Answers that came while this machine slept are still taken; that a post gave a letter up as its time ended
-            # says no more than that there is no answer in time.
+            # Answers that came while this machine slept are still accepted. If the transport gave a letter up when its
+            # time ended, that only means that there was no answer in time.
             is_over = time.monotonic() - begin >= seconds
             for arrival in self._received(pending):
                 if is_over and arrival.body is None:
@@ -237,7 +237,7 @@ class ConnectedClients:
             if pending and not is_over:
                 time.sleep(PATIENCE)
         for ticket, letter in pending.items():
-            # It may still be at work on it: it is not asked again before it answers that, or says that it is there.
+            # It may still be working on it: it is not asked again before it answers that, or a hello.
             self._late[ticket] = letter.node
             self._silent.add(letter.node)
             waited = time.monotonic() - begin
@@ -264,10 +264,10 @@ _HELLO = Packet("hello", {"version": VERSION, "protocol": PROTOCOL})
 
 
 def goodbye(turned_away: str = "") -> Packet:
-    """Return the last message to a client: there is nothing more, or it is not wanted for a reason."""
+    """Return the last message to a client: the federation has ended, or why the client is turned away."""
     return Packet("goodbye", {"turned_away": turned_away[:500]})
 
 
 def named(names: Collection[str]) -> str:
-    """Return names of clients for a message."""
+    """Return clients' names as text for a message."""
     return first_few([f"'{name}'" for name in sorted(names)], 10)

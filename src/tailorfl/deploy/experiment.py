@@ -1,8 +1,8 @@
-"""The experiment of a deployment: what it must not ask for, and the one in which a client is forgotten.
+"""The experiment of a deployment: settings that it cannot have, and the experiment that forgets a client.
 
-Exact unlearning: the samples are with the clients, so nothing can be replayed at the server. It writes an experiment in
-which the client's place is empty, for the remaining clients to train anew, and then its certificate. All others keep
-numbers, splits and random streams; common constants are fitted anew.
+Exact unlearning: the samples are with the clients, so the server cannot replay anything. It writes an experiment in
+which the client's place is empty, which the remaining clients train again, and then its certificate. All others keep
+their numbers, splits and random streams; common constants are fitted again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
-    """Return an experiment as it can take place on real machines: with a checkpoint after every round.
+    """Return an experiment as it runs on real machines: with a checkpoint after every round.
 
     Raises:
-        ConfigError: it cannot; says why, before anything starts.
+        ConfigError: it cannot run there; the message says why.
     """
     for line in config.methods:
         method = make_method(line.name, line.options)
@@ -82,11 +82,11 @@ def is_deployed(folder: Path) -> bool:
 
 
 def plan_unlearning(folder: Path, client: str) -> Unlearning:
-    """Return what has to be done to forget a client of a deployment.
+    """Return the plan for forgetting a client of a deployment.
 
     Args:
         folder: finished results of a server.
-        client: the client's name, or its number where no name is like that.
+        client: the client's name, or its number if no client has that name.
 
     Raises:
         ConfigError, RunError: see `tailorfl.runs.unlearning.plan`.
@@ -101,10 +101,10 @@ def plan_unlearning(folder: Path, client: str) -> Unlearning:
 
 
 def experiment_without(planned: Unlearning) -> ExperimentConfig:
-    """Return the experiment for the remaining clients, who neither have the client nor any that has left since.
+    """Return the experiment of the remaining clients, without this client and all that have left since.
 
     Raises:
-        ConfigError: a client joined after the start, and nobody could join at the same moment again.
+        ConfigError: a client joined after the start, at a moment that cannot be repeated.
     """
     membership, config = _membership(planned.folder), planned.config
     clients = list(membership.clients.values())
@@ -130,7 +130,7 @@ def certify(planned: Unlearning, out: Path) -> None:
     """Write the certificate into the finished results of the remaining clients.
 
     Raises:
-        RunError: they are of another experiment, or not finished.
+        RunError: the results are of another experiment, or not finished.
     """
     remaining, done = experiment_without(planned), with_all_options(experiment_in(out))
     if deciding(done.to_dict()) != deciding(with_all_options(remaining).to_dict()):

@@ -1,12 +1,12 @@
-"""Flower as the post, and the client's side of it: a connection that fetches letters and sends their answers.
+"""Flower as the transport, and its client side: a connection that fetches letters and sends their answers.
 
-Of Flower, its link state and Fleet API run in the server's process (`flower_server`), its Fleet client in the client's.
-Only in these two modules is Flower known, by parts of it that are not its public interface: `pyproject.toml` says which
-versions are meant, and `tests/deploy/test_flower.py` holds them to what is needed. Flower's other abilities (its
-Control and Runtime API, apps that are sent and run, the installation of packages) are not served, called or imported.
+Flower's link state and Fleet API run in the server's process (`flower_server`), its Fleet client in the client's. Only
+these two modules use Flower, and parts of it that are not its public interface: `pyproject.toml` names the supported
+versions, and `tests/deploy/test_flower.py` tests the needed parts. Flower's other abilities (its Control and Runtime
+API, apps that are sent and run, the installation of packages) are not served, called or imported.
 
-A node is one process of a client. It makes a key that lasts as long as it does, registers with it, and asks for
-messages; whose it is, is said by the certificate of its connection. Times are measured by clocks that do not jump.
+A node is one process of a client. It makes a key for its lifetime, registers with it, and asks for messages. The
+certificate of its connection tells whose node it is. Times are measured by monotonic clocks.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ with needs_extra("flwr", "deploy"):
     )
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-for _name in ("flwr", "uvicorn", "httpx"):  # they print every call
+for _name in ("flwr", "uvicorn", "httpx"):  # they log every call
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 4.0
-"""A client is heard of at least so often, also while it computes."""
+"""Longest time between two signs of life of a client, also while it computes."""
 CALL_SECONDS = 30.0
-"""How long one request may take."""
+"""Time limit of one request."""
 RECORD, NAME = "packet", "bytes"
 BESIDE = 2**20
-"""Bytes of a message beside its packet."""
+"""Largest number of bytes of a message in addition to its packet."""
 LARGEST_REQUEST = 2**24
-"""Bytes of one request: Flower sends arrays in pieces of 5 MiB."""
+"""Largest number of bytes of one request: Flower sends arrays in pieces of 5 MiB."""
 COUNTED = ("messages_total", "answers_total", "bytes_down_total", "bytes_up_total")
-"""Numbers that both sides count: packets of the server, those of clients, and their bytes."""
+"""Counters on both sides: packets of the server, packets of clients, and their bytes."""
 
 
 def content(body: bytes) -> RecordDict:
@@ -82,14 +82,14 @@ def content(body: bytes) -> RecordDict:
 
 
 def in_parts(message: Message) -> tuple[Message, Any, Mapping[str, Any]]:
-    """Return a message as Flower sends it: without its content, the tree of what belongs to it, and that by name."""
+    """Return a message as Flower sends it: the message without content, its tree of objects, and these by name."""
     message.metadata.__dict__["_message_id"] = message.object_id
     parts = get_all_nested_objects(message)
     return remove_content_from_message(message), get_object_tree(message), parts
 
 
 def body_of(message_id: str, parts: dict[str, bytes]) -> bytes:
-    """Return the bytes in the parts of a message. Raises ValueError where there are none."""
+    """Return the packet's bytes from the parts of a message. Raises ValueError if it holds none."""
     message: Any = inflate_object_from_contents(message_id, parts)
     record = message.content.array_records.get(RECORD) if message.has_content() else None
     if record is None or list(record) != [NAME]:
@@ -99,11 +99,11 @@ def body_of(message_id: str, parts: dict[str, bytes]) -> bytes:
 
 
 class UnreachableError(Exception):
-    """The server cannot be reached now, or has failed; it is tried again."""
+    """The server cannot be reached now, or has failed; the call is repeated."""
 
 
 class ForgottenError(Exception):
-    """The server does not know this node (any more)."""
+    """The server does not (or no longer) know this node."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ServerMessage:
 
     Attributes:
         body: its bytes.
-        message: Flower's, to which an answer refers.
+        message: Flower's message, to which an answer refers.
         problem: why there are no bytes.
     """
 
@@ -126,10 +126,10 @@ class Connection:
 
     Args:
         server: HOST:PORT.
-        tls: what secures it; None: nothing does.
-        largest: bytes of a letter that are taken.
+        tls: the keys and certificates; None: an open connection.
+        largest: largest number of bytes of a letter.
 
-    Every method may raise `UnreachableError`, and RunError where the server turns this client away.
+    Every method may raise `UnreachableError`, and RunError if the server turns this client away.
     """
 
     def __init__(self, server: str, tls: Tls | None, largest: int = LARGEST) -> None:
@@ -141,11 +141,11 @@ class Connection:
         self._heard = 0.0
         self._over = threading.Event()
         self.numbers: dict[str, float] = dict.fromkeys(COUNTED, 0.0)
-        """For those who watch over it."""
+        """Counters for monitoring."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def receive(self) -> ServerMessage | None:
-        """Return the next letter, None where there is none now."""
+        """Return the next letter, or None if there is none now."""
         with self._called():
             if self._node is None:
                 self._register()
@@ -161,12 +161,12 @@ class Connection:
                 self.numbers["bytes_down_total"] += len(body or b"")
                 return ServerMessage(body or b"", message, problem)
             except Exception:
-                # It counts as delivered and would not come again: as another node this client is asked again.
+                # It counts as delivered and would not come again; as a new node this client is asked again.
                 self._leave()
                 raise
 
     def _pulled(self, message: Message, tree: Any) -> bytes | None:
-        """Return the bytes of a letter, None where they are too many."""
+        """Return the bytes of a letter, or None if it is too large."""
         run, message_id = message.metadata.run_id, message.metadata.message_id
         pull = make_pull_object_fn_protobuf(self._calls.PullObject, self._node, run)
         parts: dict[str, bytes] = {}
@@ -180,7 +180,7 @@ class Connection:
         return body_of(message_id, parts)
 
     def send(self, question: ServerMessage, body: bytes) -> None:
-        """Send the answer to a letter. Raises ForgottenError where the server does not wait for it any more."""
+        """Send the answer to a letter. Raises ForgottenError if the server no longer waits for it."""
         about = question.message.metadata
         message = Message(content(body), reply_to=question.message)
         # by the server's clock
@@ -211,7 +211,7 @@ class Connection:
     # -- calls ----------------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        key = secrets.token_bytes(32)  # Flower's name for it; what proves who this is, is the certificate
+        key = secrets.token_bytes(32)  # Flower's name for the node; the certificate proves its identity
         self._calls.RegisterNode(RegisterNodeFleetRequest(public_key=key))
         node = self._calls.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
         self._node = Node(node_id=node.node_id)
@@ -223,14 +223,14 @@ class Connection:
         self._calls._client.timeout = 2.0
         try:
             self._calls.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-        except Exception as error:  # the server notices by itself
+        except Exception as error:  # the server notices anyway
             log.debug("no goodbye: %s", error)
         finally:
             self._calls._client.timeout = CALL_SECONDS
 
     @contextmanager
     def _called(self) -> Iterator[None]:
-        """Raise what a failed call means."""
+        """Convert the error of a failed call."""
         try:
             yield
             self._heard = time.monotonic()
@@ -249,18 +249,18 @@ class Connection:
             raise UnreachableError(str(error) or type(error).__name__) from error
 
     def _beat(self) -> None:
-        """Let the server hear of this client also while it computes."""
+        """Send the server signs of life while this client computes."""
         while not self._over.wait(HEARTBEAT_SECONDS / 2):
             node = self._node
             if node is None or time.monotonic() - self._heard < HEARTBEAT_SECONDS / 2:
                 continue
             try:
                 self._calls.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=30.0))
-            except Exception as error:  # the next call says what is wrong
+            except Exception as error:  # the next call reports the problem
                 log.debug("no heartbeat: %s", error)
 
     def _bounded(self, response: httpx.Response) -> None:
-        """Refuse an answer of the server that is larger than any may be, before it is read."""
+        """Refuse an answer of the server above the size limit before it is read."""
         size = response.headers.get("content-length", "")
         if not size.isdigit() or int(size) > LARGEST_REQUEST:
             response.close()

@@ -1,4 +1,4 @@
-"""The server's side of Flower: its link state and Fleet API, served in a thread to clients that are let in."""
+"""The server's side of Flower: its link state and Fleet API, served in a thread to admitted clients."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ with needs_extra("flwr", "deploy"):
 log = logging.getLogger(__name__)
 
 FOREVER = 10 * 365 * 86400.0
-"""How long a message holds, for Flower: it compares wall clocks, and ours are not needed for it."""
+"""Lifetime of a message for Flower, which compares wall clocks; limits here use monotonic clocks."""
 GONE_SECONDS, LEFT_SECONDS = 20.0, 6.0
-"""A node that was not heard of for so long is gone; the second, where it has no connection open any more."""
+"""Silence after which a node is gone; the second if it has no open connection any more."""
 TICK_SECONDS = 0.25
 DOORS = frozenset(
     f"/v1/fleet/{name}"
@@ -48,16 +48,16 @@ DOORS = frozenset(
         *("pull-messages", "push-messages", "push-object", "pull-object", "confirm-message-received"),
     )
 )
-"""The calls that a client needs; there are no others."""
+"""The calls that a client needs; all others are refused."""
 Admitted = Callable[[str, str], str]
-"""Says why the holder of a certificate (its name, its serial number) is not let in; "" where he is."""
+"""Returns why the holder of a certificate (name, serial number) is not admitted, "" if admitted."""
 
 
 @dataclass
 class _Node:
-    """A node that has registered: whose it is, when it was heard of, and how much it has sent for its letter.
+    """A registered node: its client's name, its last sign of life, and the bytes sent in answer to its letter.
 
-    `connections` are those over which it was heard of and that are still open.
+    `connections` are the open connections over which it has called.
     """
 
     name: str
@@ -66,29 +66,29 @@ class _Node:
     sent: int = 0
 
     def gone(self, now: float) -> bool:
-        """Whether it was not heard of for too long."""
+        """Return whether the node has been silent for too long."""
         return now - self.heard_at > (GONE_SECONDS if self.connections else LEFT_SECONDS)
 
 
 @dataclass
 class _Letter:
-    """A letter under way: to which node, and until when its answer is waited for."""
+    """A letter under way: its node, and the time until which the server waits for an answer."""
 
     node: int
     until: float
 
 
 class Link:
-    """Serves clients at an address, in a thread, and is the server's post.
+    """Serves clients at an address, in a thread; the server's transport.
 
     Args:
         host, port: where to listen.
-        tls: what secures it; None: anybody who reaches it may join.
-        admitted: whether a certificate of the federation's authority is still let in.
-        largest: bytes of an answer that are taken.
+        tls: the keys and certificates; None: anybody who reaches it may join.
+        admitted: tells whether a certificate of the federation's authority is still valid here.
+        largest: largest number of bytes of an answer.
 
     Raises:
-        RunError: the port is taken, or nobody may listen there.
+        RunError: the port is taken or may not be used.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Link:
         self._letters: dict[str, _Letter] = {}
         self._over, self._awake = threading.Event(), 0.0
         self.numbers: dict[str, float] = dict.fromkeys(("clients", *COUNTED), 0.0)
-        """For those who watch over it."""
+        """Counters for monitoring."""
         _, self._factory = get_objectstore_linkstate_factories(
             FLWR_IN_MEMORY_DB_NAME, get_federation_manager()
         )
         self._state = cast(Any, self._factory.state())
-        # Flower's own: it stores an answer and announces its parts under this lock, so none is seen without the other.
+        # Flower's lock: it stores an answer and announces its parts under it, so neither is seen without the other.
         self._lock = self._state.lock
         self._run = self._begun()
         listening = _listening(host, port)
@@ -137,10 +137,10 @@ class Link:
                 raise RunError(f"Flower's Fleet API has not come up at {host}:{port}")
             time.sleep(0.01)
 
-    # -- the post -------------------------------------------------------------------------------------------
+    # -- transport ------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[int, str]:
-        """Return the nodes that were heard of lately, with the names of their certificates."""
+        """Return the nodes that are not gone, with the names in their certificates."""
         with self._lock:
             for node in [node for node, about in self._nodes.items() if about.gone(self._awake)]:
                 self._forget(node)
@@ -151,7 +151,7 @@ class Link:
             return {node: about.name for node, about in self._nodes.items()}
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
-        """Put letters where their nodes find them."""
+        """Store letters for their nodes to fetch."""
         nodes = self.nodes()
         return [self._sent(letter, seconds) if letter.node in nodes else "" for letter in letters]
 
@@ -174,7 +174,7 @@ class Link:
         return ticket
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        """Return what has arrived, and for which letters nothing will."""
+        """Return the answers that have arrived, and a failure for each letter that will get none."""
         nodes = self.nodes()
         arrivals = [self._arrival(ticket, nodes) for ticket in tickets]
         return [arrival for arrival in arrivals if arrival is not None]
@@ -184,8 +184,8 @@ class Link:
             letter = self._letters.get(ticket)
             if letter is None:
                 return Arrival(ticket, None, "nobody waits for this answer any more")
-            # Flower's own look for a reply asks the wall clock whether the node is there, and drops what it said before
-            # it left.
+            # Flower's own query for a reply uses the wall clock to decide whether the node is there, and drops its
+            # answers from before it left.
             reply = self._state.message_ins_id_to_message_res_id.get(ticket)
             arrived = None if reply is None else self._read(ticket, reply)
             if arrived is None and (problem := self._problem(letter, nodes)):
@@ -198,7 +198,7 @@ class Link:
             return arrived
 
     def _problem(self, letter: _Letter, nodes: dict[int, str]) -> str:
-        """Return why no answer to a letter will come any more, "" where one may."""
+        """Return why no answer to a letter can come any more, "" if one can."""
         if letter.node not in nodes:
             return "the node is gone"
         if self._nodes[letter.node].sent > self._largest + BESIDE:
@@ -206,7 +206,7 @@ class Link:
         return "the node did not answer in time" if time.monotonic() > letter.until else ""
 
     def _read(self, ticket: str, reply: str) -> Arrival | None:
-        """Return an answer, None where some of it is still on its way."""
+        """Return an answer, or None if a part of it is still under way."""
         store = self._state.object_store
         try:
             names = [part.object_id for part in iterate_object_tree(store.get_object_tree(reply))]
@@ -214,7 +214,7 @@ class Link:
             if not all(parts.values()):
                 return None
             return Arrival(ticket, body_of(reply, parts))
-        except Exception as error:  # whatever a client has made of it
+        except Exception as error:  # a client can send anything
             log.warning("an answer cannot be read: %s", type(error).__name__)
             return Arrival(ticket, None, "its answer cannot be read")
 
@@ -226,27 +226,27 @@ class Link:
             self._state.object_store.delete(name)
 
     def close(self) -> None:
-        """Stop listening; connections that are open get two seconds."""
+        """Stop listening; open connections get two seconds."""
         self._over.set()
         self._server.should_exit = True
         self._thread.join(5.0)
 
     def _tick(self) -> None:
-        """Count the seconds that this process runs: while it sleeps, as its machine may, it hears of nobody."""
+        """Count the seconds that this process runs, without those in which its machine sleeps and no node can call."""
         while not self._over.wait(TICK_SECONDS):
             self._awake += TICK_SECONDS
 
     # -- what Flower's link state needs ---------------------------------------------------------------------
 
     def _begun(self) -> int:
-        """Return the number of a run that has no app, and that no silence ends."""
+        """Return the number of a run that has no app and never times out."""
         run: int = self._state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP
         )
         task = self._state.get_run_info(run_ids=[run])[0].primary_task_id
         self._state.claim_task(task)
         self._state.activate_task(task)
-        self._state.task_token_store.clear()  # by its token a task would have to be kept alive
+        self._state.task_token_store.clear()  # a task with a token would have to send heartbeats
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, SUPERLINK_NODE_ID
         return run
 
@@ -272,7 +272,7 @@ class Link:
         app.include_router(router)
         return app
 
-    # -- who may do what ------------------------------------------------------------------------------------
+    # -- permissions ----------------------------------------------------------------------------------------
 
     def _turned_away(self, name: str, serial: str) -> str:
         if not self._secured:
@@ -280,13 +280,13 @@ class Link:
         return self._admitted(name, serial) if name else "there is no certificate, or no name in it"
 
     def _closed(self, connection: int) -> None:
-        """Note that a connection is over."""
+        """Note that a connection is closed."""
         with self._lock:
             for node in self._nodes.values():
                 node.connections.discard(connection)
 
     def _check(self, request: Any, name: str, connection: int) -> tuple[int, str]:
-        """Return (status, reason) of a call that is refused, (0, "") where it is not."""
+        """Return (status, reason) of a refused call, (0, "") of an accepted one."""
         with self._lock:
             key = getattr(request, "public_key", b"")
             if key:
@@ -307,7 +307,7 @@ class Link:
             return 0, ""
 
     def _heard(self, request: Any, name: str, connection: int) -> None:
-        """Note after a call that a node has come, or has gone."""
+        """Note after a call that a node has come or gone."""
         with self._lock:
             match type(request).__name__:
                 case "ActivateNodeRequest":
@@ -337,7 +337,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _protocol(closed: Callable[[int], None]) -> type:
-    """Return uvicorn's protocol, whose requests say by which certificate and connection they came."""
+    """Return uvicorn's protocol with the certificate and connection of each request in its state."""
 
     class Certified(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         app_state: dict[str, Any]
@@ -364,7 +364,7 @@ def _protocol(closed: Callable[[int], None]) -> type:
 
 
 def _gate(app: ASGIApp, turned_away: Admitted) -> ASGIApp:
-    """Return an application that hands on the calls of clients that are let in, and reads nothing of others."""
+    """Return an application that passes on the calls of admitted clients, and reads nothing of others."""
 
     async def gate(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -386,7 +386,7 @@ def _gate(app: ASGIApp, turned_away: Admitted) -> ASGIApp:
 def _checked(
     app: ASGIApp, check: Callable[[Any, str, int], tuple[int, str]], heard: Callable[[Any, str, int], None]
 ) -> ASGIApp:
-    """Return an application that asks before a call whether the certificate's holder may make it, and notes calls."""
+    """Return an application that checks before a call whether the certificate's holder may make it, and notes calls."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]

@@ -1,11 +1,11 @@
-"""Keys and certificates of a federation: who the server is, and which clients it lets in.
+"""Keys and certificates of a federation: they identify the server and the admitted clients.
 
 KEYS/authority.key           signs certificates; needed again for further clients and for renewals: keep it elsewhere
-KEYS/server/                 for the server's machine: its key and certificate, the authority's, and who is not let in
-KEYS/clients/NAME/           for the machine of client NAME and nobody else: its key and certificate, the authority's
+KEYS/server/                 for the server's machine: its key and certificate, the authority's, the revoked ones
+KEYS/clients/NAME/           for the machine of client NAME only: its key and certificate, the authority's
 
-Both sides prove by a certificate of one authority who they are (mutual TLS), and a client is known under the name in
-its certificate. Where there is an authority already, put its files in their place.
+Both sides prove their identity by a certificate of one authority (mutual TLS), and a client is known under the name in
+its certificate. If you have an authority already, use its files instead.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ ROOT_KEY, AUTHORITY, REVOKED = "authority.key", "authority.crt", "revoked"
 SERVER_KEY, SERVER, CLIENT_KEY, CLIENT = "server.key", "server.crt", "client.key", "client.crt"
 DAYS = 365
 LONGEST_NAME = 64
-"""Characters of a name in a certificate."""
+"""Largest number of characters of a name in a certificate."""
 CURVE = ec.SECP384R1()
 UNUSED = (
     *("key_encipherment", "content_commitment", "data_encipherment"),
     *("key_agreement", "encipher_only", "decipher_only"),
 )
-"""What no key here is for."""
+"""Key usages that no certificate here has."""
 EARLY = datetime.timedelta(days=1)
-"""A certificate holds from so long before it is made: clocks differ."""
+"""Time by which the validity of a certificate begins before it is made: clocks differ."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """The files by which one side proves itself: the certificate of the authority, its own, and its key."""
+    """The files that identify one side: the certificate of the authority, its own certificate, and its key."""
 
     authority: Path
     certificate: Path
     key: Path
 
     def for_server(self) -> ssl.SSLContext:
-        """Return what a server listens with: only who has a certificate of the authority gets an answer.
+        """Return the server's TLS context: only clients with a certificate of the authority get an answer.
 
         Raises:
             ConfigError: the files do not belong together.
@@ -63,7 +63,7 @@ class Tls:
         return context
 
     def for_client(self) -> ssl.SSLContext:
-        """Return what a client connects with. Raises ConfigError where the files do not belong together."""
+        """Return the client's TLS context. Raises ConfigError if the files do not belong together."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, side: int) -> ssl.SSLContext:
@@ -85,10 +85,10 @@ class Tls:
 
 
 class Revoked:
-    """The certificates that a server does not let in any more: the list `revoked` in its folder, read when it changes.
+    """The revoked certificates: the list `revoked` in the server's folder, read when it changes.
 
     A line begins with a certificate's serial number, as `tailorfl deploy keys --revoke` writes it, or is the name of a
-    client, of which then no certificate is let in.
+    client, which revokes all its certificates.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Revoked:
         self._listed: set[str] = set()
 
     def why(self, name: str, serial: str) -> str:
-        """Return why the holder of a certificate is not let in, "" where he is."""
+        """Return why the holder of a certificate is not admitted, "" if it is."""
         try:
             status = self._path.stat()
             version = status.st_mtime_ns, status.st_size
@@ -116,17 +116,17 @@ def _number(serial: str) -> str:
 
 
 def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int = DAYS) -> None:
-    """Write keys and certificates for a new federation, or those of further clients of one that is there.
+    """Write keys and certificates for a new federation, or for further clients of an existing one.
 
     Args:
-        folder: where to; what is there is kept.
+        folder: the folder to write into; existing files are kept.
         hosts: names and addresses by which clients reach the server.
         clients: their names.
-        days: how long certificates hold.
+        days: days for which certificates are valid.
 
     Raises:
-        ConfigError: two clients would have one folder, a client has a key already, the authority's key is not there, or
-            the first time no host is given.
+        ConfigError: two clients would share a folder, a client has a key already, the authority's key is missing, or no
+            host is given for a new federation.
         MissingExtraError: the package cryptography is missing.
     """
     check_distinct(list(clients), "the clients")
@@ -151,10 +151,10 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
 
 
 def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) -> None:
-    """Write another key and certificate of one client, or of the "server"; a client's former one is revoked.
+    """Write a new key and certificate for one client, or for the "server"; a client's old one is revoked.
 
     Raises:
-        ConfigError: there is none to renew, or the authority's key is not there.
+        ConfigError: there is none to renew, or the authority's key is missing.
     """
     if name == "server" and not (folder / "clients" / "server").exists():
         _need(folder / "server", [SERVER])
@@ -165,7 +165,7 @@ def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) 
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Note that the present certificate of a client is not let in any more. Raises ConfigError where it has none."""
+    """Revoke the present certificate of a client. Raises ConfigError if it has none."""
     certificate = folder / "clients" / slug(name) / CLIENT
     _need(certificate.parent, [CLIENT])
     path = folder / "server" / REVOKED
@@ -174,19 +174,19 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def server_keys(folder: Path) -> Tls:
-    """Return the files that secure a server. Raises ConfigError where some lack, or do not hold any more."""
+    """Return the files that secure a server. Raises ConfigError if one is missing or expired."""
     return _tls(_server_folder(folder), SERVER, SERVER_KEY)
 
 
 def client_keys(folder: Path) -> Tls:
-    """Return the files that secure a client. Raises ConfigError where some lack, or do not hold any more."""
+    """Return the files that secure a client. Raises ConfigError if one is missing or expired."""
     return _tls(folder, CLIENT, CLIENT_KEY)
 
 
 def _tls(folder: Path, certificate: str, key: str) -> Tls:
     _need(folder, [AUTHORITY, certificate, key])
     until = _read(folder / certificate).not_valid_after_utc
-    if until < datetime.datetime.now(datetime.UTC):  # the other side would only end the connection
+    if until < datetime.datetime.now(datetime.UTC):  # the other side would just close the connection
         raise ConfigError(
             f"the certificate '{folder / certificate}' has run out at {until:%Y-%m-%d %H:%M} UTC; have it renewed "
             "(tailorfl deploy keys --renew)"
@@ -238,7 +238,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _authority(folder: Path) -> tuple[str, ec.EllipticCurvePrivateKey]:
-    """Return the authority's name and its key. Raises ConfigError where that is not there."""
+    """Return the authority's name and its key. Raises ConfigError if the key is missing."""
     path = folder / ROOT_KEY
     if not path.is_file():
         raise ConfigError(

@@ -36,10 +36,10 @@ class LocalResult:
 
     Attributes:
         state: its new private state, by name.
-        reply: what it sends.
-        metrics: the numbers that it reports beside.
-        gradients: of single samples that it computed.
-        uses: what private training used.
+        reply: its reply.
+        metrics: the numbers that it reports with it.
+        gradients: number of gradients of single samples that it computed.
+        uses: its uses of private samples.
     """
 
     state: dict[str, Tensor]
@@ -50,11 +50,11 @@ class LocalResult:
 
 
 class LocalRun(Simulation):
-    """A simulation of which one client is real: the one whose samples are here.
+    """A simulation with one real client: the one whose samples are here.
 
     Attributes:
-        received: the server's message for an evaluation, that of a client that deploys.
-        shared: the global model, where the method has one.
+        received: the server's message for an evaluation or export of the deployed model.
+        shared: the global model, if the method has one.
     """
 
     received: TensorDict | None = None
@@ -66,7 +66,7 @@ class LocalRun(Simulation):
         return group
 
     def begin_at(self, client: int, round: int, state: dict[str, Tensor] | None) -> None:
-        """Set the round (the number of those done), and the client's private state; None: what it has at first.
+        """Set the number of rounds done and the client's private state; None: its initial state.
 
         Raises:
             MessageError: the state is of another method or model.
@@ -84,7 +84,7 @@ class LocalRun(Simulation):
         store.put((client,), tree.nest(((p, t.unsqueeze(0).clone()) for p, t in state.items()), [1]))
 
     def one_round(self, client: int, message: TensorDict) -> LocalResult:
-        """Return what comes out of this round of the client. Raises RefusalError where its update is not finite."""
+        """Train the client for one round and return the result. Raises RefusalError if its update is not finite."""
         group = self.group_of(client)
         trained = self._train(group, (client,), message)
         if not bool(trained.finite.all()):
@@ -103,7 +103,7 @@ class LocalRun(Simulation):
     def deployment_message(
         self, group: Group, ids: Sequence[int], steps: int | None
     ) -> TensorDict | PerClient:
-        """Return what the server sent; before it has sent anything, what it would send at the start."""
+        """Return the server's message; before it has sent one, its message at the start."""
         return super().deployment_message(group, ids, steps) if self.received is None else self.received
 
     def global_model(self, architecture: str | None = None) -> TensorDict | None:
@@ -116,10 +116,10 @@ class LocalRun(Simulation):
         return Uses({use: steps for purpose, _, use, steps in self.ledger.rows() if purpose == "deployment"})
 
     def check_tensors(self, client: int, message: TensorDict) -> None:
-        """Check that what is named as a tensor of the model has its type and shape, alone or several of them stacked.
+        """Check that tensors named like the model's have the same type and shape, also if several are stacked.
 
         Raises:
-            MessageError: it has another one; says which.
+            MessageError: a tensor has another type or shape; names it.
         """
         init = tree.tensors(self.group_of(client).context.init)
         for path, tensor in tree.leaves(message):
@@ -134,12 +134,12 @@ class LocalRun(Simulation):
                 )
 
     def expected_uses(self, client: int, message: TensorDict) -> Uses:
-        """Return what private training on a message would use; no sample is looked at.
+        """Return the uses of private samples that training on a message would need, without reading any sample.
 
-        What a method sends may differ between rounds, so the method must get through it where its training only counts.
+        A method's messages may differ between rounds, so the method must complete a dry run with this one.
 
         Raises:
-            MessageError: it does not fit the method of this job.
+            MessageError: the message does not fit the method of this job.
         """
         self.check_tensors(client, message)
         group = self.group_of(client)
@@ -166,7 +166,7 @@ class AgreedJob:
 
 
 def as_message(parts: TensorDict) -> TensorDict:
-    """Return what was received as a method sees it: without gradients, in memory of its own."""
+    """Return received tensors as a method needs them: without gradients, in memory of their own."""
     with torch.no_grad():
         return tree.nest((p, t.clone()) for p, t in tree.leaves(parts))
 

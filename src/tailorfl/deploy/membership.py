@@ -1,7 +1,7 @@
-"""Who takes part in a federation, and what they agree on before a job begins.
+"""The clients of a federation, and their agreement before a job begins.
 
-The server keeps who takes part in its result folder, in `federation.json`: by it a server that is started again knows
-whose data it has been told of, who has left, and who has which model. Every message carries a digest of the agreement.
+The server stores its clients in `federation.json` in its result folder. A restarted server reads there which clients
+have described their data, which have left, and which have their models. Every message has a digest of the agreement.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from tailorfl.runs.privacy import privacy_of
 from tailorfl.settings.experiment import ExperimentConfig
 
 NAME, LEFT, ALLOWED = "federation.json", "left", "joining"
-"""The file of a federation, and those of the names of clients that its operator has taken off, and of those who may
-join though it has begun, one a line."""
+"""The file of a federation, and its lists (one name per line) of removed clients, and of those that may join later."""
 LONGEST_NAME = 200
-"""Characters of a client's name."""
+"""Largest number of characters of a client's name."""
 Sizes = dict[str, list[int]]
 
 
 @dataclass
 class DescribedClients:
-    """What clients have told of their data for one seed.
+    """Clients' descriptions of their data for one seed.
 
     Attributes:
         names: in the order of their numbers.
-        sizes: for "train", "val" and "test" how many samples each has.
-        source: what a model has to know of the data, see `tailorfl.data.remote_federation.source_facts`.
-        prepared: by what clients with files of their own prepare their samples.
+        sizes: for "train", "val" and "test" the number of samples of each client.
+        source: the facts that a model needs, see `tailorfl.data.remote_federation.source_facts`.
+        prepared: the constants by which clients with files of their own prepare their samples.
         shared: whether they have shares of the experiment's own data.
-        groups: how many joined at once: those that it began with, then one after another; empty: all began with it.
+        groups: numbers of clients that joined together: first those at the start, then 1 for each later one; empty: all
+            from the start.
     """
 
     names: list[str]
@@ -60,7 +60,7 @@ class DescribedClients:
         self.groups = self.groups or [len(self.names)]
 
     def with_client(self, name: str, sizes: Mapping[str, int], rows: int) -> DescribedClients:
-        """Return these clients and one more, who joins with these numbers of samples, out of `rows` of its file."""
+        """Return these clients and a new one with these numbers of samples, out of the `rows` of its file."""
         return replace(
             self,
             names=[*self.names, name],
@@ -70,11 +70,11 @@ class DescribedClients:
         )
 
     def known_to(self, client: int) -> int:
-        """Return how many clients there were when a client joined, itself included: it is told of no others."""
+        """Return the number of clients when a client joined, including itself: it learns of no others."""
         return next(total for total in accumulate(self.groups) if client < total)
 
     def joined_after(self, announced: int) -> tuple[tuple[str, ...], ...]:
-        """Return the names of the clients beyond the first `announced`, in groups that joined at once."""
+        """Return the names of the clients after the first `announced`, in groups that joined together."""
         ends = list(accumulate(self.groups))
         groups = [tuple(self.names[end - size : end]) for end, size in zip(ends, self.groups, strict=True)]
         return tuple(group for group, end in zip(groups, ends, strict=True) if end > announced)
@@ -82,15 +82,15 @@ class DescribedClients:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One job of an experiment on a federation of clients that are elsewhere.
+    """The agreement on one job of an experiment between a server and its clients.
 
     Attributes:
-        experiment: its settings, as `ExperimentConfig.to_dict`.
-        label, seed: which of its jobs.
-        names: of the clients, in the order of their numbers.
-        sizes: for "train", "val" and "test" how many samples each client has.
-        source: what a model has to know of the data, see `tailorfl.data.remote_federation.source_facts`.
-        prepared: the constants by which raw samples were prepared, where clients do that by common ones.
+        experiment: its settings, as `ExperimentConfig.to_dict` returns them.
+        label, seed: the job in it.
+        names: the clients' names, in the order of their numbers.
+        sizes: for "train", "val" and "test" the number of samples of each client.
+        source: the facts that a model needs, see `tailorfl.data.remote_federation.source_facts`.
+        prepared: the common constants by which raw samples were prepared, if there are any.
     """
 
     experiment: dict[str, Any]
@@ -103,7 +103,7 @@ class Agreement:
 
     @property
     def job(self) -> Job:
-        """The job. Raises MessageError where the settings cannot be read."""
+        """The job. Raises MessageError if the settings cannot be read."""
         try:
             config = ExperimentConfig.model_validate(self.experiment)
         except ValueError as error:
@@ -116,12 +116,12 @@ class Agreement:
         return Job(config, method, self.seed)
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the agreement as JSON can hold it."""
         return asdict(self)
 
     @classmethod
     def read(cls, facts: Mapping[str, Any]) -> Agreement:
-        """Return what `facts` gave. Raises MessageError where it is something else."""
+        """Return the agreement that `facts` describe. Raises MessageError if they describe none."""
         try:
             agreement = _READER.validate_python(dict(facts))
         except (TypeError, ValueError) as error:
@@ -131,10 +131,10 @@ class Agreement:
         return agreement
 
     def digest(self, sim: Simulation) -> str:
-        """Return what stands for the job, its method, its settings, and the models' structure, in every message."""
+        """Return the digest of the job, its method, its settings and the models' structure, for every message."""
         job = self.job
         about = {
-            "name": self.experiment.get("name"),  # so an experiment under another name is another job
+            "name": self.experiment.get("name"),  # an experiment under another name is another job
             "experiment": deciding(self.experiment),
             "method": job.method.model_dump(mode="json"),
             "rounds": job.rounds,
@@ -152,7 +152,7 @@ _READER: TypeAdapter[Agreement] = TypeAdapter(Agreement)
 
 
 def agreement_of(job: Job, clients: DescribedClients, first: int | None = None) -> Agreement:
-    """Return what clients are to agree on for a job; with `first`, those who were told of the first so many alone."""
+    """Return the clients' agreement on a job; with `first`, that of clients who know only the first `first`."""
     sizes: dict[str, tuple[int, ...]] = {part: tuple(clients.sizes[part][:first]) for part in PARTS}
     prepared = clients.prepared and {**clients.prepared, "rows": clients.prepared["rows"][:first]}
     names, label = tuple(clients.names[:first]), job.method.label
@@ -164,11 +164,11 @@ class Membership:
     """The clients of an experiment.
 
     Attributes:
-        path: of the file.
-        experiment: name and settings that decide numbers.
+        path: the file.
+        experiment: its name, and the settings that determine results.
         clients: seed of the data -> its clients.
-        gone: names of those that have left for good.
-        handed: folder of a job -> names of those that have got its last message.
+        gone: names of the clients that have left for good.
+        handed: folder of a job -> names of the clients that have got its last message.
     """
 
     path: Path
@@ -179,7 +179,7 @@ class Membership:
 
     @classmethod
     def of(cls, out: Path, config: ExperimentConfig, begun: bool) -> Membership:
-        """Return what a result folder holds of an experiment; of one that has not `begun` there nothing is known.
+        """Return the clients that a result folder has for an experiment; none if it has not `begun` there.
 
         Raises:
             RunError: the file is damaged.
@@ -200,16 +200,16 @@ class Membership:
             ) from error
 
     def allowed(self) -> set[str]:
-        """Return the names of those that the operator lets join, but for those that have left."""
+        """Return the names of the clients that may join, without those that have left."""
         return _listed(self.path.with_name(ALLOWED)) - self.gone
 
     @property
     def left(self) -> set[str]:
-        """The names of those that have left, or that the operator has taken off since the server last looked."""
+        """The names of clients that have left, or that the operator has removed since the server last checked."""
         return self.gone | _listed(self.path.with_name(LEFT))
 
     def leave(self, names: Iterable[str], notify: Callable[[str], None]) -> None:
-        """Take clients off for good, with those that the operator has taken off meanwhile."""
+        """Remove clients for good, with those that the operator has removed meanwhile."""
         new = {*names, *self.left} - self.gone
         if new:
             self.gone |= new
@@ -229,7 +229,7 @@ class Membership:
 
 
 def take_off(out: Path, name: str) -> None:
-    """Take a client off a federation for good; its server, also one that runs, does not wait for it any more.
+    """Remove a client from a federation for good; even a running server no longer waits for it.
 
     Raises:
         ConfigError: the federation in a result folder has no such client.
@@ -241,11 +241,11 @@ def take_off(out: Path, name: str) -> None:
 
 
 def let_in(out: Path, name: str) -> None:
-    """Let a client join a federation that has begun; its server, also one that runs, takes it in when it connects.
+    """Let a client join a federation that has begun; even a running server admits it when it connects.
 
     Raises:
-        ConfigError: nothing has begun in the result folder, it has that client, or a method of the experiment needs all
-            clients from the start.
+        ConfigError: no federation has begun in the result folder, it has that client already, or a method of the
+            experiment needs all clients from the start.
     """
     names = _names_in(out)
     if not names:

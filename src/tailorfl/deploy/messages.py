@@ -1,9 +1,9 @@
 """Messages between a server and its clients: packets, their bytes, and the transport that carries them.
 
-A packet is facts as JSON beside named tensors, in the format of safetensors; nothing is pickled. Its bytes are the 32
-bytes of a SHA-256 and then one safetensors file, whose metadata has the facts. The digest tells bytes that were damaged
-on the way; who sent them, TLS and the keys of nodes tell. A transport (a post) sends such bytes as letters, and knows
-nothing of what is in them.
+A packet is facts as JSON and named tensors, in the format of safetensors; nothing is pickled. Its bytes are the 32
+bytes of a SHA-256, then one safetensors file whose metadata has the facts. The digest detects bytes that were damaged
+on the way; TLS and the nodes' keys identify the sender. A transport sends such bytes as letters, and knows nothing of
+their content.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tailorfl.runs.files import decode, encode
 from tailorfl.training import tree
 
 PROTOCOL = 1
-"""Of messages; server and clients have the same."""
+"""Version of messages; server and clients must have the same."""
 VERSION = version("tailorfl")
-"""Of tailorfl; server and clients have the same up to the last number."""
+"""Version of tailorfl; server and clients must have the same except for the last number."""
 LEFT = "left"
 """Code of the refusal of a client that leaves a federation for good."""
 SAME_MINOR = "install versions on both that differ in the last number alone"
-"""What to do about two versions that are not compatible."""
+"""Advice for two incompatible versions."""
 LARGEST = 2**31
-"""Bytes of a packet, at most."""
+"""Largest number of bytes of a packet."""
 LARGEST_FACTS = 2**23
-"""Bytes of a packet's facts and names, at most: as JSON they take many times that in memory."""
+"""Largest number of bytes of a packet's facts and names: parsed JSON takes many times that in memory."""
 DIGEST = 32
 _FACTS = "tailorfl"
 
 Kind = Literal["hello", "describe", "summarise", "setup", "train", "evaluate", "finish", "goodbye", "failure"]
-"""What a packet asks for; its answer is of the same kind, or a failure."""
+"""The request of a packet; its answer is of the same kind, or a failure."""
 LetterKind = Literal["query", "train", "evaluate"]
 """The kinds of letters that a transport knows."""
 
@@ -51,8 +51,8 @@ class Packet:
     """One message.
 
     Attributes:
-        kind: what it asks for, or answers.
-        facts: what JSON can hold.
+        kind: its request, or the request that it answers.
+        facts: values that JSON can hold.
         tensors: by name, of any dtype and shape.
     """
 
@@ -61,12 +61,12 @@ class Packet:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
-        """Return its bytes. Raises MessageError where they are more than `LARGEST`."""
+        """Return the packet's bytes. Raises MessageError if they are more than `LARGEST`."""
         from safetensors.torch import save
 
         same = self._same_memory()
         plain = {n: t.detach().cpu().contiguous().clone() for n, t in self.tensors.items() if n not in same}
-        # safetensors sorts by name, and sums over the tensors of a model are rounded as these are ordered.
+        # safetensors sorts by name, but the rounding of sums over a model's tensors depends on their order.
         order = list(self.tensors)
         about = encode(
             {"protocol": PROTOCOL, "kind": self.kind, "order": order, "same": same, "facts": dict(self.facts)}
@@ -79,9 +79,9 @@ class Packet:
         return hashlib.sha256(body).digest() + body
 
     def _same_memory(self) -> dict[str, str]:
-        """Send a tensor once that has several names.
+        """Return duplicate name -> first name of tensors in the same memory, which are sent once.
 
-        So it is where the global model is what is deployed.
+        This is the case if the global model is the deployed one.
         """
         first_names: dict[tuple[Any, ...], str] = {}
         same: dict[str, str] = {}
@@ -93,10 +93,10 @@ class Packet:
 
     @classmethod
     def decoded(cls, data: bytes, largest: int = LARGEST) -> Packet:
-        """Return what `encoded` gave.
+        """Return the packet that `encoded` has encoded.
 
         Raises:
-            MessageError: too many bytes, not what was sent, of another protocol, or no packet at all.
+            MessageError: the bytes are too many, damaged, of another protocol, or no packet at all.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load
@@ -137,11 +137,11 @@ class Packet:
         return cls(kind, facts, tensors)
 
     def digest(self) -> str:
-        """Return what tells it from any other packet, as hexadecimal digits."""
+        """Return the digest of the packet's bytes, as hexadecimal digits."""
         return self.encoded()[:DIGEST].hex()
 
     def fact(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """Return a fact. Raises MessageError where it is missing, or of another type."""
+        """Return a fact. Raises MessageError if it is missing, or of another type."""
         value = self.facts.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             raise MessageError(f"a message '{self.kind}' has no usable '{name}': {str(value)[:60]!r}")
@@ -154,22 +154,22 @@ class Packet:
 
 
 def flat(name: str, tensors: TensorDict) -> dict[str, Tensor]:
-    """Return the leaves of a tree as tensors of a packet, which `Packet.part(name)` puts together again."""
+    """Return the leaves of a tree as tensors of a packet, from which `Packet.part(name)` restores it."""
     return {f"{name}/{path}": tensor for path, tensor in tree.leaves(tensors)}
 
 
 def compatible(version: str) -> bool:
-    """Return whether another version of tailorfl may take part: one that differs in the last number alone."""
+    """Return whether another version of tailorfl may take part: it may differ only in the last number."""
     return version.split(".")[:2] == VERSION.split(".")[:2]
 
 
 def failure(reason: str, code: str = "refused") -> Packet:
-    """Return the answer of somebody who does not do what was asked; `code` is a word that programs read."""
+    """Return the answer that refuses a request; `code` is a word for programs."""
     return Packet("failure", {"reason": reason[:500], "code": code})
 
 
 class RefusalError(MessageError):
-    """A question is not answered; `code` is a word for it that programs read."""
+    """A question is not answered; `code` is the reason as a word for programs."""
 
     def __init__(self, reason: str, code: str) -> None:
         super().__init__(reason)
@@ -180,7 +180,7 @@ def same_shape(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: 
     """Check that tensors have the names, shapes and dtypes of `like`.
 
     Raises:
-        MessageError: one is missing, not asked for, or another one; names it.
+        MessageError: a tensor is missing, unexpected, or of another shape or dtype; names it.
     """
     for name in like:
         if name not in tensors:
@@ -196,19 +196,19 @@ def same_shape(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: 
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> str:
-    """Return the name of the first tensor that holds NaN or infinity; "" where none does."""
+    """Return the name of the first tensor that holds NaN or infinity, "" if none does."""
     return next(
         (n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())), ""
     )
 
 
 def uses_as_facts(uses: Uses) -> list[list[float]]:
-    """Return uses as JSON can hold them: [rate, noise, gradients, how many]."""
+    """Return uses as JSON can hold them: [rate, noise, gradients, count]."""
     return [[use.rate, use.noise, use.gradients, count] for use, count in sorted(uses.items())]
 
 
 def uses_from_facts(facts: Any) -> Uses:
-    """Return what `uses_as_facts` was given. Raises MessageError where it is something else."""
+    """Return the uses that `uses_as_facts` has encoded. Raises MessageError if it is something else."""
     problem = f"uses of private samples cannot be read: {str(facts)[:80]!r}"
     try:
         uses: Uses = Counter({Use(float(q), float(sigma), int(r)): int(n) for q, sigma, r, n in facts})
@@ -242,7 +242,7 @@ class Arrival:
 
     Attributes:
         ticket: of the letter.
-        body: the answer; None where there will be none.
+        body: the answer, or None if there will be none.
         problem: why there is none.
     """
 
@@ -252,19 +252,19 @@ class Arrival:
 
 
 class Transport(Protocol):
-    """Sends letters to nodes and brings their answers."""
+    """Sends letters to nodes and returns their answers."""
 
     def nodes(self) -> dict[int, str]:
         """Return the nodes that can be reached now, each with the name in its certificate, or "".
 
-        One that comes back may have another number.
+        A node that comes back may have another number.
         """
 
     def send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
-        """Send letters that nobody waits for longer than `seconds`; returns a ticket for each, "" where it fails."""
+        """Send letters whose answers are awaited for at most `seconds`; return a ticket for each, "" if it fails."""
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
-        """Return what has come back for any of these letters, without waiting. Each is brought once."""
+        """Return the answers to these letters that have arrived, each once, without waiting."""
 
     def close(self) -> None:
-        """End it, within seconds; letters under way are lost."""
+        """Close the transport within seconds; letters under way are lost."""

@@ -23,20 +23,20 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 @dataclass
 class DataShare:
-    """A client's share of the data that the experiment itself names, as a simulation deals them: to try things out.
+    """A client's share of the data that the experiment itself names, split as in a simulation, to try things out.
 
-    Each process reads all of them and keeps its own part.
+    Each process reads all of these data and keeps its own part.
     """
 
     name: str
     _cache: tuple[Any, Federation] | None = field(default=None, repr=False)
 
     def of_kind(self, data: DataConfig) -> DataShare:
-        """Return itself, whatever the kind of the data."""
+        """Return this share, whatever the kind of data."""
         return self
 
     def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
-        """Return what the server is told, see `OwnFile.described`."""
+        """Return the description for the server, see `OwnFile.described`."""
         federation = self._federation(config, seed)
         number = client_number(federation.names, self.name)
         sizes = client_samples(federation, number).sizes
@@ -46,7 +46,7 @@ class DataShare:
     def summary(
         self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
     ) -> tuple[dict[str, int], dict[str, Any]]:
-        """Raise DataError: summaries are of own files."""
+        """Raise DataError: only clients with files of their own send summaries."""
         raise DataError(f"client '{self.name}' has no file of its own")
 
     def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
@@ -74,7 +74,7 @@ class OwnFile(ABC):
     """One client's own file or folder of one kind."""
 
     summary_type: ClassVar[type[JsonRecord]]
-    """Class of what a client tells of it."""
+    """Class of the summary that a client sends."""
 
     def __init__(self, name: str, path: Path, policy: Policy) -> None:
         self.name, self.path, self.policy = name, path, policy
@@ -82,41 +82,41 @@ class OwnFile(ABC):
 
     @abstractmethod
     def read(self, data: DataConfig, features: tuple[str, ...]) -> Source:
-        """Return the samples as this client alone has them; of a table with these features, where they are named."""
+        """Return the samples as this client alone has them; of a table with these features, if any are given."""
 
     @abstractmethod
     def summarised(self, data: DataConfig, samples: ClientSamples) -> JsonRecord:
-        """Return what is told of the client's samples beside how many there are."""
+        """Return the summary of the client's samples that is sent in addition to their numbers."""
 
     @abstractmethod
     def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Return the samples as the client `number` of the federation has them, prepared as those of all."""
+        """Return the samples of client `number` of the federation, prepared like those of all clients."""
 
     @staticmethod
     @abstractmethod
     def common(
         data: DataConfig, features: Sequence[str], rows: Sequence[int], summaries: Sequence[Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return (by what all clients prepare their samples, what a model has to know of them), as JSON can hold them.
+        """Return (constants that prepare all clients' samples, facts that a model needs), as JSON can hold them.
 
         Args:
             data: the experiment's.
             features: of all clients, in the order of the first.
-            rows: how many samples each client has.
+            rows: number of samples of each client.
             summaries: a `summary_type` of each client.
 
         Raises:
             DataError: the samples do not fit together; names the clients.
-            ConfigError: the experiment asks for what cannot be made of summaries.
+            ConfigError: the experiment needs constants that cannot be computed from summaries.
         """
 
     def described(self, config: ExperimentConfig, seed: int) -> dict[str, Any]:
-        """Return what the server is told first, and nothing else of the samples, as JSON can hold it.
+        """Return the first description of the samples for the server, as JSON can hold it.
 
-        "index" and "total" are the client's number and how many clients there are, where the experiment's own data give
-        them (`DataShare`), else None. "sizes" has the numbers of samples in "train", "val" and "test", or those of an
-        own file before it is split in "all". "source" is that of `tailorfl.data.remote_federation.source_facts`; of an
-        own file it has the names of the features.
+        "index" and "total" are the client's number and the number of clients, if the experiment's own data determine
+        them (`DataShare`), else None. "sizes" has the numbers of samples in "train", "val" and "test", or in "all" for
+        a client's own file before it is split. "source" is that of `tailorfl.data.remote_federation.source_facts`; for
+        a client's own file it has the names of the features.
 
         Raises:
             DataError: the samples do not fit the experiment.
@@ -134,19 +134,19 @@ class OwnFile(ABC):
             config: the experiment.
             seed: of the job.
             number: of this client.
-            rows: how many samples each client has.
+            rows: number of samples of each client.
 
         Raises:
-            PolicyError: the summary would tell of too few rows.
+            PolicyError: the summary would be of too few rows.
         """
         samples = self.parts(config, seed, number, rows)
         self.policy.check_summary(samples.source, len(samples.train))
         return samples.sizes, self.summarised(config.data, samples).to_dict()
 
     def public(self, config: ExperimentConfig, seed: int, source: Source) -> Source | None:
-        """Return the public set, out of a source that every client can read.
+        """Return the public set, from a source that every client can read.
 
-        `source` is what a model has to know of the samples.
+        `source` has the facts of the samples that a model needs.
         """
         if config.data.public is None:
             return None
@@ -169,7 +169,7 @@ class OwnFile(ABC):
         """Return the samples as they were read, split as the simulation of all clients' files would.
 
         Raises:
-            DataError: there are not as many as when they were described.
+            DataError: their number is not the one in the client's description.
         """
         source = self.source(config.data, features)
         if rows[number] != len(source):

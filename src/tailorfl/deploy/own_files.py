@@ -1,11 +1,11 @@
-"""A client's own table, texts or images, and which kind of file an experiment asks for by `data.name`.
+"""A client's own table, texts or images, and the kind of file for each `data.name` of an experiment.
 
-What is in a file is told in two steps. First every client tells how many rows it has. From all of these each finds its
-own training rows, as the simulation of the same files would (`tailorfl.partition.splits`), and tells a summary of them.
-Of a table that is what the constants are made of that prepare everybody's rows alike (`tailorfl.data.summaries`). Of
-texts and images it is the shape of a sample, the names of the classes, and of images how often each byte occurs in each
-channel, from which the server has the mean and the deviation of all; with `data.options.scaling=public` nothing is told
-of the pixels.
+A client describes its file in two steps. First every client sends its number of rows. From all these numbers each one
+finds its own training rows, as the simulation of the same files would (`tailorfl.partition.splits`), and sends a
+summary of them. The summary of a table has the statistics for the constants by which all clients prepare their rows
+(`tailorfl.data.summaries`). That of texts and images has the shape of a sample and the names of the classes; that of
+images also counts each byte in each channel, from which the server computes the mean and the deviation over all
+clients. With `data.options.scaling=public` nothing is sent about the pixels.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
 
 BYTES = 256
-"""Values that a pixel can have."""
+"""Number of values that a pixel can have."""
 IMAGES = "folder"
 """The name of a data set of images."""
 CONSTANTS = "constants"
-"""Option of a table: constants that are given. The server reads the file and sends what is in it."""
+"""Option of a table: a file of fixed constants, which the server reads and sends."""
 
 
 class OwnTable(OwnFile):
@@ -58,7 +58,7 @@ class OwnTable(OwnFile):
     summary_type = Summary
 
     def read(self, data: DataConfig, features: tuple[str, ...]) -> Source:
-        """Return the table as it is; `features` in the order of everybody, empty where only other clients have them."""
+        """Return the raw table with `features` in the common order; columns that only other clients have are empty."""
         options = _without(data.options, CONSTANTS)
         reading = {key: options[key] for key in ("sep", "decimal") if key in options}
         frame = read_table(self.path, **reading, exclude=listed(options.get("exclude", ())))[1]
@@ -66,7 +66,7 @@ class OwnTable(OwnFile):
         if features:
             options["features"] = list(features)
             frame = frame.assign(**{name: np.nan for name in features if name not in present})
-        # What all clients together lack is said by the server, which knows the columns of all.
+        # The server, which knows the columns of all clients, reports columns that none of them has.
         for key in ("features", "words", "exclude"):
             if options.get(key) is not None:
                 options[key] = [name for name in listed(options[key]) if name in frame.columns]
@@ -77,7 +77,7 @@ class OwnTable(OwnFile):
         return replace(source, name=self.path.name)
 
     def summarised(self, data: DataConfig, samples: ClientSamples) -> Summary:
-        """Return what the constants of all are made of. Raises PolicyError where it tells of too few rows."""
+        """Return the statistics for the common constants. Raises PolicyError if they are of too few rows."""
         roles = made_roles(**_without(data.options, CONSTANTS, "sep", "decimal"))
         if data.normalise == "none" or CONSTANTS in data.options:
             classes = tuple(samples.source.info.get("classes", ()))
@@ -97,14 +97,14 @@ class OwnTable(OwnFile):
         return summary
 
     def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Return this client's samples, prepared as `common` says."""
+        """Return this client's samples, prepared by the constants of `common`."""
         try:
             features, sent = tuple(map(str, prepared["features"])), prepared[CONSTANTS]
         except (TypeError, KeyError) as error:
             raise MessageError(f"the server does not say by what rows are prepared: {error!r}") from error
         source = self.source(config.data)
         described = set(source.info["features"])
-        missing = set(features) - described  # those that other clients alone have
+        missing = set(features) - described  # those that only other clients have
         if described - set(features) or missing & set(_table(source).frame.columns):
             raise MessageError("the server asks for other features than this client has described")
         samples = self.parts(config, seed, number, prepared["rows"], features)
@@ -135,11 +135,11 @@ class OwnTable(OwnFile):
     def common(
         data: DataConfig, features: Sequence[str], rows: Sequence[int], summaries: Sequence[Summary]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the constants by which all clients prepare their rows, and what a model has to know of them.
+        """Return the constants by which all clients prepare their rows, and the facts that a model needs.
 
         Raises:
-            DataError: the tables do not fit together, or none of them has a column that is named; names the clients.
-            ConfigError: medians are asked for and the statistics are of all clients.
+            DataError: the tables do not fit together, or none of them has a named column; names the clients.
+            ConfigError: medians are requested with statistics of all clients.
         """
         import pandas as pd
 
@@ -182,30 +182,30 @@ def _table(source: Source) -> RawTable:
 
 
 class SampleSummary(JsonRecord):
-    """Facts that one client tells of its samples, beside how many there are."""
+    """A client's summary of its samples, in addition to their numbers."""
 
     name: str
     source: dict[str, Any]
-    """See `tailorfl.data.remote_federation.source_facts`; the classes are its own, and no statistic is in it."""
+    """See `tailorfl.data.remote_federation.source_facts`; with this client's classes and without statistics."""
     pixels: tuple[tuple[int, ...], ...] = ()
-    """How often each byte occurs, by channel; empty where samples are no images, or scaled by constants."""
+    """Count of each byte by channel; empty if samples are not images, or are scaled by constants."""
 
 
 class OwnSamples(OwnFile):
-    """Samples that fit all others' once their classes, shape and scaling are known."""
+    """Samples that are adapted to all others once the common classes, channels and scaling are known."""
 
     summary_type = SampleSummary
 
     def summarised(self, data: DataConfig, samples: ClientSamples) -> SampleSummary:
-        """Return what all samples have to fit."""
+        """Return the facts of the samples, and the counts of pixels if images are scaled by those of all clients."""
         source, facts = samples.source, source_facts(samples.source)
         pixels: list[list[int]] = []
-        if source.mean is not None and PRIVATE_SCALING in source.info:  # constants that are public are told
+        if source.mean is not None and PRIVATE_SCALING in source.info:  # public constants are sent
             pixels, facts = channel_counts(source.x).tolist(), {**facts, "mean": None, "std": None}
         return SampleSummary(name=self.name, source=facts, pixels=tuple(map(tuple, pixels)))
 
     def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
-        """Return this client's samples, with the classes, channels and scaling of all."""
+        """Return this client's samples, with the classes, channels and scaling of all clients."""
         samples, facts = self.parts(config, seed, number, prepared["rows"]), prepared["facts"]
         source, info, y = samples.source, dict(samples.source.info), samples.source.y
         if source.task in CLASSES:
@@ -230,7 +230,7 @@ class OwnSamples(OwnFile):
     def common(
         data: DataConfig, features: Sequence[str], rows: Sequence[int], summaries: Sequence[SampleSummary]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the classes of all and, of images, the channels and scaling of all."""
+        """Return the classes of all clients and, for images, the channels and scaling of all."""
         first, images = summaries[0], data.name == IMAGES
         facts = dict(first.source)
         for summary in summaries[1:]:
@@ -262,7 +262,7 @@ class OwnSamples(OwnFile):
 
 
 def _scaling(summaries: Sequence[SampleSummary], channels: int, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return mean and deviation of each channel of all images; those of one grey channel count for each colour."""
+    """Return mean and deviation of each channel over all images; a grey channel counts for each colour."""
     if facts["mean"] is not None:
         return {"mean": facts["mean"][:1] * channels, "std": facts["std"][:1] * channels}
     total = torch.zeros(channels, BYTES, dtype=torch.int64)
@@ -284,7 +284,7 @@ class OwnTexts(OwnSamples):
         """Return the texts as tokens."""
         options = dict(data.options)
         self.policy.check_columns([str(options[key]) for key in ("label", "text") if key in options])
-        # Of the two classes of a binary label a client may have one.
+        # A client may have only one of the two classes of a binary label.
         binary = options.get("task") == "binary"
         options |= {"task": "classification"} if binary else {}
         source = replace(from_texts(self.path, **options), name=self.path.name)
@@ -292,7 +292,7 @@ class OwnTexts(OwnSamples):
 
 
 class OwnImages(OwnSamples):
-    """A folder of one client's images, one folder a class."""
+    """A folder of one client's images, with one folder per class."""
 
     def read(self, data: DataConfig, features: tuple[str, ...]) -> Source:
         """Return the images as bytes."""
@@ -300,14 +300,14 @@ class OwnImages(OwnSamples):
 
 
 KINDS: dict[str, type[OwnFile]] = {"table": OwnTable, "text_table": OwnTexts, IMAGES: OwnImages}
-"""`data.name` -> what clients bring."""
+"""`data.name` -> kind of the clients' files."""
 
 
 def kind_of(data: DataConfig) -> type[OwnFile]:
-    """Return what clients bring to an experiment with these data.
+    """Return the kind of files that clients need for an experiment with these data.
 
     Raises:
-        ConfigError: none of their own, or not in this way.
+        ConfigError: these data are not read from clients' files, or not with these settings.
     """
     if data.name not in KINDS:
         raise ConfigError(
@@ -337,14 +337,14 @@ def kind_of(data: DataConfig) -> type[OwnFile]:
 
 
 class FileOfAnyKind:
-    """One client's own file or folder; the experiment says of which kind."""
+    """One client's own file or folder; the experiment determines its kind."""
 
     def __init__(self, name: str, path: Path, policy: Policy) -> None:
         self.name, self.path, self.policy = name, path, policy
         self._read: dict[str, OwnFile] = {}
 
     def of_kind(self, data: DataConfig) -> OwnFile:
-        """Return the file as one of the kind that these data ask for. Raises ConfigError as `kind_of`."""
+        """Return the file as the kind that these data require. Raises ConfigError, see `kind_of`."""
         kind = kind_of(data)
         return self._read.setdefault(data.name, kind(self.name, self.path, self.policy))
 
@@ -352,7 +352,7 @@ class FileOfAnyKind:
 def own_data(
     data: str | Path | None, name: str | None, policy: Policy = DEFAULT_POLICY
 ) -> DataShare | FileOfAnyKind:
-    """Return where a client's samples come from."""
+    """Return the source of a client's samples."""
     if data is None:
         if name is None:
             raise ConfigError(

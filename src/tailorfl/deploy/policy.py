@@ -1,7 +1,7 @@
-"""Limits of what a server may ask of a client, whatever its experiment says; `tailorfl deploy policy` writes them.
+"""A client's limits on what any experiment of a server may ask; `tailorfl deploy policy` writes them.
 
-Every check is made at the client, before samples are looked at or anything is allocated by a number that came from the
-server. Its messages name settings, and nothing of samples.
+Every check is made at the client, before samples are read or anything is allocated by a number from the server. Its
+messages name settings, and never contents of samples.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from tailorfl.settings.experiment import DEFAULT, ExperimentConfig
 
 UNREAD = ("name", "description", "published", "search", "variants", "scales", "scale", "track", "system", "engine",
           "deploy")  # fmt: skip
-"""Settings that a client takes nothing from, so no file that they name is opened."""
+"""Settings whose strings a client never opens as files."""
 _OWN = re.compile(
     r"data\.(path|options\.(label|features|words|na_values|text|client|split|constants)(\..+)?)"
 )
-"""Settings of a client's own file that name columns, words, or a file of the server's."""
+"""Settings that, for a client's own file, name columns, words, or a file of the server."""
 _LABEL = re.compile(r"methods\.\d+\.label")
 _PLACE = re.compile(r"[/\\:]|^[~.]|\.[A-Za-z][A-Za-z0-9]{1,11}$")
-"""A path, `module:object`, `timm:NAME`, or a name with an ending."""
+"""A path, `module:object`, `timm:NAME`, or a name with a file extension."""
 _REGISTERED = re.compile(r"(data|model(\.larger\.\d+)?|methods\.\d+)\.name")
-"""Names that are looked up in a register, and open no file of that name."""
+"""Names that are looked up in a registry and never opened as a file."""
 Count = Annotated[Whole, Field(ge=1)]
 
 
 class Policy(Settings):
-    """The questions that a client allows; the defaults are for a client that has no file of its own policy."""
+    """The limits of a client; the defaults are for a client without a policy file."""
 
     methods: Names | None = Field(default=None, description="methods that may train; null: any")
     models: Names | None = Field(default=None, description="models that may be trained; null: any")
@@ -104,7 +104,7 @@ class Policy(Settings):
 
     @classmethod
     def read(cls, path: Path) -> Policy:
-        """Return the policy of a YAML file. Raises ConfigError where it cannot be read."""
+        """Return the policy of a YAML file. Raises ConfigError if it cannot be read."""
         try:
             with reporting(path, "read"):
                 content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -120,22 +120,22 @@ class Policy(Settings):
 
     @property
     def needs_noise(self) -> bool:
-        """Whether private training is needed."""
+        """Whether the policy requires private training."""
         return self.min_noise is not None or self.max_epsilon is not None
 
     # -- the experiment -------------------------------------------------------------------------------------
 
     def admitted(self, config: ExperimentConfig, *, own_file: bool) -> ExperimentConfig:
-        """Return the part of a server's experiment that a client goes by.
+        """Return the part of a server's experiment that a client uses.
 
         Raises:
-            MessageError: the policy does not allow it; names the setting.
+            MessageError: the policy does not allow the experiment; names the setting.
         """
         models = [model for line in config.methods for model in config.model_of(line).architectures.values()]
         _check_names("method", [line.name for line in config.methods], self.methods)
         _check_names("model", [model.name for model in models], self.models)
         for line in config.methods:
-            find_method(line.name)  # code of a module is run only where this client has named it (--import)
+            find_method(line.name)  # a module's code runs only if this client has named it (--import)
             private = {**config.train.model_dump(), **line.train}["dp"]
             if self.needs_noise and (private is None or dict(private).get("level", "sample") != "sample"):
                 raise MessageError(
@@ -173,7 +173,7 @@ class Policy(Settings):
         return any(path.is_relative_to(parent) for parent in allowed if parent.exists())
 
     def check_model(self, config: ExperimentConfig, label: str, facts: Mapping[str, Any]) -> None:
-        """Check the size of samples and models before they are made. Raises MessageError where they are larger."""
+        """Check the size of samples and models before they are made. Raises MessageError if they are too large."""
         try:
             sizes = [math.prod(map(abs, facts[key][0])) for key in ("x", "y")] + [abs(int(facts["outputs"]))]
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -186,15 +186,15 @@ class Policy(Settings):
             self._bounded("numbers of model", max(_whole_numbers(model.options), default=0), "max_numbers")
             texts = [model.name, *(text for _, text in _texts(model.options, own_file=False))]
             if any(map(_PLACE.search, texts)):
-                continue  # the operator has listed it, and its code may not know the device below
-            with torch.device("meta"):  # where tensors have shapes and no memory
+                continue  # the operator has listed it, and its code may not support the meta device
+            with torch.device("meta"):  # tensors have shapes but no memory there
                 module = build(model.name, tuple(facts["x"][0]), int(facts["outputs"]), **model.options)
             self._bounded("numbers of model", sum(p.numel() for p in module.parameters()), "max_numbers")
 
     # -- the federation -------------------------------------------------------------------------------------
 
     def check_federation(self, names: Any, *counts: Any) -> None:
-        """Check the clients and rows that a server tells. Raises MessageError where they are out of bounds."""
+        """Check the server's numbers of clients and rows. Raises MessageError if they are out of bounds."""
         if not isinstance(names, Sequence) or len(set(map(str, names))) != len(names):
             raise MessageError("the clients of the federation are not named, each once")
         if len(names) < self.min_clients:
@@ -208,10 +208,10 @@ class Policy(Settings):
                 raise MessageError("the server does not say how many rows each client has")
         self._bounded("rows", sum(sum(rows) for rows in counts), "max_rows")
 
-    # -- samples and what is told of them -------------------------------------------------------------------
+    # -- samples and summaries ------------------------------------------------------------------------------
 
     def check_columns(self, columns: Sequence[str]) -> None:
-        """Raise PolicyError where a column may not be read."""
+        """Raise PolicyError if a column may not be read."""
         if self.columns is not None and (unlisted := sorted({*columns} - {*self.columns})):
             raise PolicyError(
                 f"the policy does not list the columns {', '.join(unlisted)[:300]}; name those that may be read in "
@@ -219,7 +219,7 @@ class Policy(Settings):
             )
 
     def check_summary(self, source: Source, train_rows: int) -> None:
-        """Raise PolicyError where a summary would be of too few rows, or name a class that too few have."""
+        """Raise PolicyError if a summary would be of too few rows, or name a class of too few rows."""
         if train_rows < self.min_rows:
             raise PolicyError(
                 f"a summary would be of {train_rows} training rows; min_rows is {self.min_rows}"
@@ -238,7 +238,7 @@ class Policy(Settings):
     # -- privacy --------------------------------------------------------------------------------------------
 
     def check_noise(self, uses: Uses, epsilon: float | None) -> None:
-        """Raise PolicyError where training would have too little noise, or cost more than is left of ε."""
+        """Raise PolicyError if training would have too little noise, or cost more than the remaining ε."""
         if self.needs_noise and not uses:
             raise PolicyError("training would use no noise")
         if self.min_noise is not None and (noise := min(use.noise for use in uses)) < self.min_noise:
@@ -252,7 +252,7 @@ class Policy(Settings):
                 )
 
     def _bounded(self, what: str, value: int, key: str) -> None:
-        """Raise MessageError where the server asks for more than the setting `key` of the policy allows."""
+        """Raise MessageError if the server asks for more than the setting `key` of the policy allows."""
         most = getattr(self, key)
         if value > most:
             raise MessageError(
@@ -265,15 +265,15 @@ class Consent:
     """The experiments that the operator of a client has agreed to.
 
     Attributes:
-        experiment: the one in a file of the operator's own.
-        accepted: digests that the operator has typed.
+        experiment: the one in the operator's own file.
+        accepted: digests given by the operator.
     """
 
     experiment: ExperimentConfig | None = None
     accepted: frozenset[str] = frozenset()
 
     def check(self, config: ExperimentConfig) -> str:
-        """Return the digest of an experiment. Raises MessageError where the operator has not agreed to it."""
+        """Return the digest of an experiment. Raises MessageError if the operator has not agreed to it."""
         digest = experiment_digest(config)
         if self.experiment is not None and experiment_digest(self.experiment) != digest:
             differ = list(changes(agreed(self.experiment), agreed(config)))
@@ -294,7 +294,7 @@ NO_CONSENT = Consent()
 
 
 def agreed(config: ExperimentConfig) -> dict[str, Any]:
-    """Return the settings that an operator agrees to: all that decide what is trained and told, and the name."""
+    """Return the settings that an operator agrees to: the name, and all that affect training and messages."""
     harmless = {*HARMLESS} - {"name", "seeds", "methods"}
     settings = {
         key: value for key, value in with_all_options(config).to_dict().items() if key not in harmless
@@ -304,15 +304,15 @@ def agreed(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def experiment_digest(config: ExperimentConfig) -> str:
-    """Return what stands for an experiment where an operator accepts it."""
+    """Return the digest by which an operator accepts an experiment."""
     plain = json.dumps(
         json.loads(encode(agreed(config))), sort_keys=True
-    )  # in whichever order a file has them
+    )  # independent of the order in a file
     return hashlib.sha256(plain.encode()).hexdigest()[:32]
 
 
 def described(config: ExperimentConfig) -> str:
-    """Return what a client is asked to join, for the person who decides."""
+    """Return a description of the experiment for the operator who decides whether to join."""
     lines = [f"the server asks to join '{config.name[:80]}':"]
     for line in config.methods:
         dp = {**config.train.model_dump(), **line.train}["dp"]
@@ -362,7 +362,7 @@ def _check_names(what: str, names: Sequence[str], allowed: Sequence[str] | None)
 
 
 def _texts(value: Any, own_file: bool) -> Iterator[tuple[str, str]]:
-    """Yield the settings that are texts, each with its name, but for those that no client reads as a place."""
+    """Yield (name, value) of the settings that are strings, except those that a client never reads as a path."""
     for key, leaf in _leaves(value):
         is_unread = (
             key.partition(".")[0] in UNREAD or _LABEL.fullmatch(key) or (own_file and _OWN.fullmatch(key))
@@ -372,14 +372,14 @@ def _texts(value: Any, own_file: bool) -> Iterator[tuple[str, str]]:
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
-    """Yield the numbers in settings, but for seeds, rounded down and without sign."""
+    """Yield the absolute values of the numbers in settings, except seeds, rounded down."""
     for key, leaf in _leaves(value):
         if isinstance(leaf, int | float) and not isinstance(leaf, bool) and "seed" not in key:
             yield int(abs(leaf)) if math.isfinite(leaf) else 0
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of everything within a value that is no group."""
+    """Yield (dotted name, value) of all leaves of a nested value."""
     if isinstance(value, Mapping | list | tuple):
         for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _leaves(inner, f"{key}.{name}" if key else str(name))

@@ -1,11 +1,12 @@
-"""The log of what left a client: a line for each answer, chained by hash, and what it remembers of earlier ones.
+"""The log of what left a client: one line for each answer, chained by hashes, and the state derived from the lines.
 
-    STATE/left.jsonl    one JSON object a line; "before" is the SHA-256 of the line before, 64 zeros for the first
-    STATE/left.head     how many lines there are, and the SHA-256 of the last one
+    STATE/left.jsonl    one JSON object per line; "before" is the SHA-256 of the previous line, 64 zeros for the first
+    STATE/left.head     the number of lines, and the SHA-256 of the last one
 
-A line is on the disk before its answer leaves. So the log also says what this client has answered already, and what
-private training has used, over all experiments and restarts. A log that was restored from an older copy says less: as
-soon as the server has accepted an answer that is not in it, a line of the kind `missing` says so, and no ε holds then.
+A line is on the disk before its answer leaves. So the log also has all that this client has answered already, and all
+uses of private samples, over all experiments and restarts. A log that was restored from an older copy is incomplete: as
+soon as the server has accepted an answer that is not in it, a line of the kind `missing` notes this, and no ε holds
+from then on.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ NAME = "left.jsonl"
 HEAD = "left.head"
 FIRST = "0" * 64
 MISSING = "missing"
-"""Kind of the line that says that earlier lines are not there."""
+"""Kind of the line that notes that earlier lines are missing."""
 LONGEST_FACTS = 2**16
-"""Characters of an answer's facts that a line quotes; of longer ones it has the names alone."""
+"""Largest number of characters of an answer's facts that a line quotes; of longer facts it has only the names."""
 
 
 @dataclass(frozen=True)
 class LoggedQuestion:
-    """A question that is answered once, however often it comes.
+    """A question that is answered only once, however often it comes.
 
     Attributes:
-        kind: of the packet.
-        about: digest of the job, or of the experiment where no job is agreed on.
+        kind: the packet's kind.
+        about: digest of the job, or of the experiment if no job is agreed on.
         number: round, or seed.
-        digest: of what was asked.
-        acked: for training, the round that it goes on from.
+        digest: digest of the question.
+        acked: for training, the round from which it continues.
     """
 
     kind: str
@@ -54,13 +55,13 @@ class LoggedQuestion:
 
 @dataclass(frozen=True)
 class Release:
-    """An answer that leaves, and what the log notes of it beside.
+    """An answer that leaves, with further facts for the log.
 
     Attributes:
         packet: the answer.
-        question: what it answers, where that is answered once.
-        content: digest of what it tells of samples, where it must be the same again.
-        uses: what private training used for it; None where it was made before.
+        question: the question, if it is answered only once.
+        content: digest of the content that depends on samples, if a repeated answer must be the same.
+        uses: its uses of private samples; None if it was made before.
         again: whether it has left before.
     """
 
@@ -75,18 +76,17 @@ class ReleaseLog:
     """The log in a client's state folder, verified as it is opened.
 
     Raises:
-        RunError: lines were changed, removed or exchanged.
+        RunError: lines were changed, removed or reordered.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self.uses: Uses = Counter()
-        """What private training has used, over all experiments."""
+        """All uses of private samples, over all experiments."""
         self.unbounded = False
-        """Whether replies have left that were trained without noise or are not in the log, so that no ε bounds what
-        they tell."""
+        """Whether replies have left that were trained without noise or are not in the log, so that no ε bounds them."""
         self.jobs: dict[str, bool] = {}
-        """Job that was agreed on -> whether its model was written here, in the order of the first agreement."""
+        """Agreed job -> whether its model was written here, in the order of the first agreement."""
         self._answers: dict[tuple[str, str, int], tuple[str, str]] = {}
         self._latest: dict[str, tuple[int, int]] = {}
         self._missing: dict[str, int] = {}
@@ -96,32 +96,32 @@ class ReleaseLog:
         lines = read_lines(self.path)
         for fields in verified(folder):
             self._note(fields)
-        keep_lines(self.path, lines)  # without a line that a crash cut short
+        keep_lines(self.path, lines)  # drops a line that a crash cut short
         if lines:
             self._count, self._last = len(lines), _hash(lines[-1])
             self._size = self.path.stat().st_size
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is the one that was read and written here, and nobody took it away or added to it."""
+        """Whether the file has the size that was read and written here, so no one has removed or extended it."""
         return (self.path.stat().st_size if self.path.is_file() else 0) == self._size
 
     def answered(self, question: LoggedQuestion) -> tuple[str, str] | None:
-        """Return the digests of question and answer where something of this kind and number was answered."""
+        """Return the digests of (question, answer) if a question of this kind and number was answered."""
         return self._answers.get((question.kind, question.about, question.number))
 
     def latest(self, job: str) -> tuple[int, int]:
-        """Return the last round that was trained in a job, and the round that it went on from."""
+        """Return the last round trained in a job, and the round from which it continued."""
         return self._latest.get(job, (0, 0))
 
     def lacks(self, job: str, round: int) -> bool:
-        """Return whether an answer of a round, or of a later one, is not in the log and no line says so yet."""
+        """Return whether the log has no answer of this or a later round, and no line yet that notes it as missing."""
         return round > max(self._latest.get(job, (0, 0))[0], self._missing.get(job, 0))
 
     def epsilon(self, delta: float, more: Uses | None = None) -> float | None:
-        """Return ε of all that has left, with `more` uses; None without the accountant.
+        """Return ε of all answers that have left plus `more` uses, or None without the accountant.
 
-        It is infinite where something left without noise, or is not in the log.
+        It is infinite if an answer left without noise, or is not in the log.
         """
         entries = [use.entry(steps) for use, steps in (self.uses + (more or Counter())).items()]
         if self.unbounded:
@@ -130,20 +130,20 @@ class ReleaseLog:
             return epsilon(entries, delta)
         except MissingExtraError:
             return None
-        except TailorflError:  # larger than the tight accountant can tell
+        except TailorflError:  # above the range of the tight accountant
             return epsilon(entries, delta, "rdp")
 
     def append(self, release: Release, size: int, experiment: str, delta: float) -> None:
-        """Write a line about an answer of so many bytes, and wait until it is on the disk.
+        """Write the line of an answer, and wait until it is on the disk.
 
         Args:
             release: the answer.
-            size: its bytes.
-            experiment: its name.
-            delta: of the ε so far.
+            size: its number of bytes.
+            experiment: the experiment's name.
+            delta: δ of the ε so far.
 
         Raises:
-            RunError: the disk refuses.
+            RunError: the disk is full or refuses.
         """
         packet, question = release.packet, release.question
         floating = [t.detach().double() for t in packet.tensors.values() if t.is_floating_point()]
@@ -176,7 +176,7 @@ class ReleaseLog:
         write_text(self.path.with_name(HEAD), f"{self._count} {self._last}\n")
 
     def _note(self, fields: Mapping[str, Any]) -> None:
-        """Remember what a line says."""
+        """Update the state by a line."""
         kind, about, number = fields["kind"], fields["about"], fields["number"]
         if number is not None and fields["question"]:
             self._answers.setdefault((kind, about, number), (fields["question"], fields["answer"]))
@@ -192,10 +192,10 @@ class ReleaseLog:
 
 
 def verified(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log, checked against one another and against its head.
+    """Return the lines of a log, verified against each other and against its head.
 
     Raises:
-        RunError: the first line that is not what was written, or is not there.
+        RunError: a line was changed or is missing; names the first.
     """
     path, before = folder / NAME, FIRST
     lines, entries = read_lines(path), list[dict[str, Any]]()
@@ -217,7 +217,7 @@ def verified(folder: Path) -> list[dict[str, Any]]:
     with reporting(head, "read"):
         words = head.read_text(encoding="utf-8").split() if head.is_file() else ["0", FIRST]
     count = int(words[0]) if len(words) == 2 and words[0].isdigit() else -1
-    if count < 0 or len(lines) > count + 1:  # a crash leaves the head one line behind at most
+    if count < 0 or len(lines) > count + 1:  # a crash leaves the head at most one line behind
         raise RunError(f"'{head}' does not say how many of the {len(lines)} lines of '{path}' there were")
     if len(lines) < count:
         raise RunError(f"line {len(lines) + 1} of '{path}' was removed: there were {count} lines")
@@ -227,7 +227,7 @@ def verified(folder: Path) -> list[dict[str, Any]]:
 
 
 HEADS = ("line", "time (UTC)", "experiment", "kind", "number", "what", "bytes", "norm", "epsilon")
-"""Columns of the rows that people read."""
+"""Columns of the readable table."""
 
 
 def table_rows(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -237,7 +237,7 @@ def table_rows(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         tensors, facts = entry["tensors"], entry["facts"]
         shapes = {name.removeprefix("reply/"): ",".join(map(str, shape)) for name, shape, _ in tensors}
         names = [f"{name}[{shape}]" for name, shape in shapes.items()] or sorted(facts)
-        # Where noise was added once, or lines are missing, somebody counts on a bound that does not hold.
+        # If noise was added before, or lines are missing, the operator may rely on a bound that does not hold.
         is_private = is_private or bool(entry["uses"]) or entry["kind"] == MISSING
         no_bound, spent = "unbounded" if is_private else "no DP", entry["epsilon"]
         rows.append(

@@ -1,4 +1,4 @@
-"""The server's half of the rounds, where clients are elsewhere: `rounds.Simulation` that asks instead of computing."""
+"""The server's half of the rounds with remote clients: a `rounds.Simulation` that asks instead of computing."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ from tailorfl.training import tree
 log = logging.getLogger(__name__)
 
 LOOK = 0.2
-"""Seconds between two looks whether clients have come (back)."""
+"""Seconds between two checks whether clients have come (back)."""
 OTHER_SETTINGS = "it makes another model or other settings of the experiment"
-"""Why a client that agrees on another digest is refused."""
+"""The reason for refusing a client that returns another digest of the agreement."""
 
 
 class RemoteRounds(Simulation):
-    """A simulation whose clients are elsewhere and asked; `attach` says how, right after it is made.
+    """A simulation that asks remote clients; `attach` must be called right after it is made.
 
     Attributes:
         job: the job.
-        connected: who can be reached.
-        clients: who they are, and who joined when.
-        membership: who has left.
-        admit: lets those join that are connected and may.
+        connected: the clients that can be reached.
+        clients: the clients' descriptions, in the order in which they joined.
+        membership: the clients that have left or may join.
+        admit: lets the connected clients join that may.
         acked: client -> the last round (from 1) in which its reply was accepted.
-        changes: client -> the largest change by a reply of its that was accepted.
-        announced: of how many clients the trace says that they take part.
+        changes: client -> the largest change of its accepted replies.
+        announced: number of clients that the trace has announced.
         gone: names of the clients that have left for good.
-        empty_places: how many of them were left out from the start, with a place that stays among the others'.
+        empty_places: number of clients that were excluded from the start but keep their numbers.
     """
 
     job: Job
@@ -88,7 +88,7 @@ class RemoteRounds(Simulation):
         membership: Membership,
         admit: Callable[[], None],
     ) -> None:
-        """Set how clients are reached; see the attributes."""
+        """Set the attributes that connect the simulation with its clients."""
         self.job, self.connected, self.membership, self.admit = job, connected, membership, admit
         self.gone, self.acked, self.changes = membership.gone, {}, {}
         self.empty_places = len(job.config.data.excluded_clients)
@@ -102,7 +102,7 @@ class RemoteRounds(Simulation):
         self._digests = {first: agreement.digest(self) for first, agreement in self._agreements.items()}
 
     def take_in(self, federation: Federation, clients: DescribedClients) -> None:
-        """Let a client take part from the next round on. Raises ConfigError where the method does not allow it."""
+        """Let a client take part from the next round on. Raises ConfigError if the method does not allow it."""
         self.extend(federation)
         self._agree_with(clients)
 
@@ -112,17 +112,17 @@ class RemoteRounds(Simulation):
         return [i for i in range(self.participants) if self.federation.names[i] not in self.gone]
 
     def needed(self, clients: Collection[int]) -> int:
-        """Return how many of clients must answer: `deploy.min_replies`, by default a majority."""
+        """Return how many of these clients must answer: `deploy.min_replies`, by default a majority."""
         return self.job.config.deploy.min_replies or (len(clients) // 2 + 1 if clients else 0)
 
     def digest(self, client: int) -> str:
-        """Return what stands for the job in the messages of a client."""
+        """Return the digest of the job in a client's messages."""
         return self._digests[self.clients.known_to(client)]
 
-    # -- asking ---------------------------------------------------------------------------------------------
+    # -- questions ------------------------------------------------------------------------------------------
 
     def asked(self, packets: Mapping[int, Packet]) -> dict[int, QuestionOutcome]:
-        """Ask clients; those that do not know the job (any more) are sent it and asked once more."""
+        """Ask clients; send the job to those that do not know it (any more) and ask them again."""
         self.connected.refresh()
         answers = self._exchange(packets)
         new = [i for i, answer in answers.items() if answer.code == "unknown-job"]
@@ -140,7 +140,7 @@ class RemoteRounds(Simulation):
         return {i: answers[names[i]] for i in packets}
 
     def set_up(self, clients: Sequence[int]) -> dict[int, QuestionOutcome]:
-        """Tell clients of the job, and return what they say to it."""
+        """Send clients the job, and return their answers."""
         agreements = {i: self._agreements[self.clients.known_to(i)] for i in clients}
         answers = self._exchange(
             {i: Packet("setup", agreement.facts()) for i, agreement in agreements.items()}
@@ -168,16 +168,16 @@ class RemoteRounds(Simulation):
         counting: Collection[int],
         what: str,
     ) -> dict[int, QuestionOutcome]:
-        """Ask clients until enough of those that count have answered; where fewer do, nothing goes on meanwhile.
+        """Ask clients until enough of those that count have answered; until then the run is paused.
 
         Args:
-            ask: returns what became of the question to each client.
-            clients: whom to ask.
-            counting: whose answers count.
-            what: is paused, for messages.
+            ask: asks clients and returns the outcome for each.
+            clients: the clients to ask.
+            counting: the clients whose answers count.
+            what: the paused step, for messages.
 
         Raises:
-            RunError: they have not within `deploy.wait_seconds`.
+            RunError: too few have answered within `deploy.wait_seconds`.
         """
         answers, names, limit = dict(ask(clients)), self.federation.names, self.job.config.deploy.wait_seconds
         begin = time.monotonic()
@@ -201,7 +201,7 @@ class RemoteRounds(Simulation):
                     f"{named([names[i] for i in missing])}, for {limit:.0f} s at most"
                 )
             time.sleep(LOOK)
-            # Who refuses has a reason, which may take long to mend: asked again after 1, 2, 4, 8, ... looks.
+            # The cause of a refusal may take long to fix: such clients are asked again after 1, 2, 4, 8, ... checks.
             asks_all = attempt & (attempt + 1) == 0
             answers |= ask([i for i in missing if asks_all or answers[i].fate != "refused"])
         if attempt:
@@ -212,7 +212,7 @@ class RemoteRounds(Simulation):
 
     @property
     def is_traced(self) -> bool:
-        """Always: what became of every client is a file."""
+        """Always true: the outcome of every client is stored."""
         return True
 
     def step(
@@ -221,7 +221,7 @@ class RemoteRounds(Simulation):
         training: tuple[int, ...] | None = None,
         trace: RoundTrace | None = None,
     ) -> RoundResult:
-        """Run the next round with the clients that are there; note whose replies were accepted."""
+        """Run the next round with the connected clients; note whose replies were accepted."""
         self._changes: dict[int, float] = {}
         self.membership.leave((), self.connected.notify)
         self.admit()
@@ -234,7 +234,7 @@ class RemoteRounds(Simulation):
         return result
 
     def sample(self, round: int) -> tuple[int, ...]:
-        """Return the clients of a round, of those that have not left."""
+        """Return the clients of a round, sampled from those that have not left."""
         members = self.members
         if len(members) == self.participants - self.empty_places:
             return super().sample(round)
@@ -243,12 +243,12 @@ class RemoteRounds(Simulation):
         return tuple(members[k] for k in drawn)
 
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the clients that train, of those that have not left."""
+        """Return the clients that train and have not left."""
         members = set(self.members)
         return tuple(i for i in super().trainees(sampled) if i in members)
 
     def collect(self, current: RoundState) -> list[Trained]:
-        """Ask those that train for their replies; who gives none, or a bad one, takes no part."""
+        """Ask the clients that train for their replies; a client without a valid reply takes no part."""
         message, training = current.message, current.training
         begin, number = time.monotonic(), self.round + 1
         packets: dict[int, Packet] = {}
@@ -291,10 +291,10 @@ class RemoteRounds(Simulation):
         packets: Mapping[int, Packet],
         payloads: Mapping[int, TensorDict],
     ) -> dict[int, QuestionOutcome]:
-        """Return the answers of clients of a group; in place of a bad one a refusal that says what is wrong with it."""
+        """Return the answers of a group's clients, with each bad one replaced by a refusal that names its problem."""
         judged, changes = dict(answers), dict[int, float]()
         first = next(iter(answers))
-        # What a reply looks like; no sample is looked at.
+        # The structure of a reply, from a dry run that reads no sample.
         _, (_, replies, metrics) = counted(group, self.cohort((first,)), payloads[first], self.local)
         like, names = dict(tree.leaves(replies[0])), {name for name, _ in tree.leaves(metrics)} - {WORK}
 
@@ -334,7 +334,7 @@ class RemoteRounds(Simulation):
         names: set[str],
         payload: TensorDict,
     ) -> float:
-        """Return by how much a reply changes what was sent. Raises MessageError where it is not what was asked for."""
+        """Return the size of a reply's change. Raises MessageError if it is not a valid reply to this question."""
         if packet.fact("digest", str) != self.digest(client):
             raise MessageError("its reply is of another job, model or method")
         if packet.fact("round", int) != self.round + 1 or packet.fact("attempt", str) != attempt:
@@ -350,7 +350,7 @@ class RemoteRounds(Simulation):
         return change_of(reply, payload)
 
     def _try(self, group: Group, client: int, packet: Packet | None, payload: TensorDict) -> None:
-        """Raise MessageError where whole numbers of a reply name what is not there, so that it cannot be aggregated."""
+        """Raise MessageError if a reply cannot be aggregated because its integers are invalid indices."""
         try:
             part = self._part(group, {client: packet}, payload)
             self.method.aggregate(self.server, gather({group.name: self.replies(part)}))
@@ -360,13 +360,13 @@ class RemoteRounds(Simulation):
             ) from error
 
     def _may_lack(self, client: int) -> bool:
-        """Whether a client has no samples of a part, so that a loss may be no number."""
+        """Return whether a client has no training or validation samples, so that a loss may be NaN."""
         return not all(len(part[client]) for part in (self.federation.train, self.federation.val))
 
     def _largest(self, group: Group, changes: Mapping[int, float]) -> dict[int, float]:
-        """Return how large the changes by clients of a group may be, from all that were accepted and the present ones.
+        """Return the largest allowed changes of a group's clients, from all accepted changes and the present ones.
 
-        Client-level privacy clips every update, and counts on one client's reply not deciding whose others count.
+        Client-level privacy clips every update, and requires that no reply decides whether another one counts.
         """
         bound = self.job.config.deploy.max_norm
         if bound == "auto" and self.client_dp is None:
@@ -379,7 +379,7 @@ class RemoteRounds(Simulation):
     def _part(
         self, group: Group, answers: Mapping[int, Packet | None], message: TensorDict | PerClient
     ) -> Trained:
-        """Return the part of a round that clients of a group are, from their replies."""
+        """Return a group's part of a round, from its clients' replies."""
         packets = {client: packet for client, packet in answers.items() if packet is not None}
         replies = stacked([dict(tree.leaves(packet.part("reply"))) for packet in packets.values()])
         metrics = [
@@ -395,7 +395,7 @@ class RemoteRounds(Simulation):
     # -- evaluation -----------------------------------------------------------------------------------------
 
     def questions_about_models(self, kind: Any, clients: Sequence[int], **more: Any) -> dict[int, Packet]:
-        """Return for every client what it needs to make the model that it deploys, as a packet of a kind."""
+        """Return for each client a packet of a kind with all that it needs to make the model that it deploys."""
         questions: dict[int, Packet] = {}
         for group, positions in by_group(self.groups, clients):
             shared = self.global_model(group.name)
@@ -408,10 +408,10 @@ class RemoteRounds(Simulation):
         return questions
 
     def evaluated(self, client: int, packet: Packet, sets: Sequence[str]) -> list[Record]:
-        """Return the records of a client's evaluation, and book what its training for it has used.
+        """Return the records of a client's evaluation, and book its uses of private samples for it.
 
         Raises:
-            MessageError: they cannot be used.
+            MessageError: the records or uses are invalid.
         """
         parts = {"val": self.federation.val, "local": self.federation.test}
         samples = {name: len(parts[name][client]) for name in parts if name in sets}
@@ -422,7 +422,7 @@ class RemoteRounds(Simulation):
         return records
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Add whose replies were accepted last, and how large they were."""
+        """Add each client's last accepted round, its largest accepted change, and the announced clients."""
         tensors, facts = super().dump()
         acked, changes = ({str(i): v for i, v in of.items()} for of in (self.acked, self.changes))
         return tensors, {**facts, "acked": acked, "changes": changes, "announced": self.announced}
@@ -436,7 +436,7 @@ class RemoteRounds(Simulation):
 
 
 def _outcome(client: int, answer: QuestionOutcome) -> ClientOutcome:
-    """Return what the trace says of a client."""
+    """Return a client's entry in the trace."""
     if answer.fate == "answered":
         return ClientOutcome(client, "accepted", answer.seconds, "")
     reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
@@ -450,9 +450,9 @@ def evaluate_remotely(
     selection: Selection | None = None,
     kept: Kept | None = None,
 ) -> list[Record]:
-    """Return the records of all clients that answer, each measured by itself on its own parts.
+    """Return the records of all clients that answer; each client evaluates its own parts itself.
 
-    `selection` and `kept` would be of samples that are elsewhere: there are none.
+    `selection` and `kept` are not used: they would need the clients' samples.
     """
     assert isinstance(sim, RemoteRounds)
     records: dict[int, list[Record]] = {}
@@ -490,7 +490,7 @@ def evaluate_remotely(
 
 
 def one_payload(message: TensorDict | PerClient) -> TensorDict:
-    """Return what one client gets of a message that is meant for it alone."""
+    """Return the payload of a message for a single client."""
     if isinstance(message, PerClient):
         (row,) = message.rows
         payload: TensorDict = message.payloads[row]

@@ -30,20 +30,20 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 Notify = Callable[[str], None]
 LEAST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two looks for a letter: few while a job runs, more the longer none came."""
+"""Shortest and longest pause between two checks for a letter, in seconds; it grows while none comes."""
 PATIENCE = 20.0
 """The pause is the time since the last letter divided by this."""
 SILENCE = 60.0
-"""After so many seconds without a message a client says once that it is waiting."""
+"""Seconds without a message after which a client notes once that it is waiting."""
 AGAIN = 1.0
-"""Seconds between two tries to reach a server."""
+"""Seconds between two attempts to reach a server."""
 LOOK_SECONDS, REFUSAL_SECONDS = 5.0, 0.5
 """Seconds that one attempt to reach a server may take, and seconds to wait for it to refuse this client."""
 _ASKED = b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n"
 _REFUSED = ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")
-"""In the name of what TLS says where it does not take the other side's certificate."""
+"""Parts of the names of TLS errors if the other side's certificate is not accepted."""
 State = Callable[[], tuple[str, Mapping[str, float]]]
-"""Returns what is wrong ("" where nothing is), and numbers by name; a name that ends in _total only grows."""
+"""Returns the present problem ("" if there is none) and numbers by name; those ending in _total only grow."""
 
 
 def run_server(
@@ -60,12 +60,12 @@ def run_server(
     """Run an experiment with clients that connect to `listen`, and return its result.
 
     `keys` is the server's folder as `tailorfl deploy keys` writes it; None leaves the connection open to everybody who
-    reaches it, which without `anywhere` are programs of this machine. `health` is a port for those who watch over it.
+    reaches it, which without `anywhere` are only programs of this machine. `health` is a port for monitoring.
 
     Raises:
-        TailorflError: see the message; the same call goes on.
+        TailorflError: see the message; the same call continues the run.
     """
-    from tailorfl.deploy.flower_server import Link  # a client's process does without its libraries
+    from tailorfl.deploy.flower_server import Link  # a client's process does not need its libraries
 
     host, port = address(listen)
     largest = config.deploy.max_bytes
@@ -100,7 +100,7 @@ class Rounds(Observer):
     done = 0
 
     def round_done(self, job: Job, done: RoundResult) -> None:
-        """Count one."""
+        """Count a round."""
         self.done += 1
 
 
@@ -120,13 +120,13 @@ def run_client(
     stay: bool = False,
     health: int | None = None,
 ) -> None:
-    """Answer a server until it says that there is nothing more; with `stay` until it is told to end.
+    """Answer a server until it ends the session; with `stay` until this process is stopped.
 
-    `keys` is the client's folder as `tailorfl deploy keys` writes it, `health` a port for those who watch over it.
+    `keys` is the client's folder as `tailorfl deploy keys` writes it, `health` a port for monitoring.
 
     Raises:
         ConfigError: the keys are another client's.
-        RunError: the server turns this client away, or what secures the connection differs on both sides.
+        RunError: the server turns this client away, or both sides use different security (TLS, certificates).
     """
     tls = None if keys is None else client_keys(keys)
     name = member.data.name
@@ -170,10 +170,10 @@ def _answer_all(
                 answer = _answer(member, question, notify)
             connection.send(question, answer)
             question, last, is_waiting = None, time.monotonic(), False
-        except ForgottenError:  # a server that was started again asks again, and gets the answer that is kept
+        except ForgottenError:  # a restarted server asks again, and gets the stored answer
             question = None
         except UnreachableError as error:
-            if member.ended and not stay:  # nobody waits for what it says to the last message
+            if member.ended and not stay:  # nobody waits for the answer to the last message
                 return
             reach.failed(str(error))
             time.sleep(AGAIN)
@@ -187,7 +187,7 @@ def _answer(member: ClientSession, question: ServerMessage, notify: Notify) -> b
 
 
 def address(text: str) -> tuple[str, int]:
-    """Return (host, port). Raises ConfigError where it is no HOST:PORT."""
+    """Return (host, port). Raises ConfigError if the text is not HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"an address is HOST:PORT, such as 127.0.0.1:8000, but is '{text}'")
@@ -195,11 +195,11 @@ def address(text: str) -> tuple[str, int]:
 
 
 def in_the_way(server: str, tls: Tls | None) -> str:
-    """Return why a server cannot be reached now, "" where it can.
+    """Return why a server cannot be reached now, "" if it can.
 
     Raises:
-        RunError: it never will be as things stand: one side does not take the other's certificate, or one of them uses
-            TLS and the other does not.
+        RunError: trying again is useless: one side does not accept the other's certificate, or only one of them uses
+            TLS.
     """
     host, port = address(server)
     try:
@@ -234,14 +234,14 @@ def _words(error: ssl.SSLError) -> str:
 
 
 def _first_bytes(host: str, port: int, context: ssl.SSLContext) -> bytes:
-    """Return what a server says to a request; only then TLS has taken both sides' certificates."""
+    """Return a server's first bytes of an answer, which proves that both sides' certificates were accepted."""
     with (
         socket.create_connection((host, port), timeout=LOOK_SECONDS) as plain,
         context.wrap_socket(plain, server_hostname=host) as secured,
     ):
         secured.settimeout(REFUSAL_SECONDS)
         with suppress(TimeoutError):
-            return secured.recv(5)  # a refusal of this side's certificate comes unasked
+            return secured.recv(5)  # a refusal of this side's certificate comes without a request
         secured.settimeout(LOOK_SECONDS)
         secured.sendall(_ASKED)
         return secured.recv(5)
@@ -264,7 +264,7 @@ def _plain_trouble(host: str, port: int, server: str) -> str:
 
 
 def _speaks_plainly(host: str, port: int) -> bool:
-    """Whether HTTP is spoken without TLS. Raises OSError where nobody listens."""
+    """Return whether the server speaks HTTP without TLS. Raises OSError if nobody listens."""
     with socket.create_connection((host, port), timeout=LOOK_SECONDS) as connection:
         try:
             connection.sendall(_ASKED)
@@ -274,24 +274,24 @@ def _speaks_plainly(host: str, port: int) -> bool:
 
 
 class Reach:
-    """Says when a server can no longer be reached, why, and when it can again.
+    """Reports when and why a server can no longer be reached, and when it can again.
 
     Args:
         server: HOST:PORT.
-        tls: what secures the connection.
-        notify: called with a sentence for the person who looks on.
+        tls: the keys and certificates; None: an open connection.
+        notify: called with a sentence for the operator.
     """
 
     def __init__(self, server: str, tls: Tls | None, notify: Notify) -> None:
         self._server, self._tls, self._notify = server, tls, notify
         self.trouble = ""
-        """Why it could not be reached at the last try, "" where it could."""
+        """Why the server could not be reached at the last attempt, "" if it could."""
 
     def failed(self, reason: str) -> None:
         """Note that a call has failed.
 
         Raises:
-            RunError: all will as things stand, see `in_the_way`.
+            RunError: all further calls would fail too, see `in_the_way`.
         """
         trouble = in_the_way(self._server, self._tls) or reason
         if trouble != self.trouble:
@@ -309,9 +309,9 @@ class Reach:
 
 @contextmanager
 def served(port: int | None, state: State) -> Iterator[None]:
-    """Answers at a port of this machine meanwhile; None: nowhere.
+    """Serve the process's health at a local port within the block; None: not at all.
 
-    GET /healthz has status 200, or 503 and what is wrong; GET /metrics the numbers as Prometheus reads them.
+    GET /healthz returns status 200, or 503 and the problem; GET /metrics the numbers in Prometheus's format.
 
     Raises:
         RunError: the port is taken.
@@ -341,7 +341,7 @@ def served(port: int | None, state: State) -> Iterator[None]:
             self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: who watches asks every few seconds."""
+            """Log nothing: monitoring calls every few seconds."""
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -357,7 +357,7 @@ def served(port: int | None, state: State) -> Iterator[None]:
 
 
 def exposition(numbers: Mapping[str, float]) -> str:
-    """Return numbers as Prometheus reads them."""
+    """Return numbers in Prometheus's format."""
     lines: list[str] = []
     for name, value in numbers.items():
         kind = "counter" if name.endswith("_total") else "gauge"

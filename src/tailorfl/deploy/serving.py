@@ -1,4 +1,4 @@
-"""A server's experiment: the backend whose clients are elsewhere, from waiting for them to their last message."""
+"""A server's experiment: the backend with remote clients, from waiting for them to their last message."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ from tailorfl.settings.experiment import ExperimentConfig
 log = logging.getLogger(__name__)
 
 RETURN_SECONDS = 30.0
-"""How long a server that was started again waits for the clients of its federation to come back."""
+"""Seconds for which a restarted server waits for the clients of its federation to come back."""
 GOODBYE_SECONDS = 5.0
-"""How long the last word to all clients may take."""
+"""Time limit of the last message to all clients."""
 
 
 class DeployedExperiment:
     """An experiment with the clients that are connected.
 
     Args:
-        connected: who can be reached.
+        connected: the clients that can be reached.
         out: the result folder.
         config: the experiment.
-        begun: whether the folder has some of it, which is gone on with.
+        begun: whether the folder has a part of it, which is continued.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DeployedExperiment:
 
     @property
     def backend(self) -> Backend:
-        """The functions by which an experiment is run with these clients."""
+        """The functions that run an experiment with these clients."""
         return Backend(self._federation, self._simulation, evaluate_remotely, self._done)
 
     @property
@@ -88,7 +88,7 @@ class DeployedExperiment:
     def _federation(
         self, config: ExperimentConfig, seed: int, source: Any = None, warned: set[str] | None = None
     ) -> Federation:
-        """Return the federation that clients describe, once there are enough; or the one that has begun."""
+        """Return the federation that has begun, or a new one once enough clients have described their data."""
         clients = self.membership.clients.get(str(seed))
         if clients is None:
             clients = self._described(config, seed)
@@ -120,7 +120,7 @@ class DeployedExperiment:
         return remote_federation(source, clients.names, clients.sizes, public=public, server=server)
 
     def _expected(self, config: ExperimentConfig) -> int:
-        """Return how many clients there must be to begin: as the experiment says, or as there were with other seeds."""
+        """Return the number of clients needed to begin: that of other seeds, or the experiment's setting."""
         for clients in reversed(self.membership.clients.values()):
             return len(set(clients.names) - self.membership.gone)
         if places := config.deploy.clients or config.data.clients:
@@ -128,7 +128,7 @@ class DeployedExperiment:
         raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
 
     def _described(self, config: ExperimentConfig, seed: int) -> DescribedClients:
-        """Wait for enough clients with data that fit together; who describes none such is turned away by name."""
+        """Wait for enough clients with data that fit together; turn away, by name, those whose data do not."""
         expected, seconds = self._expected(config), config.deploy.wait_seconds
         self.notify(f"waiting for {expected} clients, for {seconds:.0f} s at most")
         question = Packet("describe", {"experiment": config.to_dict(), "seed": seed})
@@ -173,7 +173,7 @@ class DeployedExperiment:
     def _clients(
         self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
     ) -> DescribedClients:
-        """Return the clients of a federation that begins, in the order of their numbers."""
+        """Return the clients of a new federation, in the order of their numbers."""
         first = next(iter(described.values()))
         if first["index"] is None:
             clients = self._own_files(config, seed, {name: described[name] for name in sorted(described)})
@@ -203,7 +203,7 @@ class DeployedExperiment:
         return clients
 
     def _wait_for_return(self, names: Sequence[str]) -> None:
-        """Give the clients of a federation that has begun a moment to come back."""
+        """Wait up to `RETURN_SECONDS` for the clients of a federation that has begun."""
         members = set(names) - self.membership.gone
         seconds = min(RETURN_SECONDS, self.config.deploy.wait_seconds)
         begin = time.monotonic()
@@ -215,7 +215,7 @@ class DeployedExperiment:
     def _own_files(
         self, config: ExperimentConfig, seed: int, described: Mapping[str, Mapping[str, Any]]
     ) -> DescribedClients:
-        """Return clients with files of their own; who tells nothing usable of them stays out, for good."""
+        """Return clients with files of their own; those without a usable summary are excluded for good."""
         kind, limits = kind_of(config.data), config.deploy
         if unknown_rows := set(config.data.excluded_clients) - limits.excluded_rows.keys():
             raise ConfigError(
@@ -285,16 +285,16 @@ class DeployedExperiment:
     def _remote(self, job: Job, federation: Federation, folder: Path | None = None) -> RemoteRounds:
         seed = job.config.data.seed_of(job.seed)
         clients = self.membership.clients[str(seed)]
-        if len(clients.names) > len(federation):  # somebody has joined in an earlier job of this seed
+        if len(clients.names) > len(federation):  # a client has joined in an earlier job of this seed
             federation = self._remote_federation(job.config, seed, clients)
         sim = make_simulation(job, federation, folder, RemoteRounds)
         sim.attach(job, self.connected, clients, self.membership, functools.partial(self._admit, sim))
         return sim
 
-    # -- who joins ------------------------------------------------------------------------------------------
+    # -- joining --------------------------------------------------------------------------------------------
 
     def _admit(self, sim: RemoteRounds) -> None:
-        """Let those join that the operator has named and that are there; who cannot is turned away with the reason."""
+        """Let the connected clients join that the operator has allowed; tell those that cannot the reason."""
         new = self.membership.allowed() - set(sim.clients.names)
         for name in sorted(new & self.connected.refresh() if new else ()):
             try:
@@ -308,10 +308,10 @@ class DeployedExperiment:
     def _join(self, sim: RemoteRounds, name: str) -> None:
         """Let a client take part from the next round on, once it has agreed; one that does not answer is asked again.
 
-        Its samples are prepared as those of the others: nothing of them goes into what all have in common.
+        Its samples are prepared with the existing constants, which do not change.
 
         Raises:
-            MessageError, DataError, ConfigError: it, or what it says of its data, does not fit to the others.
+            MessageError, DataError, ConfigError: the client, or the description of its data, does not fit the others.
         """
         job, clients = sim.job, sim.clients
         config, seed = job.config, job.config.data.seed_of(job.seed)
@@ -357,7 +357,7 @@ class DeployedExperiment:
         self.notify(f"'{name}' joins with round {sim.round + 1}, as client {len(grown.names)}")
 
     def _answer(self, name: str, question: Packet) -> Packet | None:
-        """Return what a client answers, None where it does not. Raises MessageError where it refuses."""
+        """Return a client's answer, or None if there is none. Raises MessageError if it refuses."""
         answer = self.connected.ask({name: question}, self.config.deploy.round_seconds)[name]
         if answer.fate == "refused":
             raise MessageError(answer.reason)
@@ -366,12 +366,12 @@ class DeployedExperiment:
     # -- after the last round -------------------------------------------------------------------------------
 
     def _done(self, sim: Simulation) -> None:
-        """Send the last message of a job to all that are there."""
+        """Send the last message of a job to all clients that have not left."""
         assert isinstance(sim, RemoteRounds)
         self._hand_over(sim, sim.members)
 
     def _hand_over(self, sim: RemoteRounds, clients: Sequence[int]) -> None:
-        """Send the last message of a job: clients write the models that they deploy."""
+        """Send the last message of a job, upon which clients write the models that they deploy."""
         job, names = sim.job, sim.federation.names
         handed = self.membership.handed.setdefault(str(job.folder), set())
         answers = sim.asked(sim.questions_about_models("finish", clients))
@@ -388,7 +388,7 @@ class DeployedExperiment:
         )
 
     def hand_over_the_rest(self) -> None:
-        """Wait for the clients that have not got a job's last message, and send it; at most `deploy.wait_seconds`."""
+        """Wait at most `deploy.wait_seconds` for clients that lack a job's last message, and send it."""
         begin, announced, seconds = time.monotonic(), False, self.config.deploy.wait_seconds
         while missing := self._missing():
             absent = sorted(set[str]().union(*(names for _, names in missing)))
@@ -418,7 +418,7 @@ class DeployedExperiment:
             time.sleep(LOOK)
 
     def _missing(self) -> list[tuple[Job, set[str]]]:
-        """Return the finished jobs whose last message somebody lacks, and who."""
+        """Return the finished jobs whose last message some clients lack, with the names of these."""
         missing: list[tuple[Job, set[str]]] = []
         for job in self.jobs:
             clients = self.membership.clients.get(str(self.config.data.seed_of(job.seed)))
@@ -432,7 +432,7 @@ class DeployedExperiment:
         return missing
 
     def goodbye(self) -> None:
-        """Tell all clients that there is nothing more; those that lack a model, why."""
+        """Tell all clients that the federation has ended, and those without a model the reason."""
         present = self.connected.refresh(GOODBYE_SECONDS)
         self.connected.ask(
             {name: goodbye(self._without_model.get(name, "")) for name in present}, GOODBYE_SECONDS
@@ -451,17 +451,17 @@ def host_experiment(
     notify: Callable[[str], None] = lambda sentence: None,
     observer: Observer | None = None,
 ) -> ExperimentResult:
-    """Run an experiment with the clients of a post, and return its result.
+    """Run an experiment with the clients of a transport, and return its result.
 
     Args:
-        post: how messages travel.
-        config: the experiment; `for_deployment` says what it must not ask for.
-        out: result folder; what is there of the same experiment is gone on with.
-        notify: called with a sentence for the person who looks on.
-        observer: who is told of rounds.
+        post: the transport of messages.
+        config: the experiment; see `for_deployment` for settings that it cannot have.
+        out: result folder; the same experiment in it is continued.
+        notify: called with a sentence for the operator.
+        observer: receives the rounds.
 
     Raises:
-        TailorflError: see the message; what was finished stays on disk and the same call goes on from there.
+        TailorflError: see the message; finished work stays on disk and the same call continues from there.
     """
     config = for_deployment(config)
     check(config)

@@ -1,7 +1,7 @@
-"""From settings to what a job is made of: checked names and options, federation, model, method, engine, simulation.
+"""Builds the parts of a job from settings: checked names and options, federation, model, method, engine, simulation.
 
-`check` looks at everything that the registries can tell before a run begins; what needs the data themselves is found
-where it is made, before the first round.
+`check` checks everything that the registries know before a run begins; problems that depend on the data are found when
+the parts are built, before the first round.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ from tailorfl.training.update import RoundSchedule
 
 log = logging.getLogger(__name__)
 OF_TOKENIZER = ("pad", "end", "vocabulary")
-"""Options of models that a token source knows."""
+"""Options of models that a token source determines."""
 OF_DATA = "data:"
-"""What follows is a file of the data folder (TAILORFL_DATA)."""
+"""Prefix of a file in the data folder (TAILORFL_DATA)."""
 
 
 def make_federation(
     config: ExperimentConfig, seed: int, source: Any = None, logged: set[str] | None = None
 ) -> Federation:
-    """Return the federation of an experiment, checked; what is weak about it is logged as warnings.
+    """Return the federation of an experiment, checked; its weaknesses are logged as warnings.
 
-    `logged` are warnings that were logged before and are not repeated; new ones are added to it.
+    `logged` has the warnings that were logged before and are not repeated; new ones are added to it.
 
     Raises:
-        ConfigError: a method that cannot have such samples.
-        DataError: data that cannot be used, or nothing to test on.
+        ConfigError: a method cannot use such samples.
+        DataError: the data cannot be used, or there is nothing to test on.
     """
     arguments = config.data.model_dump(exclude={"seed"})
     if source is not None:
@@ -103,9 +103,9 @@ def make_simulation(
 def make_simulation(
     job: Job, federation: Federation, folder: Path | None = None, kind: type[Simulation] = Simulation
 ) -> Simulation:
-    """Return the simulation of a job, before its first round; `folder` is where states on disk would lie.
+    """Return the simulation of a job, before its first round; `folder` is the place for states on disk.
 
-    `kind` is a class like `Simulation`, whose clients may be elsewhere.
+    `kind` is `Simulation` or a subclass, whose clients may be remote.
     """
     config = job.config
     settings = config.model_of(job.method)
@@ -121,12 +121,12 @@ def make_simulation(
 
     engine = config.engine
     if trace is not None and trace.is_deployed:
-        # Each client trained by itself, and passed samples through frozen layers every time.
+        # In a deployment each client trained alone, and passed samples through frozen layers every time.
         replayed = {"name": "sequential", "features": "off"}
         engine = engine.model_copy(
             update={key: value for key, value in replayed.items() if getattr(engine, key) == "auto"}
         )
-    # Clients elsewhere have their own samples, which nobody else may go through.
+    # Only remote clients themselves may read their samples.
     is_local = kind in (Simulation, Buffered)
     features = FeatureSettings(
         engine.features if is_local else "off",
@@ -158,7 +158,7 @@ def make_simulation(
 
 
 def _joined(config: ExperimentConfig, seed: int) -> tuple[tuple[str, ...], ...]:
-    """Return the clients of a deployment that is played again, as the longest trace of this seed names them."""
+    """Return the clients of a replayed deployment, in groups that joined together, from this seed's longest trace."""
     if config.system.trace is None:
         return ()
     lines = [line for line in config.methods if not make_method(line.name, line.options).pooled]
@@ -168,26 +168,26 @@ def _joined(config: ExperimentConfig, seed: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _root(folder: Path, job: Job) -> Path:
-    """Return the result folder that a job's folder is in, which all of its jobs share.
+    """Return the result folder of a job's folder, which all jobs of the experiment share.
 
-    The folder itself where it is alone.
+    It is the folder itself if that is in no result folder.
     """
     depth = len(Path(job.folder).parts)
     return folder.parents[depth - 1] if folder.parts[-depth:] == Path(job.folder).parts else folder
 
 
 def was_deployed(job: Job, folder: Path) -> bool:
-    """Return whether a server and clients did a job of a result folder, and no run or replay on one machine."""
+    """Return whether a server and clients did a job of a result folder, not a run or replay on one machine."""
     file = folder / job.folder / TRACE
     return job.config.system.trace is None and file.is_file() and Trace.read(file).is_deployed
 
 
 def trace_of(job: Job) -> Trace | None:
-    """Return the recorded run that a job is to play again: that of its file, or the job's own in a result folder.
+    """Return the trace that a job replays: the given file, or the job's trace in a given result folder.
 
     Raises:
-        RunError: it cannot be read, or is no trace.
-        ConfigError: it has fewer rounds than the job.
+        RunError: the file cannot be read, or is not a trace.
+        ConfigError: the trace has fewer rounds than the job.
     """
     if job.config.system.trace is None:
         return None
@@ -201,7 +201,7 @@ def trace_of(job: Job) -> Trace | None:
 
 
 def train_config(job: Job) -> TrainConfig:
-    """Return the training settings of a job: the experiment's, and in their place those of its method; no privacy.
+    """Return the training settings of a job, without privacy: the experiment's, overridden by its method's.
 
     Raises:
         ConfigError: the two do not fit together.
@@ -213,7 +213,7 @@ def train_config(job: Job) -> TrainConfig:
 
 
 def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
-    """Return the experiment with every option of its methods written out, so that its folder says what was run."""
+    """Return the experiment with every option of its methods written out, for a complete record in its folder."""
     return config.model_copy(
         update={
             "methods": tuple(
@@ -225,14 +225,14 @@ def with_all_options(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
-    """Return a model for the samples of `source`; `seed` draws frozen tensors that no file gives.
+    """Return a model for the samples of `source`; `seed` draws frozen tensors that no file contains.
 
-    What the source knows of its tokens (padding, end, vocabulary, length of an option) are defaults of the model's
+    The source's facts about its tokens (padding, end, vocabulary, length of an option) are defaults of the model's
     options.
 
     Raises:
-        ModelError: the model is for tokens and the samples are none, or the other way round; it knows too few tokens.
-        DataError: the weights are a file of the data folder (`data:NAME`), which has none of that name.
+        ModelError: only one of model and samples is for tokens, or the model knows too few tokens.
+        DataError: the weights are a file of the data folder (`data:NAME`) that does not exist.
     """
     options = {**_token_options(config.name, source), **config.options}
     _check_head(config.name, options, source)
@@ -247,7 +247,7 @@ def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
             load_weights(module, weights, skip_head=config.skip_head)
 
     model = Model(factory, prepare, trainable=config.trainable, seed=seed)
-    if ":" not in config.name:  # whoever writes a model knows what it reads
+    if ":" not in config.name:  # authors of models know their inputs
         _check_tokens(config.name, model, source)
     return model
 
@@ -262,7 +262,7 @@ def _token_options(name: str, source: Source) -> dict[str, Any]:
 
 
 def _check_head(name: str, options: Mapping[str, Any], source: Source) -> None:
-    """Raise ModelError where the head that a model is given cannot give what the task asks for."""
+    """Raise ModelError if the requested head of a model does not fit the task."""
     if ":" in name or not source.holds_tokens or "head" not in options_of(name):
         return
     head = options.get("head", options_of(name)["head"])
@@ -298,8 +298,8 @@ def _check_tokens(name: str, model: Model, source: Source) -> None:
 def check(config: ExperimentConfig) -> None:
     """Raise ConfigError if a method, model, engine, data source, partition, or option of one does not exist.
 
-    What needs the data themselves (does the model fit the samples, can they be dealt like that) is found when
-    a run starts, before its first round.
+    Problems that depend on the data (whether the model fits the samples, whether these can be partitioned so) are found
+    when a run starts, before its first round.
     """
     if config.variants:
         check_distinct(config.variants, "variants")
@@ -355,7 +355,7 @@ def _check_method(line: MethodConfig, config: ExperimentConfig) -> None:
 
 def _check_model(model: OneModelConfig) -> None:
     check_checkpoint(model)
-    if ":" in model.name:  # a factory of the user's; its options are looked at when the model is built
+    if ":" in model.name:  # a user's factory; its options are checked when the model is built
         find(model.name)
         return
     _check_options(f"option of model '{model.name}'", model.options, options_of(model.name))
@@ -365,10 +365,10 @@ def _check_data(data: DataConfig) -> None:
     if data.public is not None:
         loader_of(data.public)
     options = source_options(data.name)
-    if ":" not in data.name:  # a function of the user's may take any
+    if ":" not in data.name:  # a user's function may take any options
         _check_options(f"option of data source '{data.name}'", data.options, options)
     if data.partition is not None:
-        recipe_named(data.partition)  # raises where there is none
+        recipe_named(data.partition)  # raises if there is none
         valid = partition_options(data.partition)
         _check_options(f"option of partition '{data.partition}'", data.partition_options, valid)
     if data.split is not None:

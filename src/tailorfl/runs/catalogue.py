@@ -1,9 +1,9 @@
 """Names in the registries: methods, models, data sources, partitions and robust rules, each with its options.
 
-    python -m tailorfl.runs.catalogue    writes them into the package, as is done before it is built
+    python -m tailorfl.runs.catalogue    writes them into the package; this is done before it is built
 
-Settings read that file (`tailorfl.settings.names.known`), so that a typo is answered without torch. Where it is not
-of the present source, as in a checkout that was edited, they have it written anew.
+Settings read that file (`tailorfl.settings.names.known`), so that a typo is reported without importing torch. If the
+file does not match the source, as in an edited checkout, it is written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailorfl.settings.names import CATALOGUE, Kind, source_digest
 
 
 def catalogue() -> dict[Kind, dict[str, list[str]]]:
-    """Return kind -> name -> options, of the library's own things alone."""
+    """Return kind -> name -> options, of the library's own entries only."""
     return {
         "methods": {name: list(m.model_fields) for name, m in all_methods().items() if _is_ours(m)},
         "titles": {name: [m.title] for name, m in all_methods().items() if _is_ours(m)},
@@ -41,7 +41,7 @@ def catalogue() -> dict[Kind, dict[str, list[str]]]:
 
 
 def write() -> dict[Kind, dict[str, list[str]]]:
-    """Return the catalogue once it is stored; in a folder that is read-only it is made anew each time."""
+    """Store the catalogue and return it; in a read-only folder it is built again each time."""
     kinds = catalogue()
     with suppress(RunError):
         write_text(CATALOGUE, json.dumps({"source": source_digest(), "kinds": kinds}))

@@ -1,8 +1,8 @@
-"""Checkpoints that are either whole or noticed: a safetensors file and a JSON file with its size and sha256.
+"""Checkpoints whose damage is always detected: a safetensors file and a JSON file with its size and sha256.
 
-`checkpoint-000012.safetensors` holds the tensors after round 12, `checkpoint-000012.json` the meta data. The
-JSON file is written last, so its existence says that the tensors were complete; it has a digest of its own content
-too. Nothing is pickled.
+`checkpoint-000012.safetensors` holds the tensors after round 12, `checkpoint-000012.json` the metadata. The JSON file
+is written last, so its existence shows that the tensors were complete; it also has a digest of its own content. Nothing
+is pickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEPT = 2  # the newest may be damaged by the very crash that makes it needed
+KEPT = 2  # the newest may be damaged by the crash after which it is needed
 _NAME = re.compile(r"checkpoint-(\d{6,})\.(json|safetensors)")
 _OS_ERROR = re.compile(r"os error (\d+)")
 
@@ -34,10 +34,10 @@ def save(
     meta: Mapping[str, Any],
     keep: Collection[int] | None = None,
 ) -> None:
-    """Write the checkpoint of a round and delete all but the newest two, or but it and those of the rounds `keep`.
+    """Write the checkpoint of a round and delete all but the newest two, or all but it and those of the rounds `keep`.
 
-    `tensors` of any dtype, shape and place, `meta` what `files.encode` accepts. Raises RunError where the
-    file system refuses; older checkpoints are then intact.
+    `tensors` may have any dtype, shape and device; `meta` is anything that `files.encode` accepts. Raises RunError if
+    the file system refuses; older checkpoints are then intact.
     """
     path = _tensors_path(folder, round)
     with replacing(path) as part:
@@ -50,9 +50,9 @@ def save(
 
 
 def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-    """Round, tensors (on the CPU) and meta data of the newest sound checkpoint, None if there never was one.
+    """Return round, tensors (on the CPU) and metadata of the newest intact checkpoint, or None if there never was one.
 
-    A damaged checkpoint is passed over with a warning. Raises RunError if all of them are damaged.
+    A damaged checkpoint is skipped with a warning. Raises RunError if all of them are damaged.
     """
     damage: list[str] = []
     for round in reversed(rounds(folder)):
@@ -70,7 +70,7 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
 
 
 def load(folder: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (on the CPU) and meta data of the checkpoint of a round. Raises RunError where it is not sound."""
+    """Return tensors (on the CPU) and metadata of the checkpoint of a round. Raises RunError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -83,7 +83,7 @@ def load(folder: Path, round: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def problems(folder: Path) -> dict[int, str]:
-    """Return what is wrong with the checkpoints of a folder, a sentence for the round of each that is damaged."""
+    """Return round -> sentence about the problem, for each damaged checkpoint of a folder."""
     sentences = {}
     for round in rounds(folder):
         try:
@@ -96,7 +96,7 @@ def problems(folder: Path) -> dict[int, str]:
 def remove(folder: Path, unwanted: list[int]) -> None:
     """Delete the checkpoints of these rounds, and tensors left without their JSON file by a crash."""
     with reporting(folder, "delete old checkpoints in"):
-        for round in unwanted:  # the JSON file first, so that no crash leaves one that points to nothing
+        for round in unwanted:  # the JSON file first, so that no crash leaves one without tensors
             _tensors_path(folder, round).with_suffix(".json").unlink(missing_ok=True)
         stored = set(rounds(folder))
         for path in folder.glob("checkpoint-*.safetensors"):
@@ -111,7 +111,7 @@ def remove_after(folder: Path, round: int) -> None:
 
 
 def rounds(folder: Path) -> list[int]:
-    """Return rounds of which there is a checkpoint, ascending: those that have a JSON file."""
+    """Return the rounds that have a checkpoint (its JSON file), ascending."""
     matches = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*.json"))
     return sorted(int(match[1]) for match in matches if match)
 
@@ -121,14 +121,14 @@ def _tensors_path(folder: Path, round: int) -> Path:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, tied tensors under every name; errors of the operating system become OSErrors."""
+    """Write a safetensors file with tied tensors under every name; operating system errors become OSErrors."""
     from safetensors.torch import save_file
 
     plain: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, tensor in tensors.items():
         copy = tensor.detach().cpu().contiguous()
-        # safetensors refuses tensors that share memory, as slices of a stack of clients and tied weights do
+        # safetensors refuses tensors that share memory, such as slices of stacked clients and tied weights
         is_slice = copy.untyped_storage().nbytes() != copy.numel() * copy.element_size()
         plain[name] = copy.clone() if is_slice or copy.data_ptr() in written else copy
         written.add(copy.data_ptr())
@@ -138,7 +138,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Turn the errors of safetensors that are the operating system's into OSErrors."""
+    """Turn operating system errors inside safetensors into OSErrors."""
     from safetensors import SafetensorError
 
     try:
@@ -151,10 +151,10 @@ def system_errors() -> Iterator[None]:
 
 
 def _checked(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's JSON file. Raises RunError unless both of its files are as written."""
+    """Return the content of a checkpoint's JSON file. Raises RunError unless both files are undamaged."""
     try:
         facts: dict[str, Any] = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
-        digest = facts.pop("digest", None)  # folders of before there were digests have none
+        digest = facts.pop("digest", None)  # older folders have no digests
         if digest is not None and digest_of(facts) != digest:
             raise RunError(f"{path.with_suffix('.json').name} is not what was written")
         size = path.stat().st_size

@@ -1,7 +1,8 @@
-"""What an experiment would cost: its rounds are counted without training, and a step of a client is timed.
+"""Cost of an experiment, estimated without running it: rounds are counted without training, and client steps are timed.
 
-Traffic and gradients are those of rounds in which a few small clients count and do not train. Seconds are those of a
-gradient, times their number, beside the server's own work; those of an evaluation are of as many passes.
+Traffic and gradients come from rounds in which a few small clients count instead of training. The seconds of a round
+are those of a gradient times the number of gradients, plus the server's work; those of an evaluation follow from its
+number of forward passes.
 """
 
 from __future__ import annotations
@@ -41,56 +42,56 @@ from tailorfl.runs.schedule import limit_of, rounds_between, rounds_worth
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
 
 PROBE_CLIENTS, PROBE_ROUNDS = 16, 4
-"""So many small clients at most count so many rounds; half of them have one step of the server's training."""
+"""Largest number of small clients that count, and number of rounds; half of these have one server training step."""
 QUICK_STEPS = 10
-"""The others have so many, or two where that would take long."""
+"""Server training steps in the other rounds; two if that would take long."""
 COUNTED_SCALARS = 10**8
-"""Gradients are counted for every client while all their models together are smaller; else few stand for all."""
+"""Largest total size of all clients' models for counting gradients of every client; else a few represent all."""
 PROBE_SECONDS = 3.0
-"""What timing the steps of a method may take."""
+"""Time limit for timing the steps of a method."""
 PROBE_REPEATS = 5
-"""One and two steps are tried so often, or less where they take long."""
+"""Number of repetitions for timing one and two steps, less if they take long."""
 LARGEST_STEP = 8
-"""No method takes so many batches for one step."""
+"""More batches than any method takes for one step."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes and costs; of seconds and memory only the order of magnitude is meant."""
+    """Sizes and costs; seconds and memory are orders of magnitude."""
 
     clients: int
     heldout_clients: int
     malicious_clients: str
-    """How many of the training clients, and what they do."""
+    """Number of malicious training clients, and their attack."""
     clients_per_round: int
     aggregation: str
-    """What the server does with updates: mean, or the robust rule that takes its place."""
+    """The server's rule for updates: mean, or the robust rule that replaces it."""
     samples: Mapping[str, Mapping[str, float]]
     """Part -> smallest, median and largest client, and the total."""
     methods: Mapping[str, Mapping[str, float]]
     """Label -> scalars of the model that may change and that are frozen, trained scalars, gradients of single samples,
-    scalars and bytes a round (in the mean of all rounds, where they grow), rounds, seconds of a round, of an evaluation
-    and of all rounds and seeds. Where what frozen layers give out is computed once, what that takes. In a simulated
-    system also `simulated_system`'s.
+    scalars and bytes per round (averaged over all rounds, if they grow), rounds, seconds of a round, of an evaluation
+    and of all rounds and seeds. If the outputs of frozen layers are cached, their bytes and seconds. In a simulated
+    system also the figures of `simulated_system`.
 
-    With differential privacy also the noise, and the ε that the client with the largest one will have spent.
+    With differential privacy also the noise, and the largest ε that a client will have spent.
     """
     seconds: float
-    """Everything together, in one process."""
+    """Total of all methods, in one process."""
     reductions: Mapping[str, Sequence[str]]
-    """Label -> sentences on which other methods its settings make of it, where they do."""
+    """Label -> sentences that name other methods to which its settings reduce it."""
     memory_bytes: float
-    """Data, the private states of all clients of the largest method, and the features that are kept of samples."""
+    """Data, the private states of all clients for the largest method, and the cached features of samples."""
 
 
 def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = None) -> Estimate:
-    """Return what running `config` would take. Trains nothing that is kept; `watch` is told what is tried.
+    """Return the estimated cost of running `config`; no training is kept. `watch` is called with each step.
 
     Raises:
         TailorflError: the experiment cannot be built; the message says why.
     """
     torch.set_num_threads(config.threads)
-    # What is tried are rounds beyond those of a recorded run.
+    # The estimate runs rounds that a recorded run does not have.
     config = config.model_copy(update={"system": config.system.model_copy(update={"trace": None})})
     seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
@@ -111,7 +112,7 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         if sentences := remarks(sim, job.rounds):
             reductions[method.label] = sentences
         rows[method.label], state_bytes = _row(job, sim)
-        if config.eval.select == "val" and sim.method.has_personal:  # the chosen models beside the states
+        if config.eval.select == "val" and sim.method.has_personal:  # plus the selected models
             state_bytes += 4 * sim.model.scalars
         states = max(states, state_bytes * federation.num_clients)
     source = federation.source
@@ -152,8 +153,8 @@ def _row(job: Job, sim: Simulation) -> tuple[dict[str, Any], float]:
 
 
 def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
-    """Return the noise of a job and the largest ε at its end, where it is private; nothing is trained for that."""
-    if sim.level is None or isinstance(sim, Buffered):  # whose cohorts nobody knows before
+    """Return the noise of a job and the largest ε at its end, if it is private, without training."""
+    if sim.level is None or isinstance(sim, Buffered):  # its cohorts are not known in advance
         return {}
     budget = spent(job, sim, planned(job, sim))
     assert budget is not None
@@ -175,19 +176,19 @@ def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
 
 
 def _round_costs(config: ExperimentConfig, sim: Simulation, rounds: int) -> tuple[dict[str, Any], float]:
-    """Return the costs of a round, in the mean of `rounds`, and the bytes of one client's private state.
+    """Return the costs of a round, averaged over `rounds`, and the bytes of one client's private state.
 
-    Where clients have different architectures, all are taken to cost as much as those of the first one sampled. The
-    first round sends less than others in some methods, and is not counted.
+    If clients have different architectures, all are assumed to cost as much as those of the first one sampled. The
+    first round is not counted, as it sends less than others in some methods.
     """
     everyone = (
         tuple(range(sim.federation.num_clients)) if sim.method.participation == "all" else sim.sample(0)
-    ) or (0,)  # nobody may be drawn where a mean hides who was
+    ) or (0,)  # Bernoulli sampling may draw nobody
     everyone = (0,) if sim.method.pooled else everyone
     group, positions = next(by_group(sim.groups, everyone))
     sampled = tuple(everyone[k] for k in positions)
     sizes = sim.cohort(sampled).sizes
-    # Small clients, so that this is quick, but with a full batch if there are any.
+    # Small clients, for speed, but with a full batch if there are any.
     fitting = np.flatnonzero(sizes >= min(sim.train.batch_size, int(sizes.max())))
     smallest = fitting[np.argsort(sizes[fitting], kind="stable")]
     some = tuple(sorted(sampled[i] for i in smallest[:PROBE_CLIENTS]))
@@ -217,15 +218,15 @@ def _round_costs(config: ExperimentConfig, sim: Simulation, rounds: int) -> tupl
 
 
 def _mean_of_rounds(counts: Sequence[int], share: float, rounds: int) -> int:
-    """Return what is sent in the mean of so many rounds.
+    """Return the traffic of a round, averaged over `rounds`.
 
-    Where the server sends on all that it has ever received, as with trees, a round costs more than the one before it:
-    by what each client adds, times the clients that it goes to.
+    If the server sends all that it has ever received, as with trees, each round costs more than the previous one: by
+    each client's addition, times the number of receiving clients.
 
     Args:
-        counts: what some clients and their server sent in round 2 and those after it.
-        share: how many times as many clients take part.
-        rounds: how many there will be.
+        counts: traffic of the counted clients in round 2 and later ones.
+        share: ratio of the participating clients to the counted ones.
+        rounds: number of rounds.
     """
     growths = {after - before for before, after in pairwise(counts)}
     growth = max(growths.pop(), 0) if len(growths) == 1 else 0
@@ -235,10 +236,10 @@ def _mean_of_rounds(counts: Sequence[int], share: float, rounds: int) -> int:
 
 
 def _counted_rounds(sim: Simulation, clients: tuple[int, ...]) -> tuple[float, list[RoundResult]]:
-    """Return the server's seconds in a round, and the rounds of some clients that count."""
+    """Return the server's seconds per round, and the results of rounds in which these clients count."""
     method, distil = sim.method, getattr(sim.method, "distil", None)
     steps = distil.steps if isinstance(distil, ServerDistillation) else 1
-    rule, sim.robust = sim.robust, None  # which may need more clients than these
+    rule, sim.robust = sim.robust, None  # a rule may need more clients than these
     engine = sim.engine = _Counting()
     server: dict[int, float] = {}
     rounds, taken = [], 1
@@ -257,7 +258,7 @@ def _counted_rounds(sim: Simulation, clients: tuple[int, ...]) -> tuple[float, l
 
 
 def _gradients(sim: Simulation, clients: tuple[int, ...]) -> float:
-    """Return the gradients of single samples that these clients compute in a round, a few of them counted at a time."""
+    """Return the gradients of single samples of these clients in a round, counted for a few clients at a time."""
     total = 0.0
     for start in range(0, len(clients), PROBE_CLIENTS):
         some = clients[start : start + PROBE_CLIENTS]
@@ -269,10 +270,10 @@ def _gradients(sim: Simulation, clients: tuple[int, ...]) -> float:
 def _client_seconds(
     config: ExperimentConfig, sim: Simulation, clients: tuple[int, ...]
 ) -> tuple[float, float]:
-    """Return the seconds of a client, and those of a gradient of a sample, from one and two steps a training.
+    """Return (fixed seconds per client, seconds per gradient of a sample), from trainings of one and two steps.
 
-    Clients are of one architecture. One is timed alone and, where the engine may train several together and a step is
-    quick, as many as take a few seconds: the faster way counts. Workers share the clients evenly.
+    Clients are of one architecture. One is timed alone and, if the engine may train several together and a step is
+    quick, as many as take a few seconds; the faster of the two counts. Workers share the clients evenly.
     """
     begin = time.perf_counter()
     times = [_step_seconds(sim, clients[:1], Sequential())]
@@ -289,13 +290,13 @@ def _client_seconds(
 
 
 def _step_seconds(sim: Simulation, clients: tuple[int, ...], engine: InProcessEngine) -> tuple[float, float]:
-    """Return the seconds of a client and of a gradient of a sample with an engine."""
+    """Return (fixed seconds per client, seconds per gradient of a sample) with an engine."""
     ((group, positions),) = by_group(sim.groups, clients)
     message = message_for(sim.method.broadcast(sim.server, clients), group, positions)
     task = CohortTask.of(sim.local, sim.cohort(clients), message)
 
     def limited(batches: int) -> CohortTask:
-        """Return the task with at most so many batches a fit."""
+        """Return the task with at most this number of batches per fit."""
         return replace(task, cohort=replace(task.cohort, limit=batches, plans={}))
 
     def gradients(batches: int) -> float:
@@ -325,24 +326,24 @@ def _step_seconds(sim: Simulation, clients: tuple[int, ...], engine: InProcessEn
 
 
 def clock() -> float:
-    """Return seconds of this process where torch has one thread, which no other disturbs; else of the day."""
+    """Return the process's CPU seconds if torch has one thread, undisturbed by others; else wall-clock seconds."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class _Counting(Sequential):
-    """An engine whose clients train nothing, but send what they would; it measures the seconds that this takes."""
+    """An engine whose clients do not train but return replies of the same size; it measures its own seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds = 0.0
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Run the function on every client."""
+        """Run the function on every client, counting instead of training."""
         with self._clocked():
             return super().train(self._counting(task), store)
 
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Return what the function makes of every client."""
+        """Return the function's results for every client."""
         with self._clocked():
             return super().run(self._counting(task), states)
 
@@ -357,20 +358,20 @@ class _Counting(Sequential):
 
 
 def simulated_system(sim: Simulation, rounds: int) -> dict[str, float]:
-    """Return how many replies arrive in the mean of a round, the rounds without effect, and how long all rounds take.
+    """Return the mean number of replies per round, the rounds without effect, and the duration of all rounds.
 
-    Who answers when depends on keys, and on what clients have to do. That is counted once, for the first round: where
-    later rounds are shorter or send more, times differ by as much.
+    The times of answers depend on random keys and on the clients' work. The work is counted once, for the first round:
+    if later rounds are shorter or send more, times differ accordingly.
 
     Args:
-        sim: before its first round; it is left as it is.
-        rounds: how many there will be.
+        sim: a simulation before its first round; it is not changed.
+        rounds: number of rounds.
 
     Returns:
-        `replies_per_round`, `rounds_without_effect`, `simulated_seconds`; nothing where no system is simulated.
+        `replies_per_round`, `rounds_without_effect`, `simulated_seconds`; empty if no system is simulated.
 
     Raises:
-        RunError: in buffered rounds nobody can be reached any more; the message says when.
+        RunError: in buffered rounds no client can be reached any more; the message says when.
     """
     if sim.system is None:
         return {}
@@ -405,7 +406,7 @@ def _buffered(sim: Buffered, rounds: int) -> list[RoundTrace]:
 
 
 def _work(sim: Simulation) -> Callable[[Sequence[int]], Mapping[int, ClientWork]]:
-    """Return clients -> what each has to do in a round, counted once for all where a device takes time."""
+    """Return a function clients -> work of each in a round, counted once for all if devices take time."""
     assert sim.system is not None
     everybody = tuple(range(sim.participants))
     if not sim.system.devices.takes_time:

@@ -1,10 +1,10 @@
-"""Which experiment a command begins, resumes or extends, and how.
+"""The experiment that a command begins, resumes or extends.
 
-More seeds, methods or rounds in a result folder: what lies there is kept, and used where it fits.
+If seeds, methods or rounds are added to a result folder, its existing results are kept and used as far as they fit.
 
-More rounds continue every job from its last state. The bits are those of a longer run that was never stopped: what a
-run does in its last round alone, the final evaluation, is taken back and done again at the new end. Where the number of
-rounds decides what earlier rounds do, there is nothing to continue, and that is refused with the reason.
+More rounds continue every job from its last state, bit-identical to a longer run that was never stopped: the final
+evaluation, which a run does only in its last round, is removed and done again at the new end. If earlier rounds depend
+on the number of rounds, extension is refused with the reason.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tailorfl.training.update import RoundSchedule
 log = logging.getLogger(__name__)
 
 MODELS = ("personal/", "global/")
-"""How the columns of a round's record begin that hold evaluations."""
+"""Prefixes of a round record's columns with evaluations."""
 TODAYS = ("engine", "threads", "checkpoint_every", "track")
-"""Settings that change no number, so those given last hold."""
+"""Settings that do not change results, so the latest ones apply."""
 
 
 def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> ExperimentConfig:
-    """Return the experiment `stored` in a folder, with what `new` has beyond it: methods, seeds, rounds, variants.
+    """Return the experiment `stored` in a folder with the additional methods, seeds, rounds and variants of `new`.
 
     Raises:
-        RunError: they differ in something else, or there would be fewer rounds.
+        RunError: they differ in something else, or `new` has fewer rounds.
     """
     stored, new = with_all_options(stored), with_all_options(new)
     problems = list(changes(_shared(stored), _shared(new)))
@@ -85,10 +85,10 @@ def methods_of(config: ExperimentConfig) -> dict[str, MethodConfig]:
 
 
 def other_experiment(stored: ExperimentConfig, new: ExperimentConfig, out: Path) -> list[str]:
-    """Return how the experiment in a folder differs from the one that is given to go on with.
+    """Return the differences between the experiment in a folder and the one that is to continue it.
 
     Raises:
-        RunError: they have other methods or seeds, or another number of rounds.
+        RunError: their methods, seeds or numbers of rounds differ.
     """
     stored, new = with_all_options(stored), with_all_options(new)
     jobs = [(sorted(methods_of(c)), sorted(c.seeds), c.rounds, sorted(c.variants)) for c in (stored, new)]
@@ -109,7 +109,7 @@ def other_experiment(stored: ExperimentConfig, new: ExperimentConfig, out: Path)
 
 
 def is_longer(job: Job, folder: Path) -> bool:
-    """Return whether a job is to have more rounds than it was to have when its folder was written."""
+    """Return whether a job has more rounds than planned when its folder was written."""
     if not (folder / "config.json").is_file():
         return False
     experiment = RunStore.open(folder, readonly=True).config.get("experiment", {})
@@ -119,10 +119,10 @@ def is_longer(job: Job, folder: Path) -> bool:
 
 
 def reopen(jobs: Sequence[Job], out: Path) -> None:
-    """Make the jobs in a folder that are to have more rounds than they were written with ready to go on.
+    """Prepare the jobs in a folder that now have more rounds to be continued.
 
     Raises:
-        ConfigError: the number of rounds decided what they did so far; nothing was changed.
+        ConfigError: the rounds so far depend on their planned number; nothing was changed.
     """
     longer = [job for job in jobs if is_longer(job, out / job.folder)]
     for job in longer:
@@ -137,9 +137,9 @@ def reopen(jobs: Sequence[Job], out: Path) -> None:
 
 
 def discard_damage(job: Job, folder: Path) -> bool:
-    """Delete what is damaged of a finished job: a checkpoint, or all of it; return whether nothing is to do again.
+    """Delete damaged checkpoints of a finished job, or the whole job; return whether nothing must be done again.
 
-    All of it goes where records are damaged, or no checkpoint is left from which its last rounds could be done again.
+    The whole job is deleted if records are damaged, or if no checkpoint is left to repeat its last rounds from.
     """
     store = RunStore.open(folder, readonly=True)
     records = store.problems()
@@ -157,7 +157,7 @@ def discard_damage(job: Job, folder: Path) -> bool:
 
 
 def tied(job: Job) -> str:
-    """Return why the rounds of a job so far are not the first ones of a longer run; "" where they are."""
+    """Return why the rounds of a job so far are not those of a longer run, "" if they are."""
     settings = job.config.train_of(job.method)
     try:
         RoundSchedule(**settings["round_schedule"])
@@ -172,7 +172,7 @@ def tied(job: Job) -> str:
 
 
 def _reopen(job: Job, folder: Path) -> None:
-    """Take back what the last round of a job did because it was the last."""
+    """Undo what the last round of a job did only because it was the last."""
     discard_damage(job, folder)
     if not (folder / "config.json").is_file():
         return
@@ -193,7 +193,7 @@ def _reopen(job: Job, folder: Path) -> None:
         return
     with RunStore.open(folder) as store:
         store.mark("interrupted", f"to go on to round {job.rounds}")
-        store.truncate_after(int(last.get("round", 0)))  # of its results, as there are no later rounds
+        store.truncate_after(int(last.get("round", 0)))  # removes its results, as there are no later rounds
         if was_evaluated:
             plain = {key: value for key, value in last.items() if not key.startswith(MODELS)}
             amend(store, int(last["round"]), plain, [])
@@ -201,7 +201,7 @@ def _reopen(job: Job, folder: Path) -> None:
 
 
 def _shared(config: ExperimentConfig) -> dict[str, Any]:
-    """Return the settings that decide numbers, those of methods and the number of rounds apart."""
+    """Return the settings that determine results, without those of methods and the number of rounds."""
     return {k: v for k, v in deciding(config.to_dict()).items() if k != "rounds"}
 
 
@@ -210,14 +210,14 @@ def _but_rounds(method: MethodConfig) -> dict[str, Any]:
 
 
 def resumed(folder: Path, new: ExperimentConfig | None, force: bool = False) -> tuple[ExperimentConfig, Way]:
-    """Return the experiment to go on with in a folder; where there is none yet, `new` is begun.
+    """Return the experiment to continue in a folder, or `new` if the folder has none yet.
 
-    So the same command begins an experiment, and goes on with it however often it is sent again, as a queue of a
-    cluster does with a job that lost its machine.
+    So the same command begins an experiment and continues it however often it is repeated, as by a cluster's queue
+    after a job has lost its machine.
 
     Raises:
         ConfigError: the folder has no experiment, and none is given.
-        RunError: another one is given than the folder has.
+        RunError: the given experiment is not the folder's.
     """
     if new is None:
         return experiment_to_resume(folder), "resume"
@@ -225,16 +225,16 @@ def resumed(folder: Path, new: ExperimentConfig | None, force: bool = False) -> 
     if not (folder / "config.yaml").is_file():
         return new, "new"
     differences = other_experiment(experiment_in(folder), new, folder)
-    if not force:  # else every job that is there notes what was different
+    if not force:  # otherwise every existing job notes the differences
         refuse(folder, differences, force)
     return new, "resume"
 
 
 def with_more(folder: Path, new: ExperimentConfig) -> tuple[ExperimentConfig, Way]:
-    """Return the experiment in a folder with what `new` adds to it.
+    """Return the experiment in a folder with the additions of `new`.
 
     Raises:
         ConfigError: the folder has no experiment.
-        RunError: `new` is something else than more of it.
+        RunError: `new` differs in more than additions.
     """
     return extended(folder, experiment_in(folder), new), "extend"

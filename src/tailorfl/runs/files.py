@@ -1,8 +1,8 @@
-"""Files that survive a crash, or show damage: atomic replacement, lines, strict JSON, a lock and a manifest a folder.
+"""Files that survive a crash, or show damage: atomic replacement, lines, strict JSON, locks and manifests of folders.
 
-A manifest has size and sha256 of every file of a folder that counts, so that whoever reads it notices damage. A
-finished run has one of all files that its numbers are read from, an export of all its files; `manifest.json` is written
-last of all. A folder without one is not finished, or was written before there were manifests.
+A manifest has the size and sha256 of a folder's relevant files, so that readers detect damage. That of a finished run
+covers all files from which its numbers are read, that of an export all its files; `manifest.json` is written last. A
+folder without one is not finished, or was written by an older version.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-PART = ".part"  # ending of files that are still being written; whoever holds the lock may delete them
-LOCK_PATIENCE = 0.3  # seconds; a reader probes the lock for an instant, which must not turn a writer away
+PART = ".part"  # ending of files that are still being written; the holder of the lock may delete them
+LOCK_PATIENCE = 0.3  # seconds; a reader's short probe of the lock must not turn a writer away
 AGAIN = "then give the same command again (tailorfl run: with --resume)"
 REMEDIES = {
     **dict.fromkeys(
@@ -45,13 +45,13 @@ REMEDIES = {
     errno.ENOENT: "it does not exist and cannot be made there; check the name or choose another",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""What to do about an error of the operating system, by its number."""
+"""Advice on errors of the operating system, by number."""
 MANIFEST = "manifest.json"
 
 
 @contextlib.contextmanager
 def reporting(path: Path, action: str) -> Iterator[None]:
-    """Turn an OSError of the block into a RunError that names `path` and what to do about it."""
+    """Turn an OSError of the block into a RunError that names `path` and a remedy."""
     try:
         yield
     except OSError as error:
@@ -61,11 +61,10 @@ def reporting(path: Path, action: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder that replaces `path` when the block ends well.
+    """Yield a temporary path in the same folder that replaces `path` when the block succeeds.
 
-    Whoever reads `path` sees the old content or the whole new one, never a part, also after a power cut. If
-    the block fails, `path` is as before and the temporary file is gone. Raises RunError where the file system
-    refuses.
+    Readers of `path` see the old content or the complete new one, even after a power cut. If the block fails, `path` is
+    unchanged and the temporary file is deleted. Raises RunError if the file system refuses.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     with reporting(path, "write"):
@@ -76,7 +75,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.replace(part, path)
             sync_folder(path.parent)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
+            with contextlib.suppress(OSError):  # report the first error
                 part.unlink(missing_ok=True)
             raise
 
@@ -86,15 +85,15 @@ def remove_left_over(folder: Path) -> None:
     for part in folder.glob(f".*.*{PART}"):
         number = part.name.removesuffix(PART).rpartition(".")[2]
         if number.isdigit() and not _is_alive(int(number)):
-            with contextlib.suppress(OSError):  # somebody else was faster
+            with contextlib.suppress(OSError):  # another process was faster
                 shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path` that takes its place, and that of what lies there, when the block ends well.
+    """Yield an empty folder next to `path` that replaces it, and its content, when the block succeeds.
 
-    If the block fails, `path` is as before and the folder is gone. Raises RunError where the file system refuses.
+    If the block fails, `path` is unchanged and the folder is deleted. Raises RunError if the file system refuses.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     parent = next(folder for folder in path.parents if folder.is_dir())
@@ -109,7 +108,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             sync_folder(path.parent)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
-            for folder in path.parents:  # those that were made for it
+            for folder in path.parents:  # those that were created for it
                 if folder == parent:
                     break
                 with contextlib.suppress(OSError):
@@ -134,7 +133,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal digits. Raises OSError where it cannot be read."""
+    """Return the sha256 of a file, in hexadecimal digits. Raises OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -145,10 +144,10 @@ def digest_of(value: Any) -> str:
 
 
 def append_lines(path: Path, lines: Sequence[str], *, wait: bool = True) -> None:
-    """Append lines in one write and wait until they are on the disk; if that fails, the file keeps its former length.
+    """Append lines in one write and wait until they are on the disk; if that fails, the file keeps its previous length.
 
-    Without `wait` they outlive this process, but not yet a power cut: `sync` waits for them. Raises RunError where the
-    file system refuses.
+    Without `wait` they survive the end of this process, but a power cut only after `sync`. Raises RunError if the file
+    system refuses.
     """
     block = "".join(f"{line}\n" for line in lines).encode()
     with reporting(path, "append to"):
@@ -157,7 +156,7 @@ def append_lines(path: Path, lines: Sequence[str], *, wait: bool = True) -> None
             before = file.seek(0, os.SEEK_END)
             try:
                 view = memoryview(block)
-                # an unbuffered write may take only a part, for instance as much as still fits on the disk
+                # an unbuffered write may write only a part, for instance as much as still fits on the disk
                 while view:
                     view = view[file.write(view) :]
                 if wait:
@@ -170,13 +169,13 @@ def append_lines(path: Path, lines: Sequence[str], *, wait: bool = True) -> None
 
 
 def sync(path: Path) -> None:
-    """Wait until what was appended to a file is on the disk. Raises RunError where the file system refuses."""
+    """Wait until what was appended to a file is on the disk. Raises RunError if the file system refuses."""
     with reporting(path, "append to"), path.open("ab") as file:
         os.fsync(file.fileno())
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a file, [] if it does not exist; a half-written last line is left out."""
+    """Return the complete lines of a file, [] if it does not exist, without a half-written last line."""
     with reporting(path, "read"):
         if not path.exists():
             return []
@@ -184,7 +183,7 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def keep_lines(path: Path, lines: Sequence[bytes]) -> None:
-    """Cut a file, if there is one, down to these lines of its own, byte for byte."""
+    """Reduce a file, if it exists, to these of its lines, byte for byte."""
     content = b"".join(line + b"\n" for line in lines)
     with reporting(path, "read"):
         is_same = not path.exists() or path.stat().st_size == len(content)
@@ -194,7 +193,7 @@ def keep_lines(path: Path, lines: Sequence[bytes]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until a folder's names are on the disk: only then a new or renamed file outlives a power cut."""
+    """Wait until a folder's entries are on the disk: only then a new or renamed file survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -203,17 +202,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def encode(value: Any, *, indent: int | None = None) -> str:
-    """`value` as strict JSON, floats exact (shortest text that reads back to the same float).
+    """Return `value` as strict JSON, floats exact (shortest text that reads back to the same float).
 
-    JSON has no word for NaN and infinities: NaN becomes null, an infinity the string "Infinity" or
-    "-Infinity". Numpy and torch scalars and arrays become numbers and lists, paths strings. Raises TypeError
-    for anything else.
+    JSON has no NaN and infinities: NaN becomes null, an infinity the string "Infinity" or "-Infinity". Numpy and torch
+    scalars and arrays become numbers and lists, paths strings. Raises TypeError for anything else.
     """
     return _encoder(indent).encode(_plain(value))
 
 
 def encode_lines(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Every record as `encode` has it: flat records without NaN and infinities, which most are, at once."""
+    """Return each record as `encode` does, in one call for flat records without NaN and infinities (most of them)."""
     encoder = _encoder(None)
     return [encoder.encode(record if _is_plain(record) else _plain(record)) for record in records]
 
@@ -224,7 +222,7 @@ def _encoder(indent: int | None) -> json.JSONEncoder:
 
 
 def _is_plain(record: Mapping[str, Any]) -> bool:
-    """Whether JSON has words for a record as it is: strings, whole numbers and finite floats, by name."""
+    """Return whether JSON can hold a record as it is: only strings, integers and finite floats by name."""
     for key, value in record.items():
         kind = type(value)
         if not ((kind is float and value - value == 0) or kind is int or kind is str) or type(key) is not str:
@@ -233,7 +231,7 @@ def _is_plain(record: Mapping[str, Any]) -> bool:
 
 
 def decode(text: str | bytes) -> Any:
-    """Return the value of a text written by `encode`; infinities come back as floats, NaN comes back as None."""
+    """Return the value of a text written by `encode`; infinities become floats again, NaN becomes None."""
     try:
         return _restored(json.loads(text))
     except RecursionError as error:
@@ -241,7 +239,7 @@ def decode(text: str | bytes) -> Any:
 
 
 def decode_lines(lines: Sequence[bytes]) -> list[Any]:
-    """Return the value of every line written by `encode`; raises ValueError where one is damaged."""
+    """Return the value of every line written by `encode`; raises ValueError if one is damaged."""
     array = b"[" + b",".join(lines) + b"]"
     try:
         values: list[Any] = json.loads(array)
@@ -265,7 +263,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist"):  # numpy and torch, without importing either
+    if hasattr(value, "tolist"):  # numpy and torch, without importing them
         return _plain(value.tolist())
     raise TypeError(f"cannot store a {type(value).__name__} in JSON: {value!r}")
 
@@ -281,7 +279,7 @@ def _restored(value: Any) -> Any:
 
 
 class FolderLock:
-    """An advisory lock on a folder (`flock`), held until `release` or the process ends, however it ends."""
+    """An advisory lock on a folder (`flock`), held until `release` or any end of the process."""
 
     def __init__(self, folder: Path) -> None:
         """Take the lock. Raises RunError if it is held already or the folder cannot be written."""
@@ -312,15 +310,15 @@ class FolderLock:
         self.release()
 
     def release(self) -> None:
-        """Give the lock back. The file stays: deleting it could split later owners between two files."""
+        """Release the lock. The file stays: deleting it could split later owners between two files."""
         with contextlib.suppress(ValueError):  # released before
-            # Said outright: worker processes that were started meanwhile have the file open too.
+            # Unlock explicitly: worker processes that were started meanwhile have the file open too.
             fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
         self._file.close()
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a living process holds the lock of a folder; False where there is no lock file to look at."""
+    """Whether a living process holds the lock of a folder; False if there is no lock file to look at."""
     try:
         with (folder / ".lock").open("rb") as file:
             return not _try_lock(file.fileno(), fcntl.LOCK_SH)
@@ -337,13 +335,13 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def parsed(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the records that lines of the file `path` hold. Raises RunError for one that is damaged; says which."""
+    """Return the records in these lines of the file `path`. Raises RunError for a damaged one; names its line."""
     try:
         records = decode_lines(lines)
         if all(map(_is_record, records)):
             return records
     except ValueError:
-        pass  # which line it is shows one by one
+        pass  # find the damaged line below
     records = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -358,12 +356,12 @@ def parsed(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def numbers(path: Path) -> list[int]:
-    """Return the rounds that the records of a file are of, in its order. Raises RunError where one is damaged."""
+    """Return the round of each record of a file, in its order. Raises RunError if one is damaged."""
     return [int(record["round"]) for record in parsed(path, read_lines(path))]
 
 
 def table(path: Path) -> pd.DataFrame:
-    """Return the records of a file, one row each; a column of nulls alone, which stand for NaN, is of floats."""
+    """Return the records of a file, one row each; a column with only nulls, which stand for NaN, is of floats."""
     import pandas as pd
 
     frame = pd.DataFrame(parsed(path, read_lines(path)))
@@ -379,21 +377,21 @@ def _is_record(value: Any) -> bool:
 
 
 def write_manifest(folder: Path, names: Sequence[str]) -> None:
-    """Write the manifest of those of the files `names` that there are. Raises RunError where that fails."""
+    """Write the manifest of those of the files `names` that exist. Raises RunError if that fails."""
     files = {name: _facts(folder / name) for name in names if (folder / name).is_file()}
     write_text(folder / MANIFEST, encode({"files": files}, indent=1))
 
 
 def renew_manifest(folder: Path) -> None:
-    """Write the manifest of a folder again, of the same files as they are now; nothing where there is none."""
+    """Write the manifest of a folder again for the present state of the same files; do nothing if there is none."""
     if (folder / MANIFEST).is_file():
         write_manifest(folder, list(decode((folder / MANIFEST).read_bytes())["files"]))
 
 
 def manifest_problems(folder: Path, needed: Collection[str] = ()) -> list[str]:
-    """Return what is no longer as the manifest says, a sentence each; nothing where there is no manifest.
+    """Return a sentence for each difference from the manifest; none if there is no manifest.
 
-    A manifest that does not name every file of `needed` is damaged itself.
+    A manifest that does not list every file of `needed` is damaged itself.
     """
     file = folder / MANIFEST
     if not file.exists():

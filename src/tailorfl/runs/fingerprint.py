@@ -1,8 +1,8 @@
-"""What the numbers of a job were made with, so that a resumed experiment cannot mix two.
+"""The settings, data and versions behind a job's results, so that a resumed experiment cannot mix different ones.
 
-Every job keeps its experiment, a digest of its data and of how they were dealt, and the versions of the library and of
-torch. Settings that change no number (names, texts, engines but for their precision, when to save) may differ; all
-others may not.
+Every job stores its experiment, digests of its data and of their partition, and the versions of the library and of
+torch. Settings that do not change results (names, texts, engines except for their precision, when to save) may differ;
+all others may not.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ HARMLESS = (
     "track",
     "deploy",
 )
-"""Settings of an experiment that decide no number of one of its jobs, but for the engine's precision; `methods` and
-`seeds` are its jobs.
+"""Settings of an experiment that do not change a job's results (the engine's precision does); `methods` and `seeds`
+define the jobs.
 """
 FORCED = "forced.json"
-"""Where a result folder says what was different when it was resumed all the same."""
+"""File of a result folder that lists the differences when it was resumed by force."""
 NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS, READING)
-"""What of a source's `info` names numbers, or says how they are read."""
+"""Entries of a source's `info` that name numbers or determine how they are read."""
 PREPARED = "samples"
-"""What folders note in place of `GIVEN` that were written before it: a digest of prepared samples."""
+"""Entry of older folders instead of `GIVEN`: a digest of prepared samples."""
 MOST = 8
-"""Differences that a message lists."""
+"""Largest number of differences that a message lists."""
 MOST_COUNTS = 50_000
-"""Clients times classes up to which they are kept."""
+"""Largest number of clients times classes for which label counts are stored."""
 COUNTED_TASKS = ("classification", "binary")
 
 
 def environment() -> dict[str, str]:
-    """Return the versions that numbers may depend on in their last digits, and the processor."""
+    """Return the versions and the processor, on which the last digits of results may depend."""
     return {
         "tailorfl": version("tailorfl"),
         "torch": torch.__version__,
@@ -74,7 +74,7 @@ def environment() -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the name of this machine's processor and its widest instructions for floats."""
+    """Return the name of this machine's processor and its widest floating-point instructions."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -86,9 +86,9 @@ def processor() -> str:
 
 
 def digests(federation: Federation) -> dict[str, str]:
-    """Return digests of what was given, and of which client has which samples for what.
+    """Return digests of the given data, and of their partition into clients and parts.
 
-    The first is the same for every seed; the second has public and shifted samples too.
+    The first is the same for every seed; the second covers public and shifted samples too.
     """
     dealt = hashlib.blake2b(digest_size=16)
     for part in (federation.part("train"), federation.part("val"), federation.part("test")):
@@ -105,7 +105,7 @@ def digests(federation: Federation) -> dict[str, str]:
 
 
 def samples_of(stored: Mapping[str, Any]) -> str | None:
-    """Return the digest of the samples that a job's folder notes; older folders call it otherwise."""
+    """Return the digest of the samples in a job's folder; older folders have another name for it."""
     data = stored.get("data") or {}
     digest: str | None = data.get(GIVEN, data.get(PREPARED))
     return digest
@@ -114,13 +114,13 @@ def samples_of(stored: Mapping[str, Any]) -> str | None:
 def data_change(
     stored: Mapping[str, Any], today: Mapping[str, str], source: Source, same_seed: bool = True
 ) -> str:
-    """Return how the data of a job's folder differ from those of today, "" where they do not or none are noted.
+    """Return how the data of a job's folder differ from today's, "" if they do not or no digests are stored.
 
     Args:
-        stored: what the folder notes, as `made_with` returns it.
+        stored: the content of the folder's config.json, see `made_with`.
         today: the `digests` of today's federation.
         source: of today's federation.
-        same_seed: whether both were made with the same seed, and so deal the samples alike.
+        same_seed: whether both were made with the same seed, and so with the same partition.
     """
     stored_data, today = stored.get("data"), dict(today)
     if not isinstance(stored_data, dict):
@@ -143,7 +143,7 @@ def data_change(
 
 
 def made_with(job: Job, federation: Federation) -> dict[str, Any]:
-    """Return what a job's folder keeps of all this."""
+    """Return the settings, digests and versions that a job's folder stores."""
     return {
         "experiment": job.config.to_dict(),
         "data": digests(federation),
@@ -158,9 +158,9 @@ def made_with(job: Job, federation: Federation) -> dict[str, Any]:
 def other_settings(
     jobs: Sequence[Job], out: Path, *, longer: bool = False, versions: bool = True
 ) -> Iterator[str]:
-    """Yield how the settings, and the `versions`, of the jobs that lie in a folder differ from today's.
+    """Yield how the settings of the jobs in a folder, and their `versions`, differ from today's.
 
-    `longer`: they may have fewer rounds.
+    `longer`: the stored jobs may have fewer rounds.
     """
     installed = {key: value for key, value in environment().items() if key in ("tailorfl", "torch")}
     for job, stored in _stored(jobs, out):
@@ -170,7 +170,7 @@ def other_settings(
         )
         stored_versions = {k: v for k, v in stored.get("environment", {}).items() if k in installed}
         if "environment" not in stored or not versions:
-            stored_versions = installed  # or it was written before versions were kept
+            stored_versions = installed  # older folders have no versions
         for change in (
             *changes(before, after),
             *changes({"version": stored_versions}, {"version": installed}),
@@ -179,7 +179,7 @@ def other_settings(
 
 
 def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> Iterator[str]:
-    """Yield which of the jobs that lie in a folder were made of other data than the federation of a `job`."""
+    """Yield a sentence for each job in a folder whose data differ from the federation of `job`."""
     today = digests(federation)
     for stored_job, stored in _stored(jobs, out):
         same_seed = stored_job.config.data.seed_of(stored_job.seed) == job.config.data.seed_of(job.seed)
@@ -189,7 +189,7 @@ def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation)
 
 
 def note_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> None:
-    """Note the federation of a `job`, which a client has joined, in the folders of all jobs with the same data."""
+    """Store the federation of `job`, which a client has joined, in the folders of all jobs with the same data."""
     for stored_job, stored in list(_stored(jobs, out)):
         if stored_job.config.data.seed_of(stored_job.seed) == job.config.data.seed_of(job.seed):
             folder = out / stored_job.folder
@@ -200,10 +200,10 @@ def note_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) 
 
 
 def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
-    """Nothing if there are none; with `force` they are noted in the folder, for the report.
+    """Refuse differences; with `force` note them in the folder, for the report.
 
     Raises:
-        RunError: there are some.
+        RunError: there are differences, without `force`.
     """
     if not differences:
         return
@@ -219,7 +219,7 @@ def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
 
 
 def forced(out: Path) -> list[str]:
-    """Return what was different when the experiment in a folder was resumed by force."""
+    """Return the differences with which the experiment in a folder was resumed by force."""
     file = out / FORCED
     if not file.is_file():
         return []
@@ -252,7 +252,7 @@ def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any
 
 
 def deciding(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide the numbers of an experiment's jobs, beside those of their methods."""
+    """Return the settings that determine the results of an experiment's jobs, without those of methods."""
     engine = experiment.get("engine", {})
     precision = engine.get("precision", DEFAULT.engine.precision) if isinstance(engine, Mapping) else None
     settings = {key: value for key, value in experiment.items() if key not in HARMLESS}
@@ -260,7 +260,7 @@ def deciding(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) -> dict[str, Any]:
-    """Return the settings that decide a job's numbers, those of its method among them; rounds unless `longer`."""
+    """Return the settings that determine a job's results, including its method's; rounds only without `longer`."""
     but = ("rounds",) if longer else ()
     lines = [m for m in experiment.get("methods", ()) if m.get("label") == label]
     shared = {key: value for key, value in deciding(experiment).items() if key not in but}
@@ -268,13 +268,13 @@ def decisive(experiment: Mapping[str, Any], label: str, longer: bool = False) ->
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which settings of two groups differ, and how; what did not exist then and has its default does not."""
+    """Yield how settings of two groups differ; a setting that is new and has its default does not count."""
     old, new = dict(_flat(before)), dict(_flat(after))
     for key in sorted(old.keys() | new.keys()):
         if key in old and key in new and old[key] == new[key]:
             continue
         if key not in old and _is_default(key, new[key]):
-            continue  # a setting that did not exist then, left as it is
+            continue  # a new setting with its default
         yield f"{key} was {old.get(key, 'not there')!r} and is {new.get(key, 'not there')!r}"
 
 
@@ -294,11 +294,11 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def meaning(source: Source) -> dict[str, Any]:
-    """Return how raw samples become inputs, and what the outputs stand for, as JSON can hold it.
+    """Return how raw samples become inputs, and the meaning of outputs, as JSON can hold it.
 
-    `shape` and `type` are of an input; `task`, `outputs` and `classes` say what comes out. `image`: a byte b of a
-    channel becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) / deviation,
-    with the constants of the client whose it is or else those above them, and is cut off at ± clip where that is given;
+    `shape` and `type` are those of an input; `task`, `outputs` and `classes` describe the outputs. `image`: a byte b of
+    a channel becomes (b / 255 - mean) / deviation. `scaling`: a raw number r of a feature becomes (r - mean) /
+    deviation, with the constants of its client or else the common ones, and is clipped to ± clip if that is given;
     `before` is a scaling that comes first. `preparation`: of raw tables, see `tailorfl.data.constants.Constants`.
     """
     kinds = {torch.uint8: "image", torch.int64: "tokens"}
@@ -326,8 +326,8 @@ def meaning(source: Source) -> dict[str, Any]:
 def label_counts(job: Job, federation: Federation) -> dict[str, Any]:
     """Return {"labels": {"classes": names, "counts": [clients][classes] training samples}}.
 
-    Nothing where samples have no class, where the table is too large, or where training is private: its ε covers no
-    count of a client's samples; nor where clients keep their labels to themselves.
+    Empty if samples have no class, if the table is too large, if training is private (its ε does not cover counts of a
+    client's samples), or if clients keep their labels to themselves.
     """
     source = federation.source
     if source.task not in COUNTED_TASKS or privacy_of(job) is not None or source.info.get(REMOTE):

@@ -1,17 +1,17 @@
-"""Result folders: where a new experiment goes, who may write there, and what the files beside its jobs say of it.
+"""Result folders: the choice of a new one, its lock, and its files other than jobs.
 
-`config.yaml` is the experiment. `status.json` says how it stands:
+`config.yaml` is the experiment. `status.json` is its status:
 
     {"status": "interrupted", "message": "stopped by SIGTERM", "done": 3, "jobs": 12,
      "job": "ditto, seed 1", "round": 17, "rounds": 30, "process": 4711, "updated": "2026-01-01T12:00:00+00:00"}
 
-It is written when a job begins and when the experiment ends, however it does; a process that was killed outright leaves
-"running", and whether it lives tells the lock of the folder. `round` is the last that was done; the job is continued
-from its last checkpoint, which may be of an earlier one.
+It is written when a job begins and when the experiment ends in any way; a killed process leaves "running", and the
+folder's lock shows whether the process is alive. `round` is the last finished round; the job is continued from its last
+checkpoint, which may be of an earlier round.
 
-`tuning.json` says how the settings were tuned. It lies beside the experiment that they were written into; a comparison
-of tuned settings keeps it in its own folder, and its report says what every method was given. The content is that of
-`tailorfl.tuning.run`.
+`tuning.json` describes the tuning of the settings. It is stored next to the tuned experiment's file; a comparison with
+tuned settings has a copy in its own folder, and its report lists the budget of every method. `tailorfl.tuning.run`
+defines its content.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 ROOT = Path("runs")
 ALWAYS = ("seeds", "data", "model", "methods", "train", "rounds")
-"""Settings that the config.yaml of a result folder has, whatever version wrote it."""
+"""Settings that every config.yaml of a result folder has, whatever version wrote it."""
 STATUS = "status.json"
 TUNING = "tuning.json"
 
 
 def new_folder(config: ExperimentConfig, overwrite: bool = False) -> Path:
-    """runs/NAME, or where that exists and must stay, the first free of runs/NAME-2, runs/NAME-3, ...
+    """Return runs/NAME or, if that exists and must stay, the first free one of runs/NAME-2, runs/NAME-3, ...
 
-    Of a scale of a recipe, NAME-SCALE.
+    For a scale of a recipe, NAME is NAME-SCALE.
     """
     folder = first = ROOT / slug(config.name if config.scale is None else f"{config.name}-{config.scale}")
     number = 2
@@ -58,10 +58,10 @@ def new_folder(config: ExperimentConfig, overwrite: bool = False) -> Path:
 
 
 def experiment_in(folder: Path) -> ExperimentConfig:
-    """Return the experiment a result folder was started with.
+    """Return the experiment with which a result folder was started.
 
     Raises:
-        ConfigError: there is none, or its file has lost what every such file has.
+        ConfigError: there is none, or its file lacks settings that every such file has.
     """
     check_name(folder)
     file = folder / "config.yaml"
@@ -74,7 +74,7 @@ def whole_experiment(file: Path) -> ExperimentConfig:
     """Return the experiment in a file that this library wrote.
 
     Raises:
-        ConfigError: it cannot be read, or has lost what every such file has.
+        ConfigError: it cannot be read, or lacks settings that every such file has.
     """
     written = read(file)
     lost = [key for key in ALWAYS if key not in written]
@@ -87,10 +87,10 @@ def whole_experiment(file: Path) -> ExperimentConfig:
 
 
 def check_name(folder: Path) -> None:
-    """Nothing if a folder can be called so.
+    """Check that a folder can have its name.
 
     Raises:
-        ConfigError: its name holds control characters, or is longer than file systems take.
+        ConfigError: the name has control characters, or is longer than file systems allow.
     """
     character = harmful(str(folder))
     if character is not None:
@@ -102,7 +102,7 @@ def check_name(folder: Path) -> None:
 
 
 def experiment_to_resume(folder: Path) -> ExperimentConfig:
-    """Return the experiment a result folder was started with; its ConfigError also says how one is begun there."""
+    """Return the experiment with which a result folder was started; the ConfigError also says how to begin one."""
     check_name(folder)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(
@@ -114,7 +114,7 @@ def experiment_to_resume(folder: Path) -> ExperimentConfig:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Hold the lock of the result folder, which is made first, and unmade if nothing came to lie in it."""
+    """Hold the lock of the result folder, which is created first, and removed if it stays empty."""
     check_name(out)
     with reporting(out, "create the result folder"):
         out.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def locked(out: Path) -> Iterator[None]:
             yield
         finally:
             if not (out / "config.yaml").exists():
-                with suppress(OSError):  # files of somebody else's keep the folder
+                with suppress(OSError):  # other files keep the folder
                     (out / ".lock").unlink()
                     out.rmdir()
 
@@ -142,10 +142,10 @@ def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
 
 
 def discard_jobs(out: Path) -> None:
-    """Delete the jobs of an earlier experiment, which would pass for finished ones of the next.
+    """Delete the jobs of an earlier experiment, which would be mistaken for finished ones of the next.
 
     Raises:
-        RunError: one of them is a link to another place, where nothing is deleted.
+        RunError: one of them is a link to another folder, in which nothing is deleted.
     """
     for file in out.glob("*/seed-*/config.json"):
         for folder in (file.parent, file.parent.parent):
@@ -158,7 +158,7 @@ def discard_jobs(out: Path) -> None:
 
 
 def check_source(out: Path, source: Any) -> None:
-    """Raise ConfigError if an experiment that was started on the caller's own data would go on with others."""
+    """Raise ConfigError if an experiment that was started on the caller's own data would be continued on others."""
     for file in sorted(out.glob("*/seed-*/config.json")):
         if RunStore.open(file.parent, readonly=True).config.get("own_source", False) != (source is not None):
             had, has = ("without", "") if source is not None else ("with", ", source=...")
@@ -169,9 +169,9 @@ def check_source(out: Path, source: Any) -> None:
 
 
 class StatusFile:
-    """Says how the experiment in a folder stands while jobs are done in the block that it opens.
+    """Writes the status of the experiment in a folder while jobs are done in its block.
 
-    Nothing is written where no job begins.
+    It writes nothing if no job begins.
     """
 
     def __init__(self, out: Path, jobs: int) -> None:
@@ -180,12 +180,12 @@ class StatusFile:
         self._sim: Simulation | None = None
 
     def begin(self, job: Job, sim: Simulation, position: int) -> None:
-        """Job number `position` (from 1) begins."""
+        """Note that job number `position` (from 1) begins."""
         self._job, self._sim, self._done = job, sim, position - 1
         self._write("running")
 
     def end(self) -> None:
-        """Note that the job is over; its simulation need not be held any more."""
+        """Note that the job is over, and release its simulation."""
         self._sim, self._done = None, self._done + 1
 
     def __enter__(self) -> Self:
@@ -221,7 +221,7 @@ class StatusFile:
 
 
 def status_sentence(out: Path) -> str:
-    """Return how the experiment in a folder stands, for people; "" where it is finished or does not say."""
+    """Return a readable status of the experiment in a folder, "" if it is finished or unknown."""
     file = out / STATUS
     if not file.is_file():
         return ""
@@ -240,13 +240,13 @@ def status_sentence(out: Path) -> str:
 
 
 def value_of(config: ExperimentConfig, method: MethodConfig, setting: str) -> Any:
-    """Return what a line of an experiment has for `train.lr`, `method.lam` or `method.distil.lr`.
+    """Return the value of a setting like `train.lr`, `method.lam` or `method.distil.lr` in a line of an experiment.
 
     Raises:
-        KeyError: it has no such setting.
+        KeyError: the line has no such setting.
     """
     from tailorfl.core.method import (
-        make_method,  # which imports torch, and most callers need it later or not at all
+        make_method,  # imports torch, which most callers need later or not at all
     )
 
     group, _, path = setting.partition(".")
@@ -262,7 +262,7 @@ def value_of(config: ExperimentConfig, method: MethodConfig, setting: str) -> An
 
 
 def tuning_beside(file: str | Path | None, config: ExperimentConfig) -> Path | None:
-    """Return the tuning.json beside an experiment's file, if the experiment has the settings that were chosen there.
+    """Return the tuning.json next to an experiment's file, if the experiment has the settings chosen there.
 
     Raises:
         RunError: it cannot be read.
@@ -286,7 +286,7 @@ def _has(config: ExperimentConfig, method: MethodConfig, row: Mapping[str, Any])
 
 
 def read_tuning(file: Path) -> dict[str, Any]:
-    """Return the content of a tuning.json. Raises RunError where it is none."""
+    """Return the content of a tuning.json. Raises RunError if the file is not one."""
     try:
         content = decode(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not {"budget", "sampler", "metric", "methods"} <= content.keys():
@@ -297,13 +297,13 @@ def read_tuning(file: Path) -> dict[str, Any]:
 
 
 def best_score(row: Mapping[str, Any]) -> float | None:
-    """Return the score of the chosen settings of a method, or None where no trial came to its end."""
+    """Return the score of the chosen settings of a method, or None if no trial was completed."""
     scores = [t["score"] for t in row["trials"] if t["state"] == "complete" and t["values"] == row["chosen"]]
     return scores[0] if scores else None
 
 
 def as_words(values: Mapping[str, Any]) -> str:
-    """Return settings as a command line has them: `train.lr=0.1 method.lam=1`."""
+    """Return settings in the syntax of the command line: `train.lr=0.1 method.lam=1`."""
     return " ".join(f"{key}={_plain(value)}" for key, value in values.items())
 
 

@@ -1,4 +1,4 @@
-"""Jobs, one method with one seed each, and who watches them being done."""
+"""Jobs, each of one method with one seed, and their observers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tailorfl.rounds.one_round import RoundResult
 
 Way = Literal["new", "resume", "extend"]
-"""new: in a folder without an experiment; resume: go on with what is there; extend: go on with more of it."""
+"""new: in a folder without an experiment; resume: continue an existing one; extend: continue it with additions."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +37,28 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Readable name: the label and the seed."""
         return f"{self.method.label}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
-        """Where the job lies below the experiment's folder."""
+        """Path of the job below the experiment's folder."""
         return Path(slug(self.method.label)) / f"seed-{self.seed}"
 
 
 def other_job(store: RunStore) -> list[str]:
-    """Return what is wrong where a job's folder holds another job, as after folders were exchanged; [] where not."""
+    """Return the problem if a job's folder holds another job, as after folders were swapped; [] if it does not."""
     config, path = store.config, store.path
     label, seed = config.get("label"), config.get("seed")
     if label is None and seed is None:
-        return []  # of a store that no experiment made
+        return []  # not made by an experiment
     if path.parts[-2:] == (slug(str(label)), f"seed-{seed}"):
         return []
     return [f"it holds another job: {label}, seed {seed}"]
 
 
 def trouble(folder: Path) -> str:
-    """Return why a job's folder holds no result: it is not finished, or not what was written; "" where it does."""
+    """Return why a job's folder has no result: it is not finished, or damaged; "" if it has one."""
     if not (folder / "config.json").is_file():
         return "was not started"
     store = RunStore.open(folder, readonly=True)
@@ -66,7 +66,7 @@ def trouble(folder: Path) -> str:
         problems = [*store.problems(), *other_job(store)]
         status = store.status
         if not problems and status == "finished" and not (folder / MANIFEST).is_file():
-            store.rounds()  # of before there were manifests, which say that files are as they were written
+            store.rounds()  # older folders have no manifest to verify the files
             store.clients()
     except RunError as error:
         return f"damaged: {error}"
@@ -76,7 +76,7 @@ def trouble(folder: Path) -> str:
 
 
 class Observer:
-    """What a progress display is told. This one shows nothing; override what you want to show."""
+    """The hooks for a progress display. This class shows nothing; override the hooks that you need."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -86,32 +86,32 @@ class Observer:
         """Note that the first unfinished job begins in an experiment's folder; "new" replaces what was there."""
 
     def experiment_done(self, folder: Path) -> None:
-        """Every job in an experiment's folder is finished, or diverged; nobody else changes the folder now."""
+        """Note that every job in an experiment's folder is finished or diverged; the folder is still locked."""
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""
+        """Note that job number `position` (from 1) of `total` begins; `resumed_from` rounds are already done."""
 
     def round_done(self, job: Job, done: RoundResult) -> None:
-        """One more round is done."""
+        """Note that a round is done."""
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        """Means over clients by "model/set/metric", after `round` rounds."""
+        """Note the means over clients by "model/set/metric" after `round` rounds."""
 
     def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Note that a record was stored of a round, or numbers that came to it later: what rounds.jsonl says, by name.
+        """Note that a round's record was stored, or later numbers of it: the entries of rounds.jsonl by name.
 
-        The time that this takes is not counted as the job's.
+        The time of this call does not count as the job's.
         """
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
         """Note that the job is finished and stored."""
 
     def job_kept(self, job: Job) -> None:
-        """Note that the job was finished before, and nothing is done."""
+        """Note that the job was finished before and is skipped."""
 
 
 class Several(Observer):
-    """Tells several observers, in order."""
+    """Calls several observers, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
@@ -130,7 +130,7 @@ for _hook in [name for name in vars(Observer) if not name.startswith("_")]:
 
 
 def jobs_of(folder: Path, config: ExperimentConfig) -> Iterator[tuple[str, Path]]:
-    """Yield (name, folder) of every job that an experiment has, those of its variants too."""
+    """Yield (name, folder) of every job of an experiment and of its variants."""
     for variant, experiment in expand(config).items():
         variant_folder = folder / slug(variant) if variant else folder
         for method in experiment.methods:
@@ -140,7 +140,7 @@ def jobs_of(folder: Path, config: ExperimentConfig) -> Iterator[tuple[str, Path]
 
 
 def job_problems(folder: Path) -> list[tuple[bool, str]]:
-    """Return (is it damage?, what) of all that is to be said of a job's folder; nothing of a whole, finished one."""
+    """Return (whether it is damage, sentence) for all problems of a job's folder; none if finished and undamaged."""
     if not (folder / "config.json").is_file():
         return [(False, "not started")]
     store = RunStore.open(folder, readonly=True)

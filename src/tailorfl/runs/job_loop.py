@@ -1,4 +1,4 @@
-"""One job: its rounds, its records and checkpoints, and its summary; begun, or continued where it stopped."""
+"""The loop of a job: its rounds, records, checkpoints and summary; it begins a job or continues it where it stopped."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 log = logging.getLogger(__name__)
 SHARE = 0.02
-"""Checkpoints may take this share of the time when no interval is configured."""
+"""Share of the time that checkpoints may take if no interval is configured."""
 BYTES_A_SECOND, WAIT = 200e6, 0.01
-"""What the first checkpoint is expected to cost: bytes written, hashed and read back, and seconds of waiting for the
-disk. Later ones are expected to cost what the last one did."""
+"""Expected cost of the first checkpoint: bytes per second for writing, hashing and reading back, and seconds of waiting
+for the disk. Later ones are expected to cost as much as the last one."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What differs between a simulation and a deployment.
+    """The functions that differ between a simulation and a deployment.
 
     Attributes:
-        federation: (settings, seed, a source in place of the configured one, warnings already said) -> who takes part.
-        simulation: (job, federation, its folder) -> the run before its first round.
-        evaluate: (run, what to evaluate, the last round's clients, what selects models, what notes outputs) -> records.
-        done: called with the run after its last round.
+        federation: (settings, seed, source instead of the configured one, logged warnings) -> federation.
+        simulation: (job, federation, the job's folder) -> simulation before its first round.
+        evaluate: (simulation, protocol, the last round's clients, selection, kept predictions) -> records.
+        done: called with the simulation after its last round.
     """
 
     federation: Callable[[ExperimentConfig, int, Any, set[str] | None], Federation]
@@ -72,12 +72,12 @@ def run_job(
     origin: dict[str, Any],
     backend: Backend = SIMULATED,
 ) -> None:
-    """Do a job, from its last checkpoint on where `resume` and there is one; `origin` is kept with its settings.
+    """Do a job, with `resume` from its last checkpoint if there is one; `origin` is stored with its settings.
 
-    `backend` is where the clients of `sim` are.
+    `backend` has the functions for a simulation or a deployment.
 
     Raises:
-        TailorflError: it cannot be continued, or diverges.
+        TailorflError: the job cannot be continued, or diverges.
     """
     identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
     exists = resume and (folder / "config.json").is_file()
@@ -98,7 +98,7 @@ def run_job(
 
 
 def make_selection(config: ExperimentConfig, sim: Simulation, folder: Path | None) -> Selection | None:
-    """Return what chooses personal models, where something does; it keeps them where private states are kept."""
+    """Return the selection of personal models, or None without one; it stores models like private states."""
     if config.eval.select == "last" or not sim.method.has_personal:
         return None
     metric = leading(sim.federation.source, config.eval.metric)
@@ -106,10 +106,10 @@ def make_selection(config: ExperimentConfig, sim: Simulation, folder: Path | Non
 
 
 def check_sets(config: ExperimentConfig, sim: Simulation) -> None:
-    """Nothing if the sets of an experiment may be evaluated.
+    """Check that the sets of an experiment may be evaluated.
 
     Raises:
-        ConfigError: they say who took part in a round, which privacy keeps secret.
+        ConfigError: they reveal who took part in a round, which privacy keeps secret.
     """
     if sim.cohort_is_secret and "participants" in (*config.eval.sets, *config.eval.final):
         raise ConfigError(
@@ -119,7 +119,7 @@ def check_sets(config: ExperimentConfig, sim: Simulation) -> None:
 
 
 def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
-    """Raise RunError where the records of the rounds that a checkpoint has behind it are not all there once."""
+    """Raise RunError unless every round up to a checkpoint has its records, each exactly once."""
     done, clients = store.rounds(), store.clients()
     measured = [c for c in done.columns if c.startswith(MODELS)]
     evaluated = done["round"][done[measured].notna().any(axis=1)] if measured else done["round"][:0]
@@ -140,7 +140,7 @@ def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
 
 
 class _Loop:
-    """The rounds of a job that has its folder open."""
+    """The rounds of a job, with its folder open."""
 
     def __init__(self, job: Job, sim: Simulation, store: RunStore, watch: Observer, backend: Backend) -> None:
         self._job, self._sim, self._store, self._watch, self._backend = job, sim, store, watch, backend
@@ -148,10 +148,10 @@ class _Loop:
         self._metric = leading(sim.federation.source, job.config.eval.metric)
         self._every = rounds_between(job.config, sim)
         self._seconds = 0.0
-        """What the job took before it was interrupted."""
+        """Seconds of the job before it was interrupted."""
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, or to the begin where there is none."""
+        """Go back to the last checkpoint, or to the beginning if there is none."""
         sim, store = self._sim, self._store
         checkpoint = store.latest_checkpoint()
         if checkpoint is not None:
@@ -160,7 +160,7 @@ class _Loop:
             if self._selection is not None:
                 self._selection.load(tensors)
             self._seconds = float(facts["seconds"])
-        # The engine that an automatic choice fell on stays, also where it was not yet in a checkpoint.
+        # An automatically chosen engine stays, even if no checkpoint has it yet.
         records = store.rounds()
         if len(records):
             keep_choice(sim.engine, str(records["engine"].iloc[-1]))
@@ -168,7 +168,7 @@ class _Loop:
         _check_records(store, sim.round, sim.is_traced)
 
     def run(self, identity: dict[str, Any]) -> None:
-        """Do the rounds that are left, evaluate, and finish the job; `identity` is for its summary."""
+        """Do the remaining rounds, evaluate, and finish the job; `identity` is for its summary."""
         job, sim, store, config = self._job, self._sim, self._store, self._job.config
         begin = time.perf_counter() - self._seconds
         saver = Saver(sim, store, config.checkpoint_every, self._selection)
@@ -190,7 +190,7 @@ class _Loop:
             store.append_round(record)
             recorded = time.perf_counter()
             self._watch.recorded(job, record)
-            begin += time.perf_counter() - recorded  # what trackers take is none of the job's time
+            begin += time.perf_counter() - recorded  # the trackers' time is not the job's
             if last or saver.due():
                 saver.save(time.perf_counter() - begin)
             self._watch.round_done(job, done)
@@ -228,13 +228,13 @@ class _Loop:
         return self._backend.evaluate(self._sim, protocol, clients, self._selection, predictions)
 
     def _numbers(self, records: list[Record]) -> dict[str, float]:
-        """Return what a round's record has of an evaluation."""
+        """Return the entries of an evaluation in a round's record."""
         return means(records) | quantiles(records, self._metric)
 
     def _evaluate_again(self, last: bool) -> None:
-        """Evaluate the round that a job was to end with, where that was taken back: as one of many, or as the `last`.
+        """Evaluate the former last round again if its evaluation was removed: as an intermediate one, or as the `last`.
 
-        A larger budget may be no more rounds for a method that takes much of it in each.
+        With a larger budget it can still be the last, for a method that uses much of it per round.
         """
         sim, store = self._sim, self._store
         if not sim.round or not (last or is_due(self._every, sim.round)):
@@ -249,7 +249,7 @@ class _Loop:
 
 
 def first_named(numbers: dict[str, float], metric: str) -> dict[str, float]:
-    """Return means by "model/set/metric" with those of a metric first."""
+    """Return means by "model/set/metric", with those of `metric` first."""
     return dict(sorted(numbers.items(), key=lambda item: not item[0].endswith(f"/{metric}")))
 
 
@@ -257,8 +257,9 @@ class Saver:
     """Saves the checkpoints of one run.
 
     Args:
-        interval: rounds between checkpoints; None: as often as takes `SHARE` of the time, from the first round on.
-        selection: personal models that were chosen, which are saved with the state.
+        interval: rounds between checkpoints; None: as many checkpoints as take `SHARE` of the time, from the first
+            round on.
+        selection: the selected personal models, which are saved with the state.
     """
 
     def __init__(
@@ -269,7 +270,7 @@ class Saver:
         self._cost: float | None = None
 
     def due(self) -> bool:
-        """Whether it is time for a checkpoint, after a round."""
+        """Return whether a checkpoint is due after a round."""
         if self._interval is not None:
             return self._sim.round % self._interval == 0
         if self._cost is None:
@@ -278,7 +279,7 @@ class Saver:
         return time.perf_counter() - self._saved_at >= self._cost / SHARE
 
     def save(self, seconds: float) -> None:
-        """Save the state as it stands; `seconds` the run has taken so far."""
+        """Save the present state; `seconds` is the run's time so far."""
         begin = time.perf_counter()
         tensors, facts = self._dump()
         self._store.save_checkpoint(self._sim.round, tensors, {**facts, "seconds": seconds})

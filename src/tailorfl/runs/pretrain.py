@@ -2,14 +2,14 @@
 
     backbone.safetensors   every tensor of the model by its state name: parameters, running statistics, frozen parts
     backbone.json          settings, and rate, loss and scores of every epoch
-    backbone.running/      while it is under way: the result folder of the job; gone at the end
+    backbone.running/      the result folder of the job while it runs; deleted at the end
 
-It is an experiment of the method `centralized`, an epoch a round, on the training part of the source; clients,
-partition and methods of the given experiment do not matter. Epoch e (from 0) of E has the rate
+It is an experiment of the method `centralized`, one epoch per round, on the training part of the source; clients,
+partition and methods of the given experiment do not matter. Epoch e (from 0) of E has the learning rate
 
     η_e = η/2 · (1 + cos(π e / E)),   constant inside the epoch, or from η_e to 0 with train.schedule = linear
 
-and, like every round, an optimizer of its own: momentum and the moments of AdamW start anew.
+and, like every round, a new optimizer: momentum and the moments of AdamW start at zero.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from tailorfl.settings.train import RoundScheduleSettings
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch did; a score of a part without samples is NaN."""
+    """The results of one epoch; the score of a part without samples is NaN."""
 
     epoch: int
     """Counted from 1."""
     lr: float
     loss: float
-    """Mean over the steps, while they were taken."""
+    """Mean training loss over the epoch's steps."""
     val: float
     test: float
     seconds: float
-    """Since the epoch before, whose evaluation they include."""
+    """Time since the previous epoch, including its evaluation."""
 
 
 @dataclass(frozen=True)
@@ -65,39 +65,39 @@ class Pretrained:
     weights: Path
     report: Path
     metric: str
-    """What `val` and `test` of the epochs are."""
+    """The metric of `val` and `test` of the epochs."""
     epochs: tuple[Epoch, ...]
     scalars: int
-    """Of all tensors in the file."""
+    """Number of scalars in all tensors of the file."""
 
     @property
     def seconds(self) -> float:
-        """Of all epochs together."""
+        """Seconds of all epochs together."""
         return sum(epoch.seconds for epoch in self.epochs)
 
 
 class Watcher:
-    """What a progress display is told. This one shows nothing; override what you want to show."""
+    """The hooks for a progress display. This class shows nothing; override the hooks that you need."""
 
     def started(self, name: str, epochs: int, metric: str, done: int) -> None:
-        """Note that the training of `name` begins; `done` of its epochs were done before."""
+        """Note that the training of `name` begins, with `done` epochs done before."""
 
     def epoch_done(self, epoch: Epoch) -> None:
-        """One more epoch is done, and can be resumed from."""
+        """Note that an epoch is done and stored, so that training can be resumed after it."""
 
 
 def running(weights: Path) -> Path:
-    """Return the folder of a pretraining under way that is going to write `weights`."""
+    """Return the folder of a running pretraining that will write `weights`."""
     return weights.with_suffix(".running")
 
 
 def default_file(config: ExperimentConfig) -> Path:
-    """Return where the weights of an experiment's model go if not told."""
+    """Return the default file for the weights of an experiment's model."""
     return ROOT / f"{slug(config.data.name)}-{slug(config.model.name)}.safetensors"
 
 
 def experiment_of(weights: Path) -> ExperimentConfig:
-    """Return the settings that an interrupted pretraining was started with.
+    """Return the settings of an interrupted pretraining.
 
     Raises:
         RunError: there is none.
@@ -113,7 +113,7 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
     """Return an experiment whose only client holds all training samples of the source.
 
     Raises:
-        ConfigError: settings that pretraining cannot follow.
+        ConfigError: pretraining cannot use some of the settings.
     """
     train = config.train
     for wrong, reason in (
@@ -159,12 +159,12 @@ def pretrain(
     watch: Watcher | None = None,
     source: Any = None,
 ) -> Pretrained:
-    """Train, write the files and return what they hold; `config` is one that `central` returned.
+    """Train, write the files and return their content; `config` is one that `central` returned.
 
-    `source` is a `tailorfl.data.Source` in place of the configured one.
+    `source` is a `tailorfl.data.Source` instead of the configured one.
 
     Raises:
-        TailorflError: see the message; the epochs that were done stay on disk and `resume` continues from there.
+        TailorflError: see the message; finished epochs stay on disk and `resume` continues from there.
     """
     check_output(weights, resume, overwrite)
     pretraining = _Pretraining(weights, watch or Watcher())
@@ -186,7 +186,7 @@ def pretrain(
 
 
 def rate_of(epoch: int, epochs: int, lr: float) -> float:
-    """Return η_e for an epoch counted from 0."""
+    """Return η_e of an epoch counted from 0."""
     return lr / 2 * (1 + math.cos(math.pi * epoch / epochs))
 
 
@@ -210,7 +210,7 @@ def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
 
 
 class _Pretraining(Observer):
-    """Tells a watcher of the epochs of a job, and writes the files at its end."""
+    """Reports the epochs of a job to a watcher, and writes the files at its end."""
 
     def __init__(self, weights: Path, watch: Watcher) -> None:
         self._weights, self._watch = weights, watch
@@ -218,18 +218,18 @@ class _Pretraining(Observer):
         self._metric = ""
 
     def simulation(self, job: Job, federation: Federation, folder: Path | None) -> Simulation:
-        """Return the simulation of the job, whose data say how it is scored."""
+        """Return the simulation of the job, and set the metric for its data."""
         self._metric = leading(federation.source)
         return make_simulation(job, federation, folder)
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Tell of the epochs that begin."""
+        """Report that the epochs begin."""
         self._store = RunStore.open(running(self._weights) / job.folder, readonly=True)
         name = f"{job.config.model.name} on {self._store.config['source']}"
         self._watch.started(name, rounds, self._metric, resumed_from)
 
     def round_done(self, job: Job, done: RoundResult) -> None:
-        """Tell of one more epoch."""
+        """Report a finished epoch."""
         self._watch.epoch_done(self._epochs()[-1])
 
     def write(self, sim: Simulation) -> None:
@@ -255,7 +255,7 @@ class _Pretraining(Observer):
         write_text(self._weights.with_suffix(".json"), encode(report, indent=1))
 
     def _epochs(self) -> list[Epoch]:
-        """Return the epochs that the job's records tell of."""
+        """Return the epochs in the job's records."""
         assert self._store is not None
         settings, records = self._store.config["experiment"], self._store.rounds()
         seconds = records["seconds"].diff().fillna(records["seconds"])
@@ -273,5 +273,5 @@ class _Pretraining(Observer):
 
 
 def _number(value: Any) -> Any:
-    """Return a value as it was before JSON, which has no NaN."""
+    """Return a value as before its encoding as JSON, which has no NaN."""
     return math.nan if value is None else value

@@ -1,4 +1,4 @@
-"""Differential privacy of a job: the noise that a wanted ε needs, and what was spent in the end."""
+"""Differential privacy of a job: the noise that a target ε needs, and the ε spent in the end."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from tailorfl.training.sample_privacy import SampleDP
 log = logging.getLogger(__name__)
 
 SLACK = 1e-6
-"""Share by which ε may exceed a target for want of digits."""
+"""Share by which ε may exceed a target because of rounding."""
 
 NEIGHBOURS = {
     "sample": "zero-out: one sample of a client contributes nothing, all else is equal",
     "client": "zero-out: the updates of one client are zero, all else is equal",
 }
-"""Between which runs ε bounds the difference."""
+"""The neighbouring runs whose difference ε bounds."""
 SECRETS = (
     "the seed",
     "who took part in a round, and how many",
     "bytes and losses of single rounds",
     "checkpoints",
 )
-"""What must not be released where ε counts on nobody seeing who takes part."""
+"""Facts that must not be released if ε requires that nobody sees who takes part."""
 
 COLUMNS = ["client", "purpose", "rate", "gradients", "steps", "noise", "delta", "epsilon", "accountant"]
-"""Of the table of what clients' data were used for."""
+"""Columns of the table of uses of clients' data."""
 
 Simulated = TypeVar("Simulated", bound=Simulation)
 Build = Callable[[SampleDP | None, ClientDP | None], Simulated]
-"""Makes the simulation of a job with privacy of one level, or with none."""
+"""Makes the simulation of a job with privacy of one level, or without privacy."""
 
 
 def privacy_of(job: Job) -> PrivacyConfig | None:
-    """Return the privacy settings of a job: those of its method, else of the experiment; None without."""
+    """Return the privacy settings of a job, its method's or else the experiment's, or None without privacy."""
     settings = job.config.train_of(job.method)["dp"]
     return None if settings is None else PrivacyConfig.model_validate(settings)
 
 
 def with_privacy(job: Job, build: Build[Simulated]) -> Simulated:
-    """Return the simulation of a job, with the noise that its settings give or that its wanted ε needs.
+    """Return the simulation of a job, with the noise in its settings or the noise that its target ε needs.
 
     Raises:
-        ConfigError: privacy does not cover what the method does, or the wanted ε cannot be reached.
-        TailorflError, MissingExtraError: as `tailorfl.privacy.epsilon`.
+        ConfigError: privacy does not cover the method, or the target ε cannot be reached.
+        TailorflError, MissingExtraError: see `tailorfl.privacy.epsilon`.
     """
     settings = privacy_of(job)
     if settings is None:
@@ -95,10 +95,10 @@ def planned(job: Job, sim: Simulation) -> PrivacyLedger:
 
 
 def noise_needed(ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant) -> float:
-    """Return the noise with which no client of a ledger made with noise 1 exceeds ε = `target`."""
+    """Return the noise at which no client of a ledger made with noise 1 exceeds ε = `target`."""
     histories = {ledger.entries(client) for client in (*ledger.clients, EVERYONE)}
     noise = 0.0
-    # The costliest first, by what small ε grow with: for most others one look then shows that it is enough.
+    # The costliest first, by Σ steps (q / σ)²: for most others one check then shows that the noise suffices.
     for history in sorted(histories, key=_size, reverse=True):
         scaled = tuple((q, noise * sigma, steps) for q, sigma, steps in history)
         if not noise or _told(scaled, delta, accountant)[0] > target:
@@ -109,7 +109,7 @@ def noise_needed(ledger: PrivacyLedger, target: float, delta: float, accountant:
 def noises_needed(
     ledger: PrivacyLedger, target: float, delta: float, accountant: Accountant
 ) -> dict[int, float]:
-    """Return the noise with which each client of a ledger made with noise 1 reaches ε = `target`, and no more."""
+    """Return for each client of a ledger made with noise 1 the noise at which it just reaches ε = `target`."""
     noises: dict[tuple[Entry, ...], float] = {}
     for client in ledger.clients:
         history = ledger.entries(client)
@@ -124,14 +124,14 @@ def _size(history: Iterable[Entry]) -> float:
 
 @dataclass(frozen=True)
 class Spent:
-    """What the private data of a run's clients were used for, and what that costs.
+    """The uses of the private data of a run's clients, and their cost.
 
     Attributes:
         ledger: all uses.
-        epsilons: client -> (ε, the accountant that tells it), of all that a client took part in; held-out ones too.
-        clients: how many train; their ids come first.
-        noises: σ of each client that trains, from the first on, where they differ.
-        secret: whether ε counts on nobody seeing who took part in a round.
+        epsilons: client -> (ε, its accountant) over all uses of a client's data, held-out clients included.
+        clients: number of training clients; their ids come first.
+        noises: σ of each training client, in the order of ids, if they differ.
+        secret: whether ε requires that nobody sees who took part in a round.
     """
 
     settings: PrivacyConfig
@@ -144,11 +144,11 @@ class Spent:
 
     @property
     def largest(self) -> float:
-        """ε of the client that spent most."""
+        """Largest ε of all clients."""
         return max((value for value, _ in self.epsilons.values()), default=0.0)
 
     def summary(self) -> dict[str, Any]:
-        """Return the settings, ε over the clients that train (and over those held out), and what composed."""
+        """Return the settings, statistics of ε over the training (and the held-out) clients, and the composed steps."""
         of_training = [value for client, (value, _) in self.epsilons.items() if client < self.clients]
         of_others = [value for client, (value, _) in self.epsilons.items() if client >= self.clients]
         settings = self.settings
@@ -169,7 +169,7 @@ class Spent:
         }
 
     def csv(self) -> str:
-        """Return a table with a row for every client, purpose and kind of use; ε is of all rows of a client."""
+        """Return a table with a row per client, purpose and kind of use; ε is that of all rows of a client."""
         import pandas as pd
 
         rows = []
@@ -181,7 +181,7 @@ class Spent:
 
 
 def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spent | None:
-    """Return what a simulation has spent, or will have by a planned `ledger`; None without privacy."""
+    """Return what a simulation has spent, or will have spent by a planned `ledger`, or None without privacy."""
     settings = privacy_of(job)
     if settings is None:
         return None
@@ -213,9 +213,9 @@ def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spe
 
 
 def epsilon_so_far(job: Job, sim: Simulation) -> dict[str, float]:
-    """Return {"epsilon": ε of the client whose data were used most so far}; {} without privacy.
+    """Return {"epsilon": ε of the client whose data were used most so far}, or {} without privacy.
 
-    Used most is what has the largest Σ steps (q / σ)²; one client is accounted for, as `spent` takes long for all.
+    Most used are the data with the largest Σ steps (q / σ)²; only one client is accounted for, as `spent` is slow.
     """
     settings = privacy_of(job)
     if settings is None:
@@ -226,7 +226,7 @@ def epsilon_so_far(job: Job, sim: Simulation) -> dict[str, float]:
 
 
 def _told(entries: tuple[Entry, ...], delta: float, accountant: Accountant) -> tuple[float, Accountant]:
-    """ε and the accountant that tells it: RDP's bound where PRV has none."""
+    """Return ε and its accountant: RDP's bound if PRV has none."""
     try:
         return epsilon(entries, delta, accountant), accountant
     except TailorflError:
@@ -237,7 +237,7 @@ def _told(entries: tuple[Entry, ...], delta: float, accountant: Accountant) -> t
 
 def _statistics(values: list[float]) -> dict[str, float]:
     array = np.array(values)
-    with np.errstate(invalid="ignore"):  # infinite ones have no spread
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values is undefined
         return {
             "mean": float(array.mean()),
             "std": float(array.std()),
@@ -247,7 +247,7 @@ def _statistics(values: list[float]) -> dict[str, float]:
 
 
 def _composed(ledger: PrivacyLedger) -> dict[str, dict[str, float]]:
-    """By purpose: how many clients (all of them, where it concerns all alike), and the steps of each."""
+    """Return purpose -> number of clients (left out if it concerns all alike), mean and largest number of steps."""
     steps: dict[str, dict[int, int]] = {}
     for purpose, client, _, count in ledger.rows():
         counts = steps.setdefault(purpose, {})

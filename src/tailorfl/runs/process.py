@@ -1,14 +1,14 @@
-"""The process that runs an experiment: how it is told to end, what the system refuses it, and how it stays small.
+"""The process that runs an experiment: signals to end it, refusals of the system, and a small memory footprint.
 
-By default Python dies at once of the signals that tell it to end (SIGTERM, or SIGHUP where its terminal is closed), and
-what it was doing still says "running". Here they raise an exception in the main thread, as Ctrl-C does, so that
-everything is put in order on the way out, and the exit code is 128 plus the signal's number, as shells have it.
+By default Python dies at once from the signals that ask it to end (SIGTERM, or SIGHUP when its terminal is closed), and
+the status stays "running". Here they raise an exception in the main thread, as Ctrl-C does, so that everything is
+cleaned up on the way out, and the exit code is 128 plus the signal's number, as in shells.
 
-Whatever asks the system for memory, open files, space or processes first fails first: torch, numpy, an import, a pipe.
-So `as_library_error` stands around whole experiments and commands, as the last place where it can be told.
+Any request for memory, open files, space or processes can be the one that fails: in torch, numpy, an import, a pipe. So
+`as_library_error` wraps whole experiments and commands.
 
-Libraries are imported without what they would load beside by processes of this program alone, such as a client's; a
-program that merely uses this package imports them as they are.
+Libraries are imported without optional parts only in processes of this program, such as a client's; a program that uses
+this package imports them unchanged.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from tailorfl.runs.files import REMEDIES
 
 TOLD = (signal.SIGTERM, signal.SIGHUP)
 LEAST_ADDRESS_SPACE = 1.5e9
-"""Bytes; what a smallest run was measured to need on Linux, with a little to spare."""
+"""Bytes that the smallest run needs on Linux (measured), with a small margin."""
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 _REMEDIES = {
     **REMEDIES,
     errno.EAGAIN: "too many processes or threads are running; lower engine.workers or threads, or raise ulimit -u",
 }
 _MAPPING = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory", "unable to mmap")
-"""How a package that cannot be loaded, and torch, say that there is no more address space."""
+"""Messages of torch, and of packages that cannot be loaded, about exhausted address space."""
 _MARKS = {
     "Too many open files": errno.EMFILE,
     "No space left on device": errno.ENOSPC,
     "can't start new thread": errno.EAGAIN,
 }
-"""How packages that have no error of their own for it say what the system refused."""
+"""Messages about refusals of the system, of packages without an error class for them."""
 
 
 class Terminated(SystemExit):
-    """The process was told to end; `exit_code` is what it ends with."""
+    """The process was asked to end by a signal; `exit_code` is its exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -53,12 +53,12 @@ class Terminated(SystemExit):
 
 
 _told: list[int] = []
-"""The first signal that came, until the process ends by it: code that swallows exceptions may have swallowed it."""
+"""The first signal that came, kept until the process ends: other code may have swallowed its exception."""
 
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Raise `Terminated` in the block when the process is told to end; signals that others handle stay theirs."""
+    """Raise `Terminated` in the block when a signal asks the process to end; other handlers of signals are kept."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -75,30 +75,30 @@ def ended_in_order() -> Iterator[None]:
 
 
 def raise_if_told() -> None:
-    """Raise `Terminated` where the process was told to end."""
+    """Raise `Terminated` if a signal has asked the process to end."""
     if _told:
         raise Terminated(_told[0])
 
 
 def why(stop: BaseException) -> str:
-    """Return what stopped a run, for people."""
+    """Return a readable reason why a run stopped."""
     if isinstance(stop, Terminated):
         return f"stopped by {stop.name}"
     return "stopped by Ctrl-C" if isinstance(stop, KeyboardInterrupt) else f"{type(stop).__name__}: {stop}"
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if not _told:  # once: a second signal must not disturb what the first one has to put in order
+    if not _told:  # once: a second signal must not disturb the cleaning up after the first one
         _told.append(number)
         raise Terminated(number)
 
 
 @contextmanager
 def as_library_error() -> Iterator[None]:
-    """Turn what the system refuses inside the block into an error of the library; all other errors stay.
+    """Turn refusals of the system inside the block into errors of the library; all other errors stay.
 
     Raises:
-        MemoryLimitError: there was no more memory or address space, or too little for the packages to begin with.
+        MemoryLimitError: memory or address space is exhausted, or too small even to load the packages.
         RunError: files, space or processes ran out, or a file cannot be used.
     """
     _check_address_space()
@@ -114,7 +114,7 @@ def as_library_error() -> Iterator[None]:
 
 
 def _check_address_space() -> None:
-    """Raise MemoryLimitError where packages could not even be loaded: some of them then wait for ever."""
+    """Raise MemoryLimitError if there is too little to load the packages, some of which would hang."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
         raise MemoryLimitError(
@@ -150,7 +150,7 @@ def _no_memory(error: Exception, text: str) -> bool:
     if isinstance(error, MemoryError) or any(mark in text for mark in _MAPPING):
         return True
     if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
-        return False  # a command that needs no torch, or click's Exit, which is a RuntimeError too
+        return False  # a command without torch, or click's Exit, which is a RuntimeError too
     from tailorfl.engines.memory import out_of_memory
 
     return out_of_memory(error)
@@ -168,7 +168,7 @@ def _first_line(text: str) -> str:
 def import_tensordict() -> None:
     """Import tensordict without torch's compiler, for which it only marks three functions.
 
-    That saves 85 MB and 0.7 s of computing.
+    This saves 85 MB and 0.7 s of CPU time.
     """
     if "tensordict" in sys.modules:
         return
@@ -183,14 +183,14 @@ def import_tensordict() -> None:
 
 
 def import_pandas() -> None:
-    """Import pandas without pyarrow, which it only looks for to know whether it is there.
+    """Import pandas without pyarrow, which it imports only to check that it is installed.
 
-    Texts are then objects of Python in columns of the same type `str`; parquet files are read and written all the
-    same. That saves 35 MB.
+    Strings are then Python objects in columns of the same type `str`; parquet files can still be read and written. This
+    saves 35 MB.
     """
     if "pandas" in sys.modules or "pyarrow" in sys.modules:
         return
-    sys.modules["pyarrow"] = None  # type: ignore[assignment]  # importing it fails, as where it is not installed
+    sys.modules["pyarrow"] = None  # type: ignore[assignment]  # importing it fails, as if it were not installed
     try:
         import pandas  # noqa: F401
     finally:

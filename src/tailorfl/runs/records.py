@@ -1,4 +1,4 @@
-"""What is stored of a job: a record a round, and at its end a summary, predictions of test samples and temperatures."""
+"""The stored results of a job: a record per round, and a final summary, predictions on test samples, temperatures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tailorfl.runs.store import SECONDS, RunStore
 
 log = logging.getLogger(__name__)
 GROWN = 10.0
-"""A training loss that ends at so many times that of guessing (or its first, where nobody guesses) has diverged."""
+"""Training has diverged if its last loss exceeds this many times that of guessing (its first one, without classes)."""
 TASKS = ("classification", "binary")
 CALIBRATION = "calibration.csv"
 PREDICTIONS = "predictions.safetensors"
@@ -34,9 +34,9 @@ ARRAYS = ("client", "row", "y", "outputs")
 
 
 def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str, Any]:
-    """Return what is stored of a round, evaluations apart; `seconds` that the job has taken so far."""
+    """Return the record of a round, without evaluations; `seconds` is the job's time so far."""
     traffic = sim.traffic.as_dict()
-    # Where ε counts on nobody seeing who took part, no record says it.
+    # If ε requires that nobody sees who took part, records do not reveal it.
     participants: dict[str, Any] = (
         {} if sim.cohort_is_secret else {"clients": list(done.clients), "rejected": list(done.rejected)}
     )
@@ -60,9 +60,9 @@ def round_record(sim: Simulation, done: RoundResult, seconds: float) -> dict[str
 def summary_of(
     sim: Simulation, store: RunStore, identity: dict[str, Any], seconds: float, metric: str
 ) -> dict[str, Any]:
-    """Return the final numbers, read back from the records: a resumed run cannot differ from an uninterrupted one.
+    """Return the final numbers, read from the records, so that a resumed run cannot differ from an uninterrupted one.
 
-    `metric` is the one that comes first.
+    `metric` is the first metric.
     """
     frame = store.clients()
     model, _ = headline(sim)
@@ -104,9 +104,9 @@ def summary_of(
 
 
 def _of_the_system(store: RunStore) -> dict[str, float]:
-    """Return the share of the clients that were asked which took part, and simulated seconds.
+    """Return the share of asked clients that took part, and the simulated seconds.
 
-    Nothing where all do at once.
+    Empty if all clients answer at once.
     """
     rounds = store.rounds()
     if "absent" not in rounds:
@@ -120,7 +120,7 @@ def _of_the_system(store: RunStore) -> dict[str, float]:
 
 
 def _rejected(sim: Simulation, store: RunStore) -> dict[str, Any]:
-    """How many updates were rejected, and in which rounds, by name of the client."""
+    """Return the number of rejected updates, and the rounds of rejections by client name."""
     rejected: dict[str, list[int]] = {}
     for row in store.rounds()[["round", "rejected"]].to_dict("records"):
         for client in row["rejected"]:
@@ -129,7 +129,7 @@ def _rejected(sim: Simulation, store: RunStore) -> dict[str, Any]:
 
 
 def _malicious(sim: Simulation) -> dict[str, Any]:
-    """Who worked against the others, by name, and how; the numbers of the summary are of the others."""
+    """Return the names of malicious clients, and their attack; the summary's numbers are of all others."""
     hostile = sim.malicious
     if not hostile.clients:
         return {}
@@ -138,15 +138,16 @@ def _malicious(sim: Simulation) -> dict[str, Any]:
 
 
 def _features(sim: Simulation) -> dict[str, str]:
-    """Whether what frozen layers give out was computed once, in words; nothing where none are frozen."""
+    """Return a sentence on the caching of frozen layers' outputs, or nothing without frozen layers."""
     frozen = any(group.model.frozen for group in sim.groups)
     return {"features": sim.features_note} if frozen else {}
 
 
 def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
-    """Return the training loss of the first and the last round where training diverged though all numbers are finite.
+    """Return the training losses of the first and the last round if training diverged although all numbers are finite.
 
-    That is where it ends at `GROWN` times its first value, or that of guessing, whichever is larger.
+    It diverged if the last loss exceeds `GROWN` times the loss of guessing or, for tasks without classes, the first
+    loss.
     """
     rounds, source = store.rounds(), sim.federation.source
     if "loss/train" not in rounds:
@@ -164,7 +165,7 @@ def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
 
 
 def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
-    """Return the evaluated round with the best mean validation metric, and the test metric there, or None."""
+    """Return the evaluated round with the best mean validation metric, and its test metric, or None."""
     rows = frame[frame["model"] == model]
     means = rows.groupby(["set", "round"])[metric].mean()
     if "val" not in means.index.get_level_values(0) or means["val"].isna().all():
@@ -178,15 +179,15 @@ def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] |
 
 
 def keeper(job: Job, sim: Simulation) -> Kept | None:
-    """Return what notes predictions of the last evaluation, None where nothing is to be kept.
+    """Return the collector of the last evaluation's predictions, or None if none are kept.
 
-    Test samples are kept where there are `eval.predictions` at most; not of generated text, and not of private
-    training, whose ε covers no label of a sample. Validation samples are noted to fit temperatures.
+    Predictions on test samples are kept if there are at most `eval.predictions`, except for generated text and private
+    training, whose ε does not cover samples' labels. Those on validation samples are collected to fit temperatures.
 
-    Of samples that are elsewhere nothing is kept here.
+    Nothing is kept of remote samples.
 
     Raises:
-        ConfigError: temperatures of a task that has no classes.
+        ConfigError: temperatures are requested for a task without classes.
     """
     config, source = job.config.eval, sim.federation.source
     if source.info.get(REMOTE):
@@ -202,14 +203,14 @@ def keeper(job: Job, sim: Simulation) -> Kept | None:
 
 
 def _stored(job: Job, sim: Simulation) -> bool:
-    """Whether the predictions themselves are written."""
+    """Return whether the predictions themselves are written."""
     samples = int(sim.federation.sizes("test")[: sim.federation.num_clients].sum())
     covered = privacy_of(job) is None and sim.federation.source.task != "generation"
     return covered and 0 < samples <= job.config.eval.predictions
 
 
 def finish(predictions: Kept, job: Job, sim: Simulation, store: RunStore) -> dict[str, Any]:
-    """Write what was kept into a job's folder and return what its summary says of it."""
+    """Write the kept predictions into a job's folder and return their entries in its summary."""
     test = predictions.part("local")
     if _stored(job, sim):
         save_predictions(store.path, test)
@@ -229,7 +230,7 @@ def finish(predictions: Kept, job: Job, sim: Simulation, store: RunStore) -> dic
 
 
 def calibrated(test: Predictions, val: Predictions, names: Any) -> Any:
-    """Return a frame with a row a client: its temperature, and what it does to its test part."""
+    """Return a frame with a row per client: its temperature, and the effect on its test part."""
     import pandas as pd
 
     rows = []
@@ -252,7 +253,7 @@ def calibrated(test: Predictions, val: Predictions, names: Any) -> Any:
 
 
 def temperature_of(store: RunStore, client: int | None) -> float | None:
-    """Return the temperature of a client of a job, None where it has none."""
+    """Return the temperature of a client of a job, or None if it has none."""
     import pandas as pd
 
     file = store.path / CALIBRATION
@@ -264,7 +265,7 @@ def temperature_of(store: RunStore, client: int | None) -> float | None:
 
 
 def save_predictions(folder: Path, predictions: Predictions) -> None:
-    """Write predictions. Raises RunError where that fails."""
+    """Write predictions. Raises RunError if that fails."""
     from safetensors.numpy import save_file
 
     with replacing(folder / PREDICTIONS) as part:
@@ -273,7 +274,7 @@ def save_predictions(folder: Path, predictions: Predictions) -> None:
 
 
 def load_predictions(folder: Path) -> Predictions | None:
-    """Return the predictions of a job, None where none were kept. Raises RunError where they are damaged."""
+    """Return the predictions of a job, or None if none were kept. Raises RunError if they are damaged."""
     from safetensors import SafetensorError, safe_open
 
     if not (folder / PREDICTIONS).is_file():

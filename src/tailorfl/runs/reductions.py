@@ -1,4 +1,4 @@
-"""What a method with its settings is in a run, in words: "PLGU-LF with D = 5 on a model of 2 layers is LocalTrain"."""
+"""Sentences on methods that reduce to others in a run: "PLGU-LF with D = 5 on a model of 2 layers is LocalTrain"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODELS = {"personal": "its personal models", "global": "its global model"}
 
 
 def setup_of(sim: Simulation, rounds: int) -> RunSetup:
-    """Return what of a run of so many rounds decides whether its method is another one."""
+    """Return the facts of a run of `rounds` rounds that determine whether its method reduces to another one."""
     trainable = set(sim.split.trainable)
     groups = layer_groups(sim.model.module)
     clients = len(sim.federation.members)
@@ -37,12 +37,12 @@ def setup_of(sim: Simulation, rounds: int) -> RunSetup:
 
 
 def remarks(sim: Simulation, rounds: int) -> list[str]:
-    """Return what is to be said of a run's method with its settings and model, a sentence each."""
+    """Return remarks on a run's method with its settings and model, a sentence each."""
     return [*named(sim, rounds), *unsuited(sim)]
 
 
 def unsuited(sim: Simulation) -> list[str]:
-    """Return a sentence where a method that is made for adapters trains a whole model."""
+    """Return a sentence if a method for adapters trains a whole model."""
     if not sim.method.of_adapters or sim.model.held_scalars:
         return []
     return [
@@ -52,7 +52,7 @@ def unsuited(sim: Simulation) -> list[str]:
 
 
 def named(sim: Simulation, rounds: int) -> list[str]:
-    """Return a sentence for every other method that a run's method is with its settings."""
+    """Return a sentence for every other method to which a run's method reduces."""
     reductions = sim.method.reductions(setup_of(sim, rounds))
     grouped: dict[tuple[str, str, str], list[Reduction]] = {}
     for reduction in reductions:
@@ -61,7 +61,7 @@ def named(sim: Simulation, rounds: int) -> list[str]:
 
 
 def sentence(method: Method, same: Sequence[Reduction]) -> str:
-    """Return the sentence about reductions that differ at most in the model they are of."""
+    """Return the sentence about reductions that differ at most in their model."""
     first = same[0]
     start = f"{method.title} {first.because}"
     if first.remark:

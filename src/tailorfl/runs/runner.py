@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class RunOptions(TypedDict, total=False):
-    """What `run_jobs` takes beside the experiment, its folder and who watches."""
+    """Options of `run_jobs` in addition to the experiment, its folder and the observer."""
 
     way: Way
     overwrite: bool
@@ -64,22 +64,22 @@ def run_jobs(
     tuning: Path | None = None,
     backend: Backend = SIMULATED,
 ) -> None:
-    """Run every method with every seed; finished jobs that are there are kept.
+    """Run every method with every seed; finished jobs in the folder are kept.
 
-    `way` says what is done with what is there, see `tailorfl.runs.extension`. `source` is a
-    `tailorfl.data.Source` to use in place of the configured one; `force` goes on with other settings, data or versions
-    than the experiment was started with, and notes that for the report. `tuning` is the tuning.json that the settings
-    come from, of which the folder gets a copy. `backend` is where clients are: in this process, unless told.
+    `way` begins, resumes or extends the experiment in the folder, see `tailorfl.runs.extension`. `source` is a
+    `tailorfl.data.Source` to use instead of the configured one; `force` continues with other settings, data or versions
+    than at the start, and notes that for the report. `tuning` is the tuning.json of the settings, which is copied into
+    the folder. `backend` has the functions for a simulation (by default) or a deployment.
 
     Raises:
-        TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
+        TailorflError: see the message; finished work stays on disk and "resume" continues from there.
     """
     torch.set_num_threads(config.threads)
     config = with_all_options(config)
     watch = observer if observer is not None else Observer()
     resume = way != "new"
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
-    # Even between two jobs, when none of them is locked, the folder is this process's.
+    # This lock holds the folder even between two jobs, when no job is locked.
     with locked(out), StatusFile(out, len(jobs)) as status:
         check_folder(out, resume, overwrite)
         begun = False
@@ -108,7 +108,7 @@ def run_jobs(
             if sim.given is not federation:  # a client has joined it
                 federation = sim.given
                 facts = made_with(job, federation)
-            if not begun:  # only now: data or a model that cannot be used replace no earlier experiment
+            if not begun:  # only now: unusable data or models must not replace an earlier experiment
                 _begin(config, jobs, out, way, tuning)
                 watch.experiment_started(out, way)
                 begun = True
@@ -121,14 +121,14 @@ def run_jobs(
                 log.warning("%s, is left out of the results: %s", job.name, error)
                 diverged.append(error)
             status.end()
-            del sim  # its states need not be held while the next ones are made
+            del sim  # frees its states before the next ones are made
         if diverged and not any(_is_finished(out / job.folder) for job in jobs):
             raise diverged[0]
         watch.experiment_done(out)
 
 
 def _is_kept(job: Job, folder: Path, way: Way) -> bool:
-    """Whether a job is finished and whole; what is damaged of it is deleted, to be done again."""
+    """Return whether a job is finished and undamaged; damaged parts are deleted, to be done again."""
     if not _is_finished(folder) or (way == "extend" and is_longer(job, folder)):
         return False
     return discard_damage(job, folder)
@@ -139,7 +139,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, tuning: Path | None) -> None:
-    """Make the folder that of the experiment, once everything was looked at that could refuse it."""
+    """Prepare the folder for the experiment, after all checks that could refuse it."""
     tuned = None if tuning is None else tuning.read_text(encoding="utf-8")
     if way == "new":
         discard_jobs(out)
@@ -154,8 +154,8 @@ def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, t
 
 
 def _notes(job: Job, sim: Simulation) -> Iterator[str]:
-    """Yield what is to be said of a job before it begins: once a line or once a run, and not once a seed."""
-    # Where the settings of a line make its method another one.
+    """Yield notes on a job before it begins: once per line or run, not once per seed."""
+    # Notes on a line whose settings reduce its method to another one.
     for sentence in remarks(sim, job.rounds):
         yield f"{job.method.label}: {sentence}"
     if sim.cohort_is_secret and job.config.track.leaves_the_machine:
@@ -167,7 +167,7 @@ def _notes(job: Job, sim: Simulation) -> Iterator[str]:
 
 
 def _note_on_metric(config: ExperimentConfig, source: Source) -> str:
-    """Return which metric comes first, where the data decide that; "" elsewhere."""
+    """Return a note on the first metric if the data determine it, otherwise ""."""
     metric, reason = first_metric(config, source), dominated(source)
     if not reason or config.eval.metric is not None:
         return ""
@@ -175,7 +175,7 @@ def _note_on_metric(config: ExperimentConfig, source: Source) -> str:
 
 
 def _warn_once(notes: Iterable[str], warned: set[str]) -> None:
-    """Log what was not logged before as a warning."""
+    """Log notes as warnings that were not logged before."""
     for note in notes:
         if note and note not in warned:
             log.warning("%s", note)

@@ -1,22 +1,22 @@
 """The schedule of a job: how long a method trains, and after which rounds it is evaluated.
 
-A method trains so many rounds, or as long as it computes or sends what FedAvg would in so many. A round is no measure
-of cost: FedRep takes eleven epochs in one where FedAvg takes one, SCAFFOLD sends twice as much. With `budget:
-gradients` every method gets the gradients of single samples that FedAvg computes in `rounds` rounds with the
-experiment's training settings, with `budget: bytes` the bytes that it sends and receives. A method stops at the round
-that ends nearest to that; one that computes or sends nothing takes `rounds`, and a line with rounds of its own takes
-those.
+A method trains for `rounds` rounds, or until it has computed or sent as much as FedAvg in that many. Rounds do not
+measure cost: FedRep takes eleven epochs in a round where FedAvg takes one, and SCAFFOLD sends twice as much. With
+`budget: gradients` every method gets the gradients of single samples that FedAvg computes in `rounds` rounds with the
+experiment's training settings, with `budget: bytes` the bytes that FedAvg sends and receives. A method stops at the
+round that ends nearest to the budget; one that computes or sends nothing takes `rounds`, and a line with its own rounds
+takes those.
 
-Every `eval.every`-th round and the last are evaluated, or as many as a tenth of the work pays for. Work is counted in
-passes of single samples, so that it is the same on every machine and after a resumption:
+Every `eval.every`-th round and the last are evaluated. By default intermediate evaluations take at most a tenth of the
+work. Work is counted in passes of single samples, so that it is the same on every machine and after a resumption:
 
     E       forward passes of one evaluation: every model on every sample of every set
-    3 G     those of a round of training; a gradient is a forward pass and twice as much backwards
+    3 G     those of a round of training; a gradient is a forward pass and a backward pass of twice the cost
     every   the smallest of 5, 10, 20, 40, ... with E <= SHARE (3 G every + E)
 
-E counts a personal and a global model whatever a method has, and G the gradients of FedAvg with the line's steps or
-epochs, of as many clients as a round samples on average. Lines that train alike are so evaluated in the same rounds;
-others, or seeds whose clients have other sizes, share every second, fourth, ... of theirs. The last round comes on top.
+E counts a personal and a global model for every method, and G the gradients of FedAvg with the line's steps or epochs,
+for the average number of sampled clients. So lines that train alike are evaluated in the same rounds; others, or seeds
+whose clients have other sizes, share every second, fourth, ... of theirs. The last round comes in addition.
 """
 
 from __future__ import annotations
@@ -38,46 +38,46 @@ from tailorfl.training.plan import make_plan
 Kind = Literal["gradients", "bytes"]
 UNITS = {"gradients": "gradients of single samples", "bytes": "bytes, sent and received"}
 EVERY = "evaluated_every"
-"""What a job's config.json calls the rounds between its evaluations."""
+"""Key of the rounds between evaluations in a job's config.json."""
 FIRST = 5
-"""Rounds between evaluations, at least, where the budget decides."""
+"""Smallest number of rounds between evaluations without `eval.every`."""
 SHARE = 0.1
-"""Of all passes, at most, those of evaluations on the way."""
+"""Largest share of all passes for intermediate evaluations."""
 BACKWARD = 3
-"""Passes that the gradient of a sample counts."""
+"""Number of passes that the gradient of a sample counts."""
 MODELS = 2
 """A personal and a global one."""
 SHARPNESS = 5
-"""Passes of a sample, with the loss, its gradient and the loss at a distance."""
+"""Number of passes of a sample: the loss, its gradient and the loss at a distance."""
 WARN_OUTPUTS = 10_000_000
-"""Outputs (of a model for a sample) from which on the last evaluation may be worth a warning."""
+"""Number of outputs (one per model and sample) from which the last evaluation may be worth a warning."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """When a method has trained enough."""
+    """The end of a method's training."""
 
     rounds: int
     kind: Kind | None = None
     allowance: float = 0.0
-    """What it may use up, in gradients of single samples or bytes."""
+    """The method's budget, in gradients of single samples or bytes."""
 
     def reached(self, sim: Simulation) -> bool:
-        """Whether the next round would end further above what is allowed than the last one ended below it."""
+        """Return whether the next round would end further above the budget than the last one ended below it."""
         used = 0 if self.kind is None else used_up(sim, self.kind)
         if not used:
             return sim.round >= self.rounds
         return used + used / sim.round / 2 > self.allowance
 
     def foreseen(self, cost: float) -> int:
-        """Return after how many rounds it is reached where each of them uses up `cost`."""
+        """Return the number of rounds until the limit, if each costs `cost`."""
         if self.kind is None or not cost:
             return self.rounds
         return nearest(self.allowance, cost)
 
 
 def nearest(allowance: float, cost: float) -> int:
-    """Return how many, at least one, end nearest what is allowed where each uses up `cost`."""
+    """Return the number of rounds, at least one, of this `cost` each whose total is nearest to the budget."""
     return max(1, math.floor(allowance / cost + 1 / 2))
 
 
@@ -89,12 +89,12 @@ def limit_of(config: ExperimentConfig, rounds: int, has_own_rounds: bool, sim: S
 
 
 def used_up(sim: Simulation, kind: Kind) -> int:
-    """Return what all clients of a simulation used so far."""
+    """Return the gradients or bytes that all clients of a simulation have used so far."""
     return sim.gradients if kind == "gradients" else sim.traffic.bytes_up + sim.traffic.bytes_down
 
 
 def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
-    """Return what FedAvg uses up in the experiment's rounds, with the clients that are drawn in them."""
+    """Return the gradients or bytes of FedAvg in the experiment's rounds, with the clients sampled in them."""
     clients = sim.federation.num_clients
     costs = np.zeros(clients, dtype=np.int64)
     for group in sim.groups:
@@ -117,7 +117,7 @@ def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
 
 
 def budget_sentence(config: ExperimentConfig) -> str:
-    """Say what the methods of an experiment got equally."""
+    """Return a sentence on the equal budget of an experiment's methods."""
     if config.budget == "rounds":
         return ""
     return (
@@ -127,12 +127,12 @@ def budget_sentence(config: ExperimentConfig) -> str:
 
 
 def is_due(interval: int, round: int) -> bool:
-    """Return whether a round is evaluated wherever it stands in a run; `interval` 0 evaluates only the last."""
+    """Return whether a round is evaluated even if it is not the last; never if `interval` is 0."""
     return interval > 0 and round % interval == 0
 
 
 def protocol_of(config: ExperimentConfig, final: bool = False) -> Protocol:
-    """Return what an experiment evaluates on the way, or at the end."""
+    """Return the protocol of an experiment's intermediate evaluations, or of the `final` one."""
     further = config.eval.final if final else ()
     if final and config.eval.calibrate != "none":
         further = (*further, "val")
@@ -149,7 +149,7 @@ def protocol_of(config: ExperimentConfig, final: bool = False) -> Protocol:
 
 
 def rounds_between(config: ExperimentConfig, sim: Simulation) -> int:
-    """Return `eval.every`, or where that is open what a tenth of the work pays for."""
+    """Return `eval.every` or, by default, the interval at which evaluations take at most a tenth of the work."""
     if config.eval.every is not None:
         return config.eval.every
     passes, round, interval = evaluation_passes(sim, _looks(config)), training_passes(sim), FIRST
@@ -159,7 +159,7 @@ def rounds_between(config: ExperimentConfig, sim: Simulation) -> int:
 
 
 def left_out(config: ExperimentConfig, sim: Simulation, rounds: int) -> str:
-    """Say what the budget leaves out of a job of so many rounds; empty where it leaves nothing out."""
+    """Return a note on evaluations left out of a job of `rounds` rounds to limit work; empty if there are none."""
     interval = rounds_between(config, sim)
     if config.eval.every is not None or interval == FIRST or rounds <= FIRST:
         return ""
@@ -173,14 +173,14 @@ def left_out(config: ExperimentConfig, sim: Simulation, rounds: int) -> str:
 
 
 def _looks(config: ExperimentConfig) -> Protocol:
-    """Return what is computed on the way; choosing models takes validation parts though no record shows them."""
+    """Return the protocol of intermediate computations; model selection adds validation parts, even unrecorded ones."""
     protocol = protocol_of(config)
     chosen = ("val",) if config.eval.select == "val" else ()
     return replace(protocol, sets=tuple(dict.fromkeys((*protocol.sets, *chosen))))
 
 
 def training_passes(sim: Simulation) -> float:
-    """Return what a round of FedAvg computes on average with the run's steps or epochs, in forward passes."""
+    """Return the average work of a round of FedAvg with the run's steps or epochs, in forward passes."""
     clients, train = sim.federation.num_clients, sim.train
     sampled = 1 if sim.sampling in CYCLIC else sampled_clients(sim.fraction, clients)
     sizes = sim.federation.sizes()[:clients]
@@ -190,7 +190,7 @@ def training_passes(sim: Simulation) -> float:
 
 
 def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
-    """Return what one evaluation computes of a personal and a global model, in forward passes."""
+    """Return the work of one evaluation of a personal and a global model, in forward passes."""
     federation, sets = sim.federation, protocol.sets
     clients, heldout = federation.num_clients, len(federation) - federation.num_clients
     test = federation.sizes("test")
@@ -208,14 +208,14 @@ def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
 
 
 def rounds_worth(config: ExperimentConfig, sim: Simulation, gradients: float) -> float:
-    """Return how many rounds of so many gradients cost what one evaluation does, by passes."""
+    """Return the number of rounds of `gradients` gradients that cost as much as one evaluation, by passes."""
     return evaluation_passes(sim, _looks(config)) / (BACKWARD * max(gradients, 1.0))
 
 
 def long_final(sim: Simulation, protocol: Protocol, rounds: int) -> str | None:
-    """Say so where the last evaluation takes more work than all training, and much; None otherwise.
+    """Return a warning if the last evaluation is large and takes more work than all training, otherwise None.
 
-    It puts every personal model on every common sample, which grows as a square.
+    It applies every personal model to every common sample, so its work can grow quadratically with the clients.
     """
     if not sim.method.has_personal:
         return None

@@ -4,18 +4,18 @@
 |---|---|
 | config.json | the configuration, as given |
 | status.json | running, finished, failed or interrupted, with process id, times and message |
-| rounds.jsonl | one record a round, appended |
-| clients.jsonl | one record {round, client, set, model, metric values} a client and evaluation, appended |
-| trace.jsonl | what became of each client that was asked, a line a round, where not all of them answer in any case |
+| rounds.jsonl | one record per round, appended |
+| clients.jsonl | one record {round, client, set, model, metric values} per client and evaluation, appended |
+| trace.jsonl | the outcome of each asked client, one line per round, unless all of them always answer |
 | checkpoint-NNNNNN.safetensors, .json | the state after round NNNNNN, last two kept |
 | summary.json, rounds.parquet, clients.parquet | written when the run finishes |
 | manifest.json | sizes and digests of these files, written when the run finishes |
-| privacy.csv | what clients' data were used for and its ε, where a run is private; written by whoever runs it |
-| selection.csv, calibration.csv | the round each client chose, and its temperature, where there are such; likewise |
-| predictions.safetensors | what deployed models said of their clients' test samples, where it is kept; likewise |
+| privacy.csv | uses of clients' data and their ε, if a run is private; written by the caller |
+| selection.csv, calibration.csv | each client's chosen round and temperature, if there are any; likewise |
+| predictions.safetensors | deployed models' outputs on their clients' test samples, if kept; likewise |
 
-`amend` and `reconfigure` change what is recorded of a run that is to go on otherwise than it was begun; the store must
-be open to write.
+`amend` and `reconfigure` change the records and settings of a run that is to be continued differently; the store must
+be open for writing.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 SECONDS = "simulated_seconds"
-"""What a round's record and a summary call how long a simulated system took until then, where one is."""
+"""Key of a simulated system's time so far in a round's record and in the summary."""
 SYNC_SECONDS = 1.0
-"""Rounds that are faster than this wait for the disk together."""
+"""Faster rounds wait for the disk together."""
 _RESULTS = (
     "summary.json",
     "rounds.parquet",
@@ -83,8 +83,8 @@ _RECORDS = ("rounds.jsonl", "clients.jsonl", TRACE)
 class RunStore:
     """The folder of one run. One process writes it at a time; any number may read it, also while it grows.
 
-    Use it as a context manager, which gives the lock back and, where the block ends with an error, marks the
-    run as failed or (Ctrl-C) interrupted::
+    Use it as a context manager, which releases the lock and, if the block ends with an error, marks the run as failed
+    or (Ctrl-C) interrupted::
 
         with RunStore.create("runs/ditto", {"method": "ditto"}) as store:
             for round in range(1, 101):
@@ -92,12 +92,12 @@ class RunStore:
                 store.save_checkpoint(round, {"w": w}, {"lr": 0.1})
             store.finish({"accuracy": 0.9})
 
-    In a round, append the records first and save the checkpoint last: `truncate_after` then removes what a
+    In a round, append the records first and save the checkpoint last: `truncate_after` then removes the records that a
     resumed run will write again.
     """
 
     def __init__(self, path: Path, lock: FolderLock | None) -> None:
-        """Take what `create` and `open` have."""
+        """Use `create` or `open` instead."""
         self.path = path
         self._lock = lock
         self._is_marked_running = False
@@ -106,7 +106,7 @@ class RunStore:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False) -> Self:
-        """Return a store in a new or empty folder; `overwrite` also takes one with an earlier run, which is deleted.
+        """Return a store in a new or empty folder; with `overwrite` an earlier run in the folder is deleted.
 
         Raises RunError if the folder has content (a folder that is no run is never emptied), is being written
         by another process, or cannot be written.
@@ -117,7 +117,7 @@ class RunStore:
         _check_free(folder, overwrite)
         lock = FolderLock(folder)
         try:
-            _check_free(folder, overwrite)  # again: another process may have been faster to the lock
+            _check_free(folder, overwrite)  # again: another process may have taken the lock first
             store = cls(folder, lock)
             store._clear()
             store.mark("running")
@@ -131,7 +131,7 @@ class RunStore:
     def open(cls, path: str | Path, *, readonly: bool = False) -> Self:
         """Return the store of an existing run, locked for writing unless `readonly`.
 
-        Opening to write removes what a crash left half-written (temporary files, the last line of a record
+        Opening for writing removes half-written content after a crash (temporary files, the last line of a record
         file). Raises RunError if there is no run, or another process is writing it.
         """
         folder = Path(path)
@@ -159,22 +159,22 @@ class RunStore:
         with cls.open(path) as store:
             store._clear()
             store._delete(iter([store.path / ".lock"]))
-        with contextlib.suppress(OSError):  # files of somebody else's keep the folder
+        with contextlib.suppress(OSError):  # other files keep the folder
             store.path.rmdir()
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration the run was created with. Raises RunError if it cannot be read."""
+        """The configuration with which the run was created. Raises RunError if it cannot be read."""
         return self._read_json("config.json")
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What `finish` was given, None before."""
+        """The summary given to `finish`, or None before that."""
         return self._read_json("summary.json") if (self.path / "summary.json").exists() else None
 
     @property
     def status(self) -> Status:
-        """How the run stands. A killed run could not say so: "running" without a process is "interrupted"."""
+        """The status of the run. A killed run cannot set it, so "running" without a process is "interrupted"."""
         status: Status = self._read_json("status.json").get("status", "")
         if status not in get_args(Status):
             raise RunError(
@@ -196,16 +196,16 @@ class RunStore:
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Append one record with an integer "round".
 
-        When this returns, it and what was appended before outlives this process, however that ends. It outlives a
-        power cut too, except for the records of rounds that follow each other within `SYNC_SECONDS`: the disk is waited
-        for once for all of them, and always before a checkpoint, so that a resumed run has the records of its past.
+        Once this returns, all appended records survive any end of this process. They survive a power cut too, except
+        the records of rounds that follow each other within `SYNC_SECONDS`: these wait for the disk together, and always
+        before a checkpoint, so that a resumed run has the records of its past.
         """
         self._append("rounds.jsonl", [record])
         if time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self._sync()
 
     def append_trace(self, record: Mapping[str, Any]) -> None:
-        """Append what became of the clients that were asked in a round, before the record of that round."""
+        """Append the outcomes of the clients that were asked in a round, before the record of that round."""
         self._append(TRACE, [record])
 
     def append_clients(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -220,11 +220,11 @@ class RunStore:
         checkpoints.save(self.path, round, tensors, meta)
 
     def latest_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-        """Round, tensors, meta of the newest sound checkpoint or None (see `checkpoints.load_latest`)."""
+        """Return round, tensors, meta of the newest intact checkpoint or None (see `checkpoints.load_latest`)."""
         return checkpoints.load_latest(self.path)
 
     def newest_checkpoint(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-        """Round, tensors, meta of the newest checkpoint or None; in no case those of an older one.
+        """Return round, tensors, meta of the newest checkpoint or None; never those of an older one.
 
         Raises RunError if it is damaged, or if it is not of the last round of a finished run.
         """
@@ -236,7 +236,7 @@ class RunStore:
         return rounds[-1], *checkpoints.load(self.path, rounds[-1])
 
     def checkpoint_problems(self) -> list[str]:
-        """Return what is wrong with the checkpoints, a sentence each; a finished run may do without any."""
+        """Return a sentence for each problem of the checkpoints; a finished run may have none."""
         lost = self._lost_checkpoint
         return [*checkpoints.problems(self.path).values(), *([lost] if lost else [])]
 
@@ -247,7 +247,7 @@ class RunStore:
 
     @property
     def _lost_checkpoint(self) -> str:
-        """What is said of a finished run whose checkpoints end before its last round, "" of all others."""
+        """Return the problem of a finished run whose checkpoints end before its last round, "" for other runs."""
         rounds = checkpoints.rounds(self.path)
         if not rounds or self.status != "finished":
             return ""
@@ -255,9 +255,9 @@ class RunStore:
         return "" if rounds[-1] >= last else f"the checkpoint of the last round, {last}, is missing"
 
     def truncate_after(self, round: int) -> None:
-        """Forget all records, checkpoints and results of rounds later than `round`, to resume a run there.
+        """Delete all records, checkpoints and results of rounds later than `round`, to resume a run there.
 
-        Of lines that are there twice, which no run writes, one is kept.
+        Of duplicate lines, which no run writes, one is kept.
         """
         self._check_writable()
         for name in _RECORDS:
@@ -286,11 +286,11 @@ class RunStore:
         self.mark("finished")
 
     def problems(self) -> list[str]:
-        """Return what is wrong with a finished run's files, a sentence each; see `manifest_problems`."""
+        """Return a sentence for each problem of a finished run's files; see `manifest_problems`."""
         problems = manifest_problems(self.path)
         if problems or self.status != "finished":
             return problems
-        # Runs of before there were manifests did not keep the versions they were made with either.
+        # Older runs without a manifest did not store their versions either.
         needed = ["summary.json", *([MANIFEST] if "environment" in self.config else [])]
         lost = [name for name in needed if not (self.path / name).is_file()]
         return [f"{name} is missing, though the run is finished" for name in lost]
@@ -304,7 +304,7 @@ class RunStore:
         return table(self.path / "clients.jsonl")
 
     def close(self) -> None:
-        """Give the lock back, when all records are on the disk; the store can still be read."""
+        """Release the lock once all records are on the disk; the store can still be read."""
         if self._lock is not None:
             try:
                 self._sync()
@@ -323,7 +323,7 @@ class RunStore:
                 is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
                 self.mark("interrupted" if is_stopped else "failed", f"{type(error).__name__}: {error}")
         except RunError as second:
-            # what stopped the run (a full disk) may prevent the mark too; the first error is the one to tell
+            # the cause (a full disk) may prevent the mark too; report the first error
             if error is not None:
                 error.add_note(f"the run could not be marked: {second}")
         finally:
@@ -383,7 +383,7 @@ def _check_free(folder: Path, overwrite: bool) -> None:
     """Raise RunError if a folder has content that `create` must not touch."""
     with reporting(folder, "list"):
         names = {path.name for path in folder.iterdir() if not path.name.endswith(PART)}
-    if not names - {".lock", "status.json"}:  # all that is left where `create` was killed
+    if not names - {".lock", "status.json"}:  # all that a killed `create` leaves
         return
     if "config.json" not in names:
         raise RunError(f"'{folder}' holds files that are not a run ({min(names)}, ...); choose another name")
@@ -405,7 +405,7 @@ def record_of(store: RunStore, round: int) -> dict[str, Any]:
 def amend(
     store: RunStore, round: int, record: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Replace the record of the last round, and all that is recorded of clients in it, each file at once."""
+    """Replace the record of the last round, and all records of clients in it, each file atomically."""
     for name, records in (("clients.jsonl", clients), ("rounds.jsonl", [record])):
         lines = read_lines(store.path / name)
         before = [line for line, old in zip(lines, decode_lines(lines), strict=True) if old["round"] != round]

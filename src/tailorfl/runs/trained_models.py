@@ -1,4 +1,4 @@
-"""The models that clients of a run deploy, as plain modules: of its newest checkpoint, as evaluations make them."""
+"""The models that clients of a run deploy, as plain modules: from its newest checkpoint, as in evaluations."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Deployed:
 
     Attributes:
         name: the client's, or "global" (with several architectures "global-ARCHITECTURE").
-        client: its number; None for a global model that no client is named for.
-        kind: personal, or global: the model of all, which clients of a method without personal models deploy.
-        architecture: which of the run's models it is, as `ModelConfig.architectures` names it.
-        module: samples -> outputs, in evaluation mode; its tensors are its own.
-        round: how many rounds it has seen; of a model that was chosen by validation, when that was.
-        live: names of the tensors that a run trains; all others are the same for everybody.
-        steps: batches that a held-out client trained on before; None for a client of the federation.
+        client: the client's number; None for the global model as such.
+        kind: personal, or global: the common model, which clients of a method without personal models deploy.
+        architecture: its name in `ModelConfig.architectures`.
+        module: samples -> outputs, in evaluation mode, with tensors of its own.
+        round: number of rounds it was trained; for a model selected by validation, the selected round.
+        live: names of the tensors that a run trains; all others are the same for all clients.
+        steps: number of batches on which a held-out client has adapted it; None for a client of the federation.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Deployed:
 
 @dataclass(frozen=True)
 class Restored:
-    """A job of a result folder as its newest checkpoint has it."""
+    """A job of a result folder, restored from its newest checkpoint."""
 
     job: Job
     sim: Simulation
@@ -73,19 +73,19 @@ class Restored:
 
     @property
     def everyone(self) -> list[int]:
-        """Numbers of all clients, held-out ones too, but of none that was left out (`data.excluded_clients`)."""
+        """Numbers of all clients, including held-out ones, without `data.excluded_clients`."""
         return [*self.sim.federation.members, *self.heldout]
 
     def number(self, client: str) -> int:
-        """Return the number of a client that is named by its name, or by its number where no name is like that.
+        """Return the number of the client with this name, or with this number if no client has that name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such client.
         """
         return self.sim.federation.number(client)
 
     def models(self, clients: Sequence[int], steps: int | None = None) -> Iterator[Deployed]:
-        """Yield what clients deploy, one after another; `steps` of held-out ones, by default the most evaluated."""
+        """Yield the clients' deployed models; held-out clients adapt for `steps`, by default the most evaluated."""
         most = max(self.job.config.eval.adapt_steps, default=0)
         for client in clients:
             if self.sim.method.has_personal:
@@ -95,7 +95,7 @@ class Restored:
                 yield self._global(self._group(client), client)
 
     def global_models(self) -> Iterator[Deployed]:
-        """Yield the global model, one an architecture.
+        """Yield the global models, one per architecture.
 
         Raises:
             ConfigError: the method has none.
@@ -142,7 +142,7 @@ class Restored:
         )
 
     def _answering(self, client: int, models: TensorDict, module: nn.Module) -> nn.Module:
-        """Return the module with what makes the method's answers of its outputs."""
+        """Return the module followed by the method's conversion of outputs into answers."""
         sim, head = self.sim, head_name(module)
         if head is None:
             raise ModelError(
@@ -157,14 +157,14 @@ class Restored:
 def restore(
     folder: str | Path, method: str | None = None, seed: int | None = None, source: Any = None
 ) -> Restored:
-    """Return a job of a result folder: the line `method` (by default the first) with a seed (likewise).
+    """Return a job of a result folder: the line `method` (by default the first) with `seed` (by default the first).
 
-    `source` is the data of a run on data of your own.
+    `source` is the data of a run on your own data.
 
     Raises:
-        ConfigError: no such line or seed; data of your own are missing, or given where there were none.
-        RunError: there is no checkpoint, the newest is damaged, the settings or data are not those of the run, or
-            the folder is a server's.
+        ConfigError: no such line or seed; your own data are missing, or given for a run without them.
+        RunError: there is no checkpoint, the newest is damaged, the settings or data are not those of the run, or the
+            folder is a server's.
     """
     folder = Path(folder)
     config = experiment_in(folder)
@@ -208,7 +208,7 @@ def restore(
 
 
 def _newest(job: Job, job_folder: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-    """Return the newest checkpoint of a job, whose settings are still those that it was made with."""
+    """Return the newest checkpoint of a job, after checking that the job's settings have not changed since."""
     store = RunStore.open(job_folder, readonly=True)
     differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
     if differences:

@@ -1,10 +1,10 @@
-"""Exact unlearning: a finished experiment replayed without one client, and the certificate that says what was done.
+"""Exact unlearning: a finished experiment replayed without one client, and the certificate of the replay.
 
-The result is, to the bit, that of a run which never had the client under the same trace. All others keep their
+The result is bit-identical to that of a run which never had the client, under the same trace. All others keep their
 samples, numbers and random streams, and so their batches, dropout masks and noise; the client's place is empty, and it
-is missing wherever it would have been drawn (`data.excluded_clients`). Nothing of the old states is used: every job
-starts at round 0. Checkpoints of before the client's first contribution are not kept, and what counts clients (N, the
-mean number of samples, constants that scale data) is of all of them from the start.
+is missing wherever it would have been sampled (`data.excluded_clients`). No old state is used: every job starts at
+round 0. Checkpoints from before the client's first contribution are not kept, and statistics of all clients (N, the
+mean number of samples, constants that scale data) include the client from the start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 NAME = "certificate.json"
 REPLAYED = "replayed"
-"""The folder of the traces without the client, where the cohorts of a run do not follow from its settings alone."""
+"""The folder of the traces without the client, if the cohorts of a run do not follow from its settings alone."""
 STATEMENT = (
     "Every tensor of the states, and every number of the tables, is bit-identical to that of a run which never had the "
     "client under the same trace: its place is empty, and all other clients keep their samples, numbers, cohorts, "
@@ -52,15 +52,15 @@ TRAINED_ANEW = (
 
 @dataclass(frozen=True)
 class Replay:
-    """One job that is done again without the client.
+    """One job that is repeated without the client.
 
     Attributes:
-        job: with the client.
-        trace: of its rounds; None where data are pooled, or who took part is a secret.
-        client: number of the client that is left out.
-        members: numbers of the clients that remain.
-        engine: that did the rounds.
-        seconds: that it took.
+        job: the job with the client.
+        trace: the trace of its rounds; None if data are pooled, or who took part is secret.
+        client: number of the client to forget.
+        members: numbers of the remaining clients.
+        engine: the engine of its rounds.
+        seconds: the time that it took.
     """
 
     job: Job
@@ -73,7 +73,7 @@ class Replay:
 
     @property
     def asked(self) -> list[int]:
-        """The rounds in which the client was asked to train; all of them where no trace says otherwise."""
+        """The rounds in which the client was asked to train; all of them without a trace."""
         if self.trace is None:
             return list(range(1, self.rounds + 1))
         return [round_trace.round for round_trace in self.trace if self.client in round_trace.asked]
@@ -91,11 +91,11 @@ class Unlearning:
     Attributes:
         folder: the results with the client.
         config: the experiment with the client.
-        name: of the client; `number` is its place among all.
+        name: the client's name; `number` is its number.
         replays: one for each job.
-        federation: with the client, of the first seed.
-        is_traced: the traces are written down and played again; else the cohorts follow from the settings.
-        is_deployed: the samples are with the clients, which train anew.
+        federation: the one with the client, for the first seed.
+        is_traced: whether traces are written and replayed; else the cohorts follow from the settings.
+        is_deployed: whether the samples are with the clients, which train again.
     """
 
     folder: Path
@@ -109,11 +109,11 @@ class Unlearning:
 
     @property
     def rounds(self) -> int:
-        """Rounds to replay, of all jobs together."""
+        """Number of rounds to replay, over all jobs."""
         return sum(replay.rounds for replay in self.replays)
 
     def without(self, out: Path) -> ExperimentConfig:
-        """Return the experiment without the client, of which `out` is the result folder."""
+        """Return the experiment without the client, for the result folder `out`."""
         excluded = (*self.config.data.excluded_clients, self.name)
         data = self.config.data.model_copy(update={"excluded_clients": excluded})
         system = self.config.system
@@ -122,7 +122,7 @@ class Unlearning:
         return self.config.model_copy(update={"data": data, "system": system})
 
     def write_traces(self, out: Path) -> None:
-        """Write the trace of every job without the client to where `without` has it read."""
+        """Write the trace of every job without the client to the folder that `without` sets."""
         for replay in self.replays if self.is_traced else ():
             if replay.remaining is None:
                 continue
@@ -151,13 +151,13 @@ def plan(
     source: Any = None,
     remote: Callable[[ExperimentConfig, int], Federation] | None = None,
 ) -> Unlearning:
-    """Return what has to be done to forget a client of an experiment; nothing is trained.
+    """Return the plan for forgetting a client of an experiment; nothing is trained.
 
     Args:
         folder: finished results.
-        client: the client's name, or its number where no name is like that.
-        source: the data of a run on data of your own.
-        remote: of a deployment, what returns the federation for an experiment and a seed as its server knows it.
+        client: the client's name, or its number if no client has that name.
+        source: the data of a run on your own data.
+        remote: for a deployment, a function that returns the server's federation for an experiment and a seed.
 
     Raises:
         ConfigError: there is no such client, it never trained, or an exact replay is not possible; says why.
@@ -246,7 +246,7 @@ def _replay(job: Job, folder: Path, federation: Federation, client: int) -> Repl
 
 
 def _recorded(store: RunStore, method: Method, members: tuple[int, ...]) -> tuple[RoundTrace, ...] | None:
-    """Return the trace of a job: its own, or that of a plain simulation, in which all who are asked answer."""
+    """Return the trace of a job: the recorded one, or that of a plain simulation, in which all asked clients answer."""
     if (store.path / TRACE).is_file():
         return tuple(Trace.read(store.path / TRACE))
     rounds = store.rounds()
@@ -266,7 +266,7 @@ def _without(trace: RoundTrace, client: int) -> RoundTrace:
 
 
 def trace_digest(trace: Sequence[RoundTrace] | None) -> str | None:
-    """Return a digest of who was sampled and who was asked in each round; None without a trace."""
+    """Return a digest of the sampled and the asked clients in each round, or None without a trace."""
     if trace is None:
         return None
     return digest_of([[t.round, list(t.sampled), list(t.asked)] for t in trace])
@@ -284,7 +284,7 @@ class CertificateWriter(Observer):
 
 
 def certificate(unlearning: Unlearning, out: Path) -> dict[str, Any]:
-    """Return what was replayed, with and without the client, as JSON can hold it.
+    """Return the facts of the replay, with and without the client, as JSON can hold them.
 
     Raises:
         RunError: the cohorts in `out` are not those of the trace without the client.
@@ -331,7 +331,7 @@ def _job_facts(replay: Replay, unlearning: Unlearning, out: Path) -> dict[str, A
 
 
 def _last_state(folder: Path) -> dict[str, str] | None:
-    """Return the file and the sha256 of the state after the last round; None where it was deleted."""
+    """Return the file and the sha256 of the state after the last round, or None if it was deleted."""
     stored = checkpoints.rounds(folder)
     if not stored:
         return None
@@ -340,7 +340,7 @@ def _last_state(folder: Path) -> dict[str, str] | None:
 
 
 def _recomputed(unlearning: Unlearning) -> Iterator[str]:
-    """Yield what the client had a part in and has none any more."""
+    """Yield results that depended on the client and no longer do."""
     config, source = unlearning.config, unlearning.federation.source
     yield "states of the server and of every client, personal models, evaluations and tables, from round 0 on"
     yield "everything that counts clients or samples: shares of clients in averages, N, the mean number of samples"
@@ -361,7 +361,7 @@ def _recomputed(unlearning: Unlearning) -> Iterator[str]:
 
 
 def _not_recomputed(unlearning: Unlearning) -> Iterator[str]:
-    """Yield what still depends on the client, or may, and was left as it is."""
+    """Yield results that still depend on the client, or may, and were not changed."""
     config, federation = unlearning.config, unlearning.federation
     if not unlearning.is_deployed:
         yield "the trace: whom the server drew and who answered in each round, but for the client itself"

@@ -1,15 +1,15 @@
-"""Plans of tunings: what every method may use up, what is searched, and the folders that keep them.
+"""Plans of tunings: every method's budget, the search spaces, and the folders of tunings.
 
 <folder>/experiment.yaml     the experiment to tune
 <folder>/request.json        budget, sampler, seed, and whether grids may be widened
-<folder>/trials.db           every trial, as Optuna keeps them
-<folder>/tuning.json         what was tried and chosen
+<folder>/trials.db           every trial, in Optuna's format
+<folder>/tuning.json         the trials and the chosen settings
 <folder>/tuned.yaml          the experiment with the chosen settings, for `tailorfl compare`
 
-What every method may use up is trials × rounds × seeds, counted in samples seen. A trial trains as the comparison will:
-the experiment's `budget` holds inside of it. What all methods get equally is the number of gradients of single samples
-that so many trials of FedAvg take (`tailorfl.runs.schedule`): a method whose rounds look at more samples gets fewer
-trials, one that is stopped early gets more.
+The budget of a method is trials × rounds × seeds, counted in samples. A trial trains like the later comparison, with
+the experiment's `budget`. All methods get the number of gradients of single samples that this many trials of FedAvg
+take (`tailorfl.runs.schedule`): a method whose rounds use more samples gets fewer trials, one whose trials are stopped
+early gets more.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ TUNED = "tuned.yaml"
 OLD_STATES = "under-way"
 """Folder where older versions kept the states of trials."""
 FIRST_SEED = 1000
-"""Seeds of tuning are counted from here, so that more seeds can be added to a comparison without meeting them."""
+"""First seed of tunings, so that seeds added to a comparison do not coincide with them."""
 _TEXT = re.compile(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?(?:x([1-9]\d{0,3}))?")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Trials, the rounds of each, and the seeds that each is repeated with."""
+    """The number of trials, the rounds of each, and the seeds with which each is repeated."""
 
     trials: int
     rounds: int
@@ -61,12 +61,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """How an experiment is to be tuned."""
+    """The settings of a tuning."""
 
     budget: str = "20"
     sampler: Sampler = "random"
     seed: int = 0
-    """Of what is drawn."""
+    """Seed of the sampler."""
     widen: bool = False
 
     def __post_init__(self) -> None:
@@ -76,18 +76,18 @@ class TuningRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request, worked out: what trials run, and what is searched."""
+    """A request worked out for an experiment: the experiment of the trials, and the search spaces."""
 
     asked: ExperimentConfig
     request: TuningRequest
     budget: Budget
     config: ExperimentConfig
-    """What trials run."""
+    """The experiment of the trials."""
     spaces: Mapping[str, Space]
 
 
 def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
-    """Return what a request comes to for an experiment.
+    """Return the plan of a request for an experiment.
 
     Raises:
         ConfigError: the budget, the experiment's `search` or the sampler do not fit.
@@ -107,10 +107,10 @@ def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
 def parse(text: str, config: ExperimentConfig) -> Budget:
     """Return the budget of a text: TRIALS, TRIALSxROUNDS or TRIALSxROUNDSxSEEDS.
 
-    Rounds are those of the experiment if not told, seeds one. The seeds are none of the experiment's.
+    By default rounds are those of the experiment, and there is one seed. The seeds differ from the experiment's.
 
     Raises:
-        ConfigError: the text is no budget, or asks for more rounds than the experiment has.
+        ConfigError: the text is not a budget, or has more rounds than the experiment.
     """
     match = _TEXT.fullmatch(text.strip().replace("×", "x"))
     if match is None:
@@ -129,7 +129,7 @@ def parse(text: str, config: ExperimentConfig) -> Budget:
 
 
 def tuned_on(config: ExperimentConfig, budget: Budget) -> ExperimentConfig:
-    """Return the experiment that trials run: with the budget's rounds and seeds, and lines' own rounds cut alike."""
+    """Return the experiment of the trials: with the budget's rounds and seeds, and lines' own rounds reduced alike."""
     share = budget.rounds / config.rounds
     lines = tuple(
         m if m.rounds is None else m.model_copy(update={"rounds": max(1, round(m.rounds * share))})
@@ -139,15 +139,15 @@ def tuned_on(config: ExperimentConfig, budget: Budget) -> ExperimentConfig:
 
 
 def default_folder(config: ExperimentConfig) -> Path:
-    """Return the folder of a tuning where none is named: runs/NAME-tuning, or the next free one."""
+    """Return the default folder of a tuning: runs/NAME-tuning, or the next free one."""
     return new_folder(config.model_copy(update={"name": f"{config.name}-tuning"}))
 
 
 def begin(folder: Path, plan: Plan) -> None:
-    """Make a folder that of a tuning.
+    """Prepare a folder for a tuning.
 
     Raises:
-        RunError: it holds one, or something else.
+        RunError: the folder has a tuning or other files.
     """
     check_name(folder)
     with reporting(folder, "create the folder"):
@@ -163,7 +163,7 @@ def begin(folder: Path, plan: Plan) -> None:
 
 
 def _may_stand(path: Path, plan: Plan) -> bool:
-    """Whether a file in the folder of a new tuning is what a beginning of the same was killed over."""
+    """Return whether a file in a new tuning's folder is left over from a killed start of the same tuning."""
     if path.name == EXPERIMENT and path.is_file():
         return path.read_bytes() == plan.asked.to_yaml().encode()
     return path.name == ".lock" or path.name.endswith(PART)
@@ -173,7 +173,7 @@ def discard(folder: Path) -> None:
     """Delete the tuning in a folder, if there is one; nothing else is touched.
 
     Raises:
-        RunError: another process is working on it.
+        RunError: another process is using it.
     """
     if not (folder / REQUEST).is_file():
         return
@@ -212,7 +212,7 @@ def plan_in(folder: Path) -> Plan:
 
 
 def _request(facts: Any) -> TuningRequest:
-    """Return the request that a file holds, none of whose parts may be missing; ValueError where one is."""
+    """Return the request in a file. Raises ValueError if a part of it is missing."""
     if not isinstance(facts, dict):
         raise ValueError("it holds no named values")
     for field in fields(TuningRequest):

@@ -1,4 +1,4 @@
-"""Tunes every method of an experiment, with one process or several, resumable at any moment, and writes the outcome."""
+"""Tunes every method of an experiment, in one or several processes, resumable at any moment, and writes the results."""
 
 from __future__ import annotations
 
@@ -36,47 +36,47 @@ log = logging.getLogger(__name__)
 
 
 class Watch:
-    """What a progress display is told. This one shows nothing."""
+    """The hooks for a progress display. This class shows nothing."""
 
     def began(self, samples: int, used: float) -> None:
-        """All methods together may see so many samples, and have used so many of them."""
+        """Note the budget of all methods together, and the used part of it, in samples."""
 
     def ended(self, label: str, trial: Trial, used: float) -> None:
-        """Note that a trial has ended; its method has used up so many samples."""
+        """Note that a trial has ended; `used` is its method's used budget in samples."""
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    """Cost of the tuning of one method, as foreseen."""
+    """Estimated cost of tuning one method."""
 
     trials: int
-    """Those that train all their rounds; where some are stopped early there are more, which take as long together."""
+    """Number of complete trials; if some are stopped early there are more, with the same total time."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a tuning has come to."""
+    """The results of a tuning."""
 
     folder: Path
     plan: Plan
     samples: int
-    """What every method was allowed to see."""
+    """Budget of every method, in samples."""
     metric: str
     methods: Sequence[Tuned]
 
     @property
     def experiment(self) -> Path:
-        """The experiment with what was chosen, for `tailorfl.compare`."""
+        """File of the experiment with the chosen settings, for `tailorfl.compare`."""
         return self.folder / TUNED
 
     def edges(self, tuned: Tuned) -> dict[str, int]:
-        """Return the settings whose chosen value lies at an edge of what was tried: -1 the lower, 1 the upper one."""
+        """Return the settings whose chosen value lies at an edge of the searched values: -1 lower, 1 upper."""
         line = next(m for m in self.plan.config.methods if m.label == tuned.label)
         return edges(self.plan.config, line, tuned.space, tuned.chosen)
 
     def ranks(self) -> dict[str, int | None]:
-        """Return the rank of every method by its best score, 1 the best and equals alike; None without one."""
+        """Return every method's rank by its best score (1 is the best, ties share a rank), or None without a score."""
         signed = {
             t.label: (t.best.score or 0.0) * (1 if t.higher_is_better else -1) for t in self.methods if t.best
         }
@@ -111,13 +111,13 @@ class Tuning:
 
 
 def foreseen(plan: Plan, watch: Callable[[str], None] | None = None) -> dict[str, MethodCost]:
-    """Return what every method of a tuning would take with one worker, by label; `watch` is told what is tried.
+    """Return the estimated cost of every method with one worker, by label; `watch` is called with each step.
 
-    A trial takes the rounds of the budget, and evaluations of validation parts alone: one at its end, and where models
-    are selected by them those on the way.
+    A trial takes the rounds of the budget, and evaluations of validation parts only: one at its end, and intermediate
+    ones if they select models.
 
     Raises:
-        TailorflError: the experiment cannot be built, or nobody has validation samples; the message says why.
+        TailorflError: the experiment cannot be built, or no client has validation samples; the message says why.
     """
     config = plan.config
     interval = config.eval.every if config.eval.select == "val" else 0
@@ -158,10 +158,10 @@ def tune_experiment(
 
 
 def tune(folder: Path, plan: Plan, *, workers: int = 1, watch: Watch | None = None) -> Tuning:
-    """Tune every method within the budget, and write tuning.json and tuned.yaml; what was tried before is kept.
+    """Tune every method within the budget, and write tuning.json and tuned.yaml; earlier trials are kept.
 
     Raises:
-        TailorflError: see the message; what was tried stays, and the tuning can go on.
+        TailorflError: see the message; finished trials are kept, and the tuning can be continued.
     """
     watch = Watch() if watch is None else watch
     with ended_in_order(), FolderLock(folder):
@@ -217,7 +217,7 @@ Send = Callable[[Task], "Future[Outcome]"]
 
 
 def _work(searches: Mapping[str, MethodSearch], send: Send, workers: int) -> None:
-    """Train trials, as many at a time as there are workers, until no method has anything left to train."""
+    """Train trials, as many at a time as there are workers, until all methods are done."""
     under_way: dict[Future[Outcome], Task] = {}
     tasks = (task for search in searches.values() for task in iter(search.next, None) if task is not None)
     while True:

@@ -1,7 +1,7 @@
 """Proposals of values to try: pure functions of the trials so far, a seed, and the trial's number; and pruners.
 
-Optuna's samplers are made afresh for every trial, with the trials so far and a seed of (seed, method, number), so a
-search that was killed goes on as if it had not been.
+Optuna's samplers are created anew for every trial, with the trials so far and a seed from (seed, method, number), so a
+killed search continues as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from tailorfl.tuning.trials import Trial, distribution, load_optuna
 Sampler = Literal["random", "tpe", "grid", "halving", "hyperband"]
 SAMPLERS = get_args(Sampler)
 ETA = 3
-"""Successive halving keeps one of so many, and gives it so many times the rounds."""
+"""Successive halving keeps one of this many trials, and multiplies its rounds by the same factor."""
 RUNGS = 3
-"""Shares of the rounds of a trial after which it may be stopped: 1/9 and 1/3, as far as that are whole rounds."""
+"""Largest number of stages of a trial, which may be stopped after 1/9 and 1/3 of its rounds (if at least one)."""
 REDRAWS = 20
 LARGEST_GRID = 1_000_000
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched for one method, and how."""
+    """The settings of one method's search."""
 
     label: str
     sampler: Sampler
     seed: int
     higher_is_better: bool
     trials: int
-    """How many the budget was meant for."""
+    """Number of trials for which the budget was planned."""
 
 
 def rungs(sampler: Sampler, rounds: int) -> int:
-    """Return after how many stretches the rounds of a trial are over: 1 where none is stopped early."""
+    """Return the number of stages of a trial: 1 if none is stopped early."""
     if sampler not in ("halving", "hyperband"):
         return 1
     return max(1, min(RUNGS, 1 + int(math.log(rounds, ETA) + 1e-9)))
 
 
 def step(rung: int) -> int:
-    """Return the number by which the pruner knows a rung, from 0."""
+    """Return the pruner's step of a rung (counted from 0)."""
     return int(ETA**rung)
 
 
 def propose(
     search: Search, space: Space, so_far: Sequence[Trial], first: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the values of the next trial, which nobody has tried; None where the space has no others.
+    """Return untried values for the next trial, or None if the space has no more.
 
-    `first` is what the first trial has, whatever the sampler says.
+    `first` has the values of the first trial, whatever the sampler.
 
     Raises:
-        ConfigError: a grid of ranges, or with too many points.
+        ConfigError: a grid over ranges, or with too many points.
         MissingExtraError: Optuna is not installed.
     """
     number, tried = len(so_far), {_key(trial.values) for trial in so_far}
@@ -77,7 +77,7 @@ def propose(
 
 
 def check(label: str, sampler: Sampler, space: Space) -> None:
-    """Raise ConfigError where a sampler cannot search the space of a line."""
+    """Raise ConfigError if a sampler cannot search the space of a line."""
     if sampler != "grid":
         return
     ranges = [key for key, dimension in space.items() if not isinstance(dimension, Choice)]
@@ -94,12 +94,12 @@ def check(label: str, sampler: Sampler, space: Space) -> None:
 
 
 def size(space: Space) -> float:
-    """Return how many points a space has."""
+    """Return the number of points in a space."""
     return math.prod(len(d.values) if isinstance(d, Choice) else math.inf for d in space.values())
 
 
 def pruner(sampler: Sampler, rung_count: int) -> Any:
-    """Return Optuna's pruner of trials that are looked at so many times."""
+    """Return Optuna's pruner of trials with `rung_count` stages."""
     pruners = load_optuna().pruners
     if sampler == "hyperband":
         most = step(rung_count - 1)
@@ -108,7 +108,7 @@ def pruner(sampler: Sampler, rung_count: int) -> Any:
 
 
 def _draw(search: Search, space: Space, so_far: Sequence[Trial], seed: int) -> dict[str, Any]:
-    """Return what Optuna's sampler draws for a study of the trials so far, in memory, where grids may have grown."""
+    """Return the proposal of Optuna's sampler from an in-memory study of earlier trials, as grids may have grown."""
     optuna = load_optuna()
     if search.sampler == "tpe":
         startup = max(1, min(10, search.trials // 3))
@@ -132,7 +132,7 @@ def _draw(search: Search, space: Space, so_far: Sequence[Trial], seed: int) -> d
 
 
 def _points(search: Search, space: Space) -> Iterator[dict[str, Any]]:
-    """All points of a finite space in an order drawn from the seed, nothing of another one."""
+    """Yield all points of a space, in an order drawn from the seed; none of one with more than `LARGEST_GRID`."""
     if size(space) > LARGEST_GRID:
         return
     lists = [dimension.values for dimension in space.values() if isinstance(dimension, Choice)]

@@ -1,7 +1,7 @@
-"""The search for one method's settings: what to train next, until the budget is used up, and what it has come to.
+"""The search for one method's settings: the next trial, until the budget is used up, and the results.
 
-Its state is the list of trials in the ledger, so a search that was killed goes on with what has ended; trials that were
-begun are trained first, with their values.
+Its state is the list of trials in the ledger, so a killed search continues after the finished trials; unfinished ones
+are trained first, with their values.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tailorfl.tuning.training import Outcome, Task
 from tailorfl.tuning.trials import Ledger, Trial
 
 WIDENED_AT = (1 / 2, 3 / 4)
-"""Shares of the budget after which a grid is widened, where the best value so far lies at its edge."""
+"""Shares of the budget after which a grid is widened if the best value so far lies at its edge."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One method: what was searched, and all that was tried."""
+    """The search space and all trials of one method."""
 
     label: str
     space: Space
@@ -33,26 +33,26 @@ class Tuned:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best score of those that came to their end, of equals the first; None without any."""
+        """The first of the completed trials with the best score, or None without one."""
         complete = [t for t in self.trials if t.state == "complete" and t.score is not None]
         sign = 1 if self.higher_is_better else -1
         return max(complete, key=lambda t: (sign * (t.score or 0.0), -t.number), default=None)
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The values that were chosen; nothing where no trial came to its end."""
+        """The chosen values; empty if no trial was completed."""
         return {} if self.best is None else dict(self.best.values)
 
     @property
     def samples(self) -> int:
-        """What all trials saw."""
+        """The samples of all trials."""
         return sum(trial.samples for trial in self.trials)
 
     def expected_of(self, samples: Sequence[float]) -> list[float | None]:
-        """Return the expected best score of budgets of so many samples; None where one pays for no trial.
+        """Return the expected best score of each budget in samples, or None if it pays for no trial.
 
-        A budget pays for as many trials as it is times what a trial took on average. A trial that failed counts as the
-        worst that has a score, a trial that was stopped early with its last score.
+        The number of trials of a budget is its ratio to a trial's average cost. A failed trial counts as the worst one
+        with a score, a trial that was stopped early with its last score.
         """
         scores = [t.score for t in self.trials if t.score is not None]
         if not scores:
@@ -70,10 +70,10 @@ class MethodSearch:
     """The trials of one line of an experiment.
 
     Args:
-        config: what trials run.
-        allowance: samples that the method may see.
-        space: where it begins; `widen` says whether it may grow.
-        ended: called with every trial that has ended.
+        config: the experiment of the trials.
+        allowance: the method's budget in samples.
+        space: the initial space; with `widen` it may grow.
+        ended: called with every finished trial.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MethodSearch:
         self._waiting = [trial for trial in self.trials if not trial.done]
 
     def next(self) -> Task | None:
-        """Return what to train next; None where the budget is used up, or nothing is left to try."""
+        """Return the next trial to train, or None if the budget is used up or nothing is left to try."""
         if self._waiting:
             return self._task(self._waiting.pop(0))
         running = sum(not trial.done for trial in self.trials)
@@ -113,7 +113,7 @@ class MethodSearch:
         return self._task(trial)
 
     def take(self, number: int, outcome: Outcome) -> None:
-        """Write down what came of a trial."""
+        """Store the outcome of a trial."""
         trial = self.trials[number] = replace(
             self.trials[number],
             state=outcome.state,
@@ -128,9 +128,9 @@ class MethodSearch:
         self._ended(self.search.label, trial)
 
     def space(self) -> Space:
-        """Return what is searched now: the first space, widened at the sides where the best value lay at an edge.
+        """Return the present space: the initial one, widened at the sides where the best value lay at an edge.
 
-        A function of the trials that have ended, so that it is the same after an interruption.
+        It is a function of the finished trials, so that it is the same after an interruption.
         """
         space = self._base
         if not self._widen:
@@ -145,23 +145,23 @@ class MethodSearch:
         return space
 
     def tuned(self) -> Tuned:
-        """Return what the search has come to."""
+        """Return the results of the search."""
         return Tuned(self.search.label, self.space(), self.trials, self.search.higher_is_better)
 
     @property
     def used(self) -> float:
-        """What the trials that have ended count as, in samples."""
+        """The budget used by the finished trials, in samples."""
         return sum(self._charge(trial) for trial in self.trials if trial.done)
 
     def _charge(self, trial: Trial) -> float:
-        """Return what a trial takes of the budget: a failed one all that it would have taken."""
+        """Return a trial's share of the budget in samples: a failed one counts as at least a complete one."""
         complete = self.allowance / self.search.trials
         return max(trial.samples, complete) if trial.state == "failed" else trial.samples
 
     def _first_of(self, share: float, space: Space) -> list[Trial] | None:
-        """Return the first trials that took a share of the budget, or all points of a space.
+        """Return the first trials that used a share of the budget, or all points of a space.
 
-        None where it is not so far.
+        None if the search has not come that far.
         """
         spent = 0.0
         for count, trial in enumerate(self.trials, start=1):
@@ -179,16 +179,16 @@ class MethodSearch:
 
 
 def left(allowance: float, trials: int, used: Iterable[float], begun: int = 0) -> bool:
-    """Return whether another trial is paid for, as long as it ends no further above the allowance than below it.
+    """Return whether another trial fits: it must not end further above the allowance than the last one ended below.
 
     Args:
-        allowance: samples that a method may see.
-        trials: how many trials that was meant for.
-        used: what each finished trial is counted as.
-        begun: trials that are not finished yet, each counted as the mean of the others.
+        allowance: the method's budget in samples.
+        trials: number of trials for which the budget was planned.
+        used: cost of each finished trial in samples.
+        begun: number of unfinished trials, each counted as the mean of the others.
     """
     spent = list(used)
     mean = sum(spent) / len(spent) if sum(spent) > 0 else allowance / trials
-    if sum(spent) <= 0 and len(spent) + begun >= trials:  # of methods that train nothing
+    if sum(spent) <= 0 and len(spent) + begun >= trials:  # for methods that train nothing
         return False
     return sum(spent) + begun * mean + mean / 2 <= allowance

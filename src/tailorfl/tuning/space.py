@@ -1,8 +1,8 @@
-"""Search spaces: which values of which settings are tried for a line of an experiment.
+"""Search spaces: the settings and values that are tried for a line of an experiment.
 
-A space maps settings (`train.lr`, `method.lam`, `method.distil.lr`) to a `Choice` or a `Range`. It is made of the rates
-that all methods share, the grid of the line's method (`Method.grid`), what the line itself says, and the experiment's
-`search`, which has the last word.
+A space maps settings (`train.lr`, `method.lam`, `method.distil.lr`) to a `Choice` or a `Range`. It combines the common
+learning rates of all methods, the grid of the line's method (`Method.grid`), the line's own values, and the
+experiment's `search`, which overrides the others.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ RATES = {
 }
 """`train.lr` of every method, by optimizer."""
 MARGIN = 0.05
-"""A value within this share of a range's width from its end lies at its edge."""
+"""Share of a range's width within which a value lies at its edge."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values, numbers in ascending order."""
+    """A choice between values, with numbers in ascending order."""
 
     values: tuple[Any, ...]
 
     @property
     def numeric(self) -> bool:
-        """Whether all are numbers, so that there are values beyond the first and the last."""
+        """Whether all values are numbers, so that others lie beyond the first and the last."""
         return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """What has to be accepted for all to be accepted: everything."""
+        """The values that a method must accept for all to be valid: all of them."""
         return self.values
 
     def has(self, value: Any) -> bool:
-        """Whether a value is one of them."""
+        """Return whether a value is one of them."""
         return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.values)
 
     def plain(self) -> list[Any]:
-        """As JSON has it."""
+        """Return the values as JSON can hold them."""
         return list(self.values)
 
     def side(self, value: Any) -> int:
-        """-1 at the lower edge, 1 at the upper one, 0 between or where there are no edges."""
+        """Return -1 at the lower edge, 1 at the upper one, 0 between them or without edges."""
         if not self.numeric or len(self.values) < 2:
             return 0
         return int(value == self.values[-1]) - int(value == self.values[0])
 
     def beyond(self, side: int) -> Choice:
-        """With one more value on a side, as far from the last as that from the one before (as a factor if positive)."""
+        """Return the choice with one more value on a side, at the last two's distance (as a factor if positive)."""
         last, before = (self.values[-1], self.values[-2]) if side > 0 else self.values[:2]
         further: float = last * last / before if before > 0 and last > 0 else 2 * last - before
         if all(isinstance(v, int) for v in self.values):
@@ -78,7 +78,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two, both included, drawn evenly or evenly in their logarithm."""
+    """The numbers between two bounds, inclusive, drawn uniformly or log-uniformly."""
 
     low: float
     high: float
@@ -87,27 +87,27 @@ class Range:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """What has to be accepted for all to be accepted."""
+        """The values that a method must accept for all to be valid."""
         return self.low, self.high
 
     def has(self, value: Any) -> bool:
-        """Whether a value lies in it."""
+        """Return whether a value lies in the range."""
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
         )
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the values as JSON can hold them."""
         return {"low": self.low, "high": self.high, "log": self.log}
 
     def side(self, value: Any) -> int:
-        """-1 near the lower edge, 1 near the upper one, else 0."""
+        """Return -1 near the lower edge, 1 near the upper one, else 0."""
         low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         position = (at - low) / (high - low)
         return (position >= 1 - MARGIN) - (position <= MARGIN)
 
     def beyond(self, side: int) -> Range:
-        """Half as wide again, on one side."""
+        """Return the range extended on one side by half of its width."""
         if self.log:
             factor = math.sqrt(self.high / self.low)
             low, high = self.low / factor, self.high * factor
@@ -125,13 +125,13 @@ Space = Mapping[str, Dimension]
 def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
     """Return the space of every line of an experiment, by label.
 
-    What `search` says of a line that the experiment lacks, since `methods=[...]` left it out, is without effect; a
-    warning names it.
+    Entries of `search` for a line that `methods=[...]` has left out have no effect; a warning names them.
 
     Raises:
-        ConfigError: `search` names a setting that no method has, is no list and no range, or a method refuses a value.
+        ConfigError: `search` names a setting that no method has, an entry is neither a list nor a range, or a method
+            refuses a value.
     """
-    # What is said of one line goes before what is said of all.
+    # Entries for one line come before entries for all.
     entries = sorted(_leaves(config.search, ""), key=lambda leaf: leaf[0].startswith("methods."))
     space_of: dict[str, dict[str, Dimension]] = {}
     used: set[str] = set()
@@ -165,7 +165,7 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
 
 
 def start(config: ExperimentConfig, line: MethodConfig, space: Space) -> dict[str, Any] | None:
-    """Return what the experiment itself says, which is the first trial; None where that is not in the space."""
+    """Return the experiment's own values for the first trial, or None if they are not in the space."""
     values = {key: value_of(config, line, key) for key in space}
     return values if all(space[key].has(value) for key, value in values.items()) else None
 
@@ -211,7 +211,7 @@ def accepts(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, A
 
 
 def check(config: ExperimentConfig, line: MethodConfig, space: Space) -> None:
-    """Raise ConfigError where a line cannot have a value of its space."""
+    """Raise ConfigError if a line does not accept a value of its space."""
     for key, dimension in space.items():
         for value in dimension.ends:
             try:
@@ -227,7 +227,7 @@ def check(config: ExperimentConfig, line: MethodConfig, space: Space) -> None:
 def edges(
     config: ExperimentConfig, line: MethodConfig, space: Space, chosen: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Return the settings whose chosen value lies at an edge beyond which the method takes values: -1 low, 1 high."""
+    """Return the settings chosen at an edge beyond which the method accepts values: -1 lower, 1 upper."""
     sides = {key: space[key].side(value) for key, value in chosen.items()}
     return {
         key: side
@@ -245,7 +245,7 @@ def _shipped(config: ExperimentConfig, line: MethodConfig) -> dict[str, Dimensio
     for key, values in grids.items():
         try:
             current = value_of(config, line, key)
-        except KeyError:  # a length in epochs, where the line gives it in steps
+        except KeyError:  # a length in epochs, but the line has one in steps
             continue
         choice = Choice(values)
         if not choice.has(current):
@@ -255,7 +255,7 @@ def _shipped(config: ExperimentConfig, line: MethodConfig) -> dict[str, Dimensio
 
 
 def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """(dotted key, what is said of it) of `search`."""
+    """Yield (dotted key, entry) of `search`."""
     for key, value in group.items():
         if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
             yield from _leaves(value, f"{prefix}{key}.")
@@ -264,7 +264,7 @@ def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _setting_of(config: ExperimentConfig, line: MethodConfig, key: str) -> str | None:
-    """Return the setting of a line that a key of `search` means; None where it means none of this line."""
+    """Return the setting of a line for a key of `search`, or None if the key means none of this line."""
     of_line = f"methods.{line.label}."
     if key.startswith(of_line):
         setting = key.removeprefix(of_line).removeprefix("method.")
@@ -279,7 +279,7 @@ def _setting_of(config: ExperimentConfig, line: MethodConfig, key: str) -> str |
 
 
 def _of_another_line(config: ExperimentConfig, key: str) -> bool:
-    """Whether a key is of one line, methods.LABEL.SETTING, and none of this experiment's has its label."""
+    """Return whether a key methods.LABEL.SETTING is for a line that this experiment does not have."""
     ours = tuple(f"methods.{line.label}." for line in config.methods)
     return key.startswith("methods.") and key.count(".") > 1 and not key.startswith(ours)
 
@@ -293,7 +293,7 @@ def _misplaced(config: ExperimentConfig, key: str) -> ConfigError:
 
 
 def _parsed(key: str, entry: Any, is_whole: bool) -> Dimension:
-    """Return the values that `search` gives of a setting."""
+    """Return the values of a setting from its entry in `search`."""
     if isinstance(entry, list | tuple) and entry and all(_is_plain(value) for value in entry):
         choice = Choice(tuple(dict.fromkeys(entry)))
         return Choice(tuple(sorted(choice.values))) if choice.numeric else choice

@@ -30,7 +30,7 @@ from tailorfl.tuning.space import changed
 from tailorfl.tuning.trials import Ledger, State
 
 FAILURES = (ConfigError, DataError, DivergenceError, MemoryLimitError, ModelError)
-"""What a trial's own values can bring about; a full disk or a lost process ends the tuning instead."""
+"""Errors that a trial's values can cause; others, such as a full disk or a lost process, end the tuning."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Task:
     number: int
     values: Mapping[str, Any]
     engine: str | None = None
-    """The engine to take, where an automatic choice fell on it before."""
+    """The engine to use, if it was chosen automatically before."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial."""
+    """The outcome of a trial."""
 
     state: State
     score: float | None
-    """The validation metric, a mean over clients and seeds; None where the trial failed."""
+    """The validation metric, a mean over clients and seeds; None if the trial failed."""
     samples: int
     """Gradients of single samples, of all seeds."""
     seconds: float
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass
 class _SeedRun:
-    """The training of a trial with one seed, as far as it has come."""
+    """The unfinished training of a trial with one seed."""
 
     sim: Simulation
     selection: Selection | None
@@ -70,10 +70,10 @@ class _SeedRun:
 
 
 class Trainer:
-    """Trains the trials of an experiment in one process; data are built once a seed.
+    """Trains the trials of an experiment in one process; data are built once per seed.
 
-    `config` is what trials run (`budget.tuned_on`), `folder` the result folder of the tuning; the sampler says whether
-    trials may be stopped early.
+    `config` is the experiment of the trials (`plan.tuned_on`), `folder` the result folder of the tuning; the sampler
+    determines whether trials may be stopped early.
     """
 
     def __init__(self, config: ExperimentConfig, folder: Path, sampler: Sampler = "random") -> None:
@@ -86,7 +86,7 @@ class Trainer:
         """Return the data of a seed.
 
         Raises:
-            DataError: they cannot be used, or nobody has validation samples.
+            DataError: the data cannot be used, or no client has validation samples.
         """
         of_data = self.config.data.seed_of(seed)
         if of_data not in self._federations:
@@ -100,11 +100,11 @@ class Trainer:
         return self._federations[of_data]
 
     def metric(self) -> str:
-        """Return the metric that settings are chosen by."""
+        """Return the metric by which settings are chosen."""
         return leading(self.federation(self.config.seeds[0]).source, self.config.eval.metric)
 
     def allowance(self) -> int:
-        """Return the samples that a trial of FedAvg sees, over all seeds."""
+        """Return the number of samples of a FedAvg trial, over all seeds."""
         jobs = [Job(self.config, self.config.methods[0], seed) for seed in self.config.seeds]
         sims = (make_simulation(job, self.federation(job.seed)) for job in jobs)
         return sum(of_fedavg(self.config, sim, "gradients") for sim in sims)
@@ -120,7 +120,7 @@ class Trainer:
             nonlocal engine
             is_last = rung == count - 1
             run = runs.pop(seed, None) or self._begin(Job(self.config, line, seed), task.engine)
-            if not is_last:  # the last time a run is let go before the next one begins
+            if not is_last:  # in the last stage, each run is freed before the next one begins
                 runs[seed] = run
             try:
                 return self._advance(run, step(rung) / step(count - 1))
@@ -153,7 +153,7 @@ class Trainer:
         """Train up to a share of the rounds and return the validation metric.
 
         Raises:
-            DataError: the models have none.
+            DataError: the metric is missing or not finite.
         """
         limit, sim, protocol = _shared(run.limit, share), run.sim, self._protocol
         while not limit.reached(sim):
@@ -176,12 +176,12 @@ class Trainer:
 
 
 def _shared(limit: Limit, share: float) -> Limit:
-    """Return a limit cut to a share of the rounds; all of it for 1."""
+    """Return a limit reduced to a share of the rounds; unchanged for 1."""
     if share == 1:
         return limit
     return Limit(max(1, round(limit.rounds * share)), limit.kind, limit.allowance * share)
 
 
 def _judged(sim: Simulation, metric: str) -> str:
-    """Return the name of the mean that a method is judged by: of its deployable models on validation parts."""
+    """Return the name of a method's decisive mean: that of its deployed models on validation parts."""
     return f"{'personal' if sim.method.has_personal else 'global'}/val/{metric}"

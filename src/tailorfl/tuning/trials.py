@@ -1,7 +1,7 @@
-"""Trials and the file that keeps them: one Optuna study a method, in an SQLite file of the result folder.
+"""Trials and their file: one Optuna study per method, in an SQLite file of the result folder.
 
 A trial is written before it is trained, with its values, and again when it has ended. One that a killed process left
-as begun is trained anew with the same values.
+unfinished is trained again with the same values.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ UNWRITABLE = (
     "SQLITE_BUSY",
     "SQLITE_PERM",
 )
-"""Beginnings of the names of SQLite's errors that are of the disk and not of the file's content."""
+"""Prefixes of SQLite's errors that concern the disk and not the file's content."""
 SECONDS_OF_WAITING = 60
-"""For the file, while another process of the same tuning writes."""
+"""Seconds to wait for the file while another process of the same tuning writes."""
 State = Literal["running", "complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of everything that is searched, and what became of it."""
+    """One set of searched values, and its outcome."""
 
     number: int
     values: Mapping[str, Any]
     state: State = "running"
     score: float | None = None
-    """The validation metric at its last round, a mean over clients and seeds; None where it failed."""
+    """The validation metric at its last round, a mean over clients and seeds, or None if it failed."""
     samples: int = 0
-    """Gradients of single samples that it took."""
+    """Number of its gradients of single samples."""
     seconds: float = 0.0
     reason: str = ""
     """Why it failed."""
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the trial has ended."""
         return self.state != "running"
 
     def plain(self) -> dict[str, Any]:
-        """As `tuning.json` has it."""
+        """Return the trial's entry in `tuning.json`."""
         return {
             "number": self.number,
             "values": dict(self.values),
@@ -78,7 +78,7 @@ def load_optuna() -> Any:
 
 
 def distribution(dimension: Dimension) -> Any:
-    """Return a dimension as Optuna has it."""
+    """Return a dimension as Optuna's distribution."""
     distributions = load_optuna().distributions
     if isinstance(dimension, Choice):
         return distributions.CategoricalDistribution(dimension.values)
@@ -91,7 +91,7 @@ class Ledger:
     """The trials of all methods. Processes of one tuning write it; `optuna-dashboard` and others may read it."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the file for `opened`, which says what is wrong with it."""
+        """Read the file; `opened` converts its errors."""
         self._optuna, self._file = load_optuna(), folder / FILE
         from sqlalchemy import URL
 
@@ -102,10 +102,10 @@ class Ledger:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Self]:
-        """Yield the ledger of a folder, which is begun where there is none.
+        """Yield the ledger of a folder, a new one if there is none.
 
         Raises:
-            RunError: its file is damaged, or cannot be written, now or while the block runs.
+            RunError: its file is damaged or cannot be written, now or within the block.
         """
         optuna = load_optuna()
         from sqlalchemy.exc import SQLAlchemyError
@@ -122,7 +122,7 @@ class Ledger:
             raise _as_library_error(folder / FILE, error) from error
 
     def open(self, label: str, higher_is_better: bool) -> list[Trial]:
-        """Return the trials of a method, in order; its study is begun where there is none."""
+        """Return the trials of a method, in order; create its study if there is none."""
         study = self._optuna.create_study(
             storage=self._storage,
             study_name=label,
@@ -135,7 +135,7 @@ class Ledger:
             raise RunError(f"'{self._file}' is damaged ({error}); {REMEDY}") from error
 
     def begin(self, label: str, trial: Trial, space: Space) -> None:
-        """Write a trial down before it is trained."""
+        """Store a trial before it is trained."""
         self._study(label).add_trial(
             self._optuna.trial.create_trial(
                 state=self._optuna.trial.TrialState.RUNNING,
@@ -146,16 +146,16 @@ class Ledger:
         )
 
     def stops(self, label: str, number: int, step: int, score: float, pruner: Any) -> bool:
-        """Write down the score of a trial at a step, and return whether the pruner stops it there."""
+        """Store the score of a trial at a step, and return whether the pruner stops it there."""
         study = self._study(label, pruner)
         frozen = study.get_trials(deepcopy=False)[number]
         trial = self._optuna.trial.Trial(study, frozen._trial_id)
-        if step not in frozen.intermediate_values:  # as in a trial that is trained anew
+        if step not in frozen.intermediate_values:  # it is there if the trial is trained again
             trial.report(score, step)
         return bool(trial.should_prune())
 
     def tell(self, label: str, trial: Trial) -> None:
-        """Write down how a trial has ended."""
+        """Store the outcome of a trial."""
         study, states = self._study(label), self._optuna.trial.TrialState
         trial_id = study.get_trials(deepcopy=False)[trial.number]._trial_id
         self._storage.set_trial_user_attr(trial_id, "ended", _sealed(asdict(trial)))
@@ -163,12 +163,12 @@ class Ledger:
         study.tell(trial.number, values=trial.score if trial.state == "complete" else None, state=state)
 
     def engine(self, label: str) -> str | None:
-        """Return the engine that trained the first trial of a method; None before."""
+        """Return the engine that trained the first trial of a method, or None before that."""
         name: str | None = self._study(label).user_attrs.get("engine")
         return name
 
     def keep_engine(self, label: str, name: str) -> None:
-        """Note the engine that all trials of a method are trained by: another one rounds in another way."""
+        """Store the engine for all trials of a method: another one would round differently."""
         if self.engine(label) is None:
             self._study(label).set_user_attr("engine", name)
 
@@ -177,7 +177,7 @@ class Ledger:
 
 
 def _extensible(dimension: Dimension) -> Any:
-    """Return a dimension as the file holds it: a grid of numbers as a range, which Optuna lets grow."""
+    """Return a dimension as in the file: a numeric grid as a range, which Optuna lets grow."""
     if not isinstance(dimension, Choice) or not dimension.numeric:
         return distribution(dimension)
     distributions, low, high = load_optuna().distributions, dimension.values[0], dimension.values[-1]
@@ -187,11 +187,11 @@ def _extensible(dimension: Dimension) -> Any:
 
 
 def _read(frozen: Any) -> Trial:
-    """Return a trial of the file. Raises ValueError where it is not what was written."""
+    """Return a trial of the file. Raises ValueError if it was changed."""
     facts, state = frozen.user_attrs, frozen.state.name.lower()
     if "begun" not in facts or isinstance(
         facts["begun"], str
-    ):  # by versions that sealed nothing, or otherwise
+    ):  # from older versions, which had no or other digests
         ended = {key: facts[key] for key in ("score", "samples", "seconds", "reason") if state != "running"}
         trial = Trial(frozen.number, facts["values"], **ended)
     elif state == "running":
@@ -207,7 +207,7 @@ def _sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsealed(sealed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts without the digest that they were sealed with. Raises ValueError where it is not theirs."""
+    """Return facts without their digest. Raises ValueError if the digest does not match."""
     facts = {key: value for key, value in sealed.items() if key != "digest"}
     if sealed["digest"] != digest_of(facts):
         raise ValueError("a trial is not what was written")
@@ -215,7 +215,7 @@ def _unsealed(sealed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_pages(file: Path) -> None:
-    """Raise RunError where a file of trials has damaged pages, of which SQLite tells only when it comes to them."""
+    """Raise RunError if a file of trials has damaged pages, which SQLite reports only when it reads them."""
     if not file.is_file():
         return
     with closing(sqlite3.connect(file)) as connection:
@@ -225,7 +225,7 @@ def _check_pages(file: Path) -> None:
 
 
 def _as_library_error(file: Path, error: BaseException) -> RunError:
-    """Return what a database refused, as the library says it."""
+    """Return the library's error for an error of the database."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, sqlite3.Error):
         cause = getattr(cause, "orig", None) or cause.__cause__
