@@ -1,1 +1,1 @@
-"""A round as the best plain loop and with every engine, timed, and what to set."""
+"""The time of a round as the best plain loop and with every engine, and the settings to use."""

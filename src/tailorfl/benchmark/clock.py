@@ -1,4 +1,4 @@
-"""Clocks of a round, and measuring several things in alternation."""
+"""Clocks of a round, and timing of several functions in alternation."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 class Seconds(NamedTuple):
-    """What something took."""
+    """The time that a call took."""
 
     process: float
-    """Of this process on all its threads, which other processes do not disturb."""
+    """CPU time of this process on all its threads, which other processes do not disturb."""
     wall: float
 
 
 def timed(run: Callable[[], object]) -> Seconds:
-    """Return what a call took."""
+    """Return the time that a call took."""
     process, wall = time.process_time(), time.perf_counter()
     run()
     return Seconds(time.process_time() - process, time.perf_counter() - wall)
@@ -37,10 +37,10 @@ def alternate(
     before: Callable[[], object],
     watch: Callable[[str], None],
 ) -> dict[str, list[Seconds]]:
-    """Return the times of all `runs`, one after the other and again, so that a slow moment hits all of them.
+    """Return the times of all `runs`, measured in turn over several passes, so that a slow moment hits all of them.
 
-    Ends after `most` passes, or when another one would end later than `until` (of `time.perf_counter`) and `least` are
-    done. `before` is called before each run, outside the clock.
+    It ends after `most` passes, or when `least` are done and another one would end after `until` (of
+    `time.perf_counter`). `before` is called before each run and is not timed.
     """
     times: dict[str, list[Seconds]] = {name: [] for name in runs}
     begin = time.perf_counter()
@@ -56,7 +56,7 @@ def alternate(
 
 
 def processor() -> str:
-    """Return the name of the processor where the system tells it, else of its kind."""
+    """Return the processor's name if the system reports it, else its kind."""
     text = PROCESSORS.read_text() if PROCESSORS.exists() else ""
     match = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
     return match[1].strip() if match else platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What `tailorfl bench` does: a simulation's round, timed as a plain loop and with every engine that makes sense."""
+"""The measurements of `tailorfl bench`: a simulation's round, timed as a plain loop and with every sensible engine."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tailorfl.training.cohort import Cohort
 from tailorfl.training.objective import LOSSES
 
 PROBED, PROBES = 3, 3
-"""So many clients of middle size tell in so many rounds how long one of all clients will be."""
+"""Number of medium-sized clients, and of rounds with them, from which the time of a whole round is estimated."""
 PASSES = 5
-"""So many passes over all ways should fit into the time, the one that warms up among them."""
+"""Number of passes over all ways that should fit into the time, including the warm-up."""
 LEAST, MOST = 2, 50
 FIRST_ROUNDS = 20
-"""So many rounds are looked through for one in which clients train."""
+"""Number of rounds that are searched for one in which clients train."""
 Watch = Callable[[str], None]
 CHUNKS = (1, 4, 16, 64)
 
@@ -47,16 +47,16 @@ CHUNKS = (1, 4, 16, 64)
 def measure(
     sim: Simulation, config: ExperimentConfig, *, seconds: float, watch: Watch = lambda _: None
 ) -> Bench:
-    """Return the times of a simulation's next round, and what to set.
+    """Return the times of a simulation's next round, and the settings to use.
 
     Args:
-        sim: before its first round; engines are taken in turn, on states in the memory of this process.
-        config: the experiment, of whose first method it is.
-        seconds: how long to measure; a part of the clients is measured where a round is long.
-        watch: told what is being done.
+        sim: a simulation before its first round; engines take turns, on states in the memory of this process.
+        config: the experiment, whose first method the simulation runs.
+        seconds: how long to measure; if a round is long, only some of its clients are measured.
+        watch: called with a description of each stage.
 
     Raises:
-        ConfigError: nobody trains in the first rounds.
+        ConfigError: no client trains in the first rounds.
         TailorflError: the method diverges at once.
     """
     until = time.perf_counter() + seconds
@@ -89,8 +89,8 @@ def measure(
 
 
 def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
-    """Return a round with as many of its clients as the time allows, and how many it has."""
-    sampled = sim.sample(0) or (0,)  # nobody may be drawn where a mean hides who was
+    """Return a round with as many of its clients as the time allows, and the number of all its clients."""
+    sampled = sim.sample(0) or (0,)  # client-level privacy may draw no client
     everyone = Round(sim, sampled, sim.trainees(sampled))
     sizes = {i: n for _, cohort in everyone.cohorts for i, n in zip(cohort.ids, cohort.sizes, strict=True)}
     order = sorted(sizes, key=lambda client: int(sizes[client]))
@@ -113,7 +113,7 @@ def _round(sim: Simulation, seconds: float) -> tuple[Round, int]:
 
 
 def _next(sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) -> Round:
-    """Return the next round in which somebody trains."""
+    """Return the next round in which a client trains."""
     round_ = Round(sim, sampled, training)
     while not sum(round_.gradients.values()):
         if sim.round >= FIRST_ROUNDS:
@@ -127,7 +127,7 @@ def _next(sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) 
 
 
 def _measure(round_: Round, engines: Sequence[Candidate], until: float, watch: Watch) -> list[Way]:
-    """Return the plain loop and all engines, each warmed up, looked at for its memory, and timed in alternation."""
+    """Return the plain loop and all engines, each warmed up, and timed in alternation."""
     loop = LoopRound(round_)
     runs: dict[str, Callable[[], object]] = {LOOP: loop.run}
     watch("warming up: the plain loop")
@@ -171,7 +171,7 @@ def _measure(round_: Round, engines: Sequence[Candidate], until: float, watch: W
 
 
 def _warmed(round_: Round, candidate: Candidate) -> str:
-    """Do a round with an engine; return why it is left out, or ""."""
+    """Run a round with an engine; return why the engine is left out, or ""."""
     round_.reset()
     try:
         round_.run(candidate.engine)
@@ -194,17 +194,17 @@ def _machine() -> dict[str, Any]:
 
 
 class Round:
-    """A simulation's next round with given clients, to be done again and again from the same state.
+    """A simulation's next round with given clients, to be repeated from the same state.
 
     Attributes:
-        gradients: client -> gradients of single samples that it takes, counted without training.
+        gradients: client -> number of per-sample gradients that it computes, counted without training.
         cohorts: the training clients of each architecture.
     """
 
     def __init__(self, sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) -> None:
         self.sim, self.sampled, self.training = sim, sampled, training
         tensors, facts = sim.dump()
-        # Told that no choice was made, an automatic engine keeps its own.
+        # "auto" is no choice of an engine, so an automatic engine keeps its own.
         self._tensors, self._facts = {p: t.clone() for p, t in tensors.items()}, {**facts, "engine": "auto"}
         work, _ = work_of(sim, sim.method.broadcast(sim.server, training), training, sim.round)
         self.gradients: Mapping[int, int] = {client: round(work[client].gradients) for client in training}
@@ -214,16 +214,16 @@ class Round:
         ]
 
     def reset(self) -> None:
-        """Put the simulation back to before the round."""
+        """Restore the simulation's state before the round."""
         self.sim.load(self._tensors, self._facts)
 
     def run(self, engine: Engine) -> None:
-        """Do the round with an engine."""
+        """Run the round with an engine."""
         self.sim.engine = engine
         self.sim.step(self.sampled, training=self.training)
 
     def chunk(self, engine: Auto | Sequential | Vectorized) -> int:
-        """Return how many clients an engine trains together, at most."""
+        """Return the largest number of clients that an engine trains together."""
         current = engine.current if isinstance(engine, Auto) else engine
         if not isinstance(current, Vectorized):
             return 1
@@ -231,9 +231,9 @@ class Round:
 
 
 class LoopRound:
-    """FedAvg's round by the plain loop: every client takes as many gradients of samples as in `round_`.
+    """FedAvg's round by the plain loop: every client computes as many per-sample gradients as in `round_`.
 
-    There is one loop an architecture, each in the variant that is fastest here.
+    There is one loop per architecture, each in the variant that is fastest on this machine.
     """
 
     def __init__(self, round_: Round) -> None:
@@ -250,7 +250,7 @@ class LoopRound:
         return "; ".join(dict.fromkeys(str(loop.variant) for loop in self._loops))
 
     def run(self) -> None:
-        """Do the round, with new batches."""
+        """Run the round, with new batches."""
         for loop, (group, cohort) in zip(self._loops, self._round.cohorts, strict=True):
             loop.round(tree.tensors(group.context.init), self._clients(cohort))
 
@@ -269,9 +269,9 @@ class Candidate:
     name: str
     settings: str
     kind: Auto | Sequential | Vectorized
-    """The engine that cuts the cohort and trains its chunks."""
+    """The engine that divides the cohort into chunks and trains them."""
     pool: ProcessPool | None = None
-    """The workers that do so at once, if there are any."""
+    """The workers that train chunks in parallel, if there are any."""
 
     @property
     def engine(self) -> Engine:
@@ -292,15 +292,15 @@ class Candidate:
 
 
 def candidates(round_: Round, chunk: int | None) -> list[Candidate]:
-    """Return the engines that make sense for a round, in the order of how little they ask for.
+    """Return the sensible engines for a round, the simplest settings first.
 
-    `chunk` is the experiment's own setting, which the automatic engine takes too. Workers train as it chose.
+    `chunk` is the experiment's own setting, which the automatic engine uses too. Workers train with its choice.
     """
     chunk_setting = "" if chunk is None else f" engine.chunk={chunk}"
     automatic, usual = Auto(vectorized=Vectorized(chunk)), Vectorized()
     largest = round_.chunk(usual)
     everyone = max(len(cohort.ids) for _, cohort in round_.cohorts)
-    # The engine takes no more by itself than the memory allows.
+    # By default the engine takes no more clients at once than the memory allows.
     nominal = {*(c for c in CHUNKS if c <= largest), min(chunk or 1, everyone)}
     engines = [
         Candidate("auto", f"engine.name=auto{chunk_setting}", automatic),
@@ -321,7 +321,7 @@ def candidates(round_: Round, chunk: int | None) -> list[Candidate]:
 
 
 def worker_counts(clients: int) -> Sequence[int]:
-    """Return numbers of processes that make sense: powers of two up to the cores, and the cores."""
+    """Return sensible numbers of processes: powers of two up to the number of cores, and that number."""
     cores = min(os.cpu_count() or 1, clients)
     if sys.platform == "win32" or cores < 2:
         return []

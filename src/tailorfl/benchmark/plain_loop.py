@@ -1,11 +1,11 @@
-"""FedAvg's round as one writes it for speed in plain PyTorch: what the engines are measured against.
+"""FedAvg's round in plain PyTorch, written for speed: the baseline of the engines.
 
 One module for all clients, resident tensors, the batches of a client gathered at once, `torch.autograd.grad`, and
-updates of all tensors in one call; no DataLoader, no optimizer object, no states, no checks. What is faster depends on
-the network and the processor, so `fastest` tries: the layout of images and convolutions, and the kernel of the update.
+updates of all tensors in one call; no DataLoader, no optimizer object, no states, no checks. The network and the
+processor decide which variant is fastest, so `fastest` tries layouts of images and convolutions, and update kernels.
 
-Given the batches of a round it computes what the engines do, up to rounding. Only dropout masks differ, which it draws
-as torch does.
+Given the batches of a round it computes the same as the engines, up to rounding. Only dropout masks differ, which it
+draws as torch does.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tailorfl.training.objective import Loss
 from tailorfl.training.update import BETA_1, BETA_2, EPS
 
 RESIDENT_BYTES = 2**30
-"""Images are normalised once for all rounds where that takes no more than this, else batch by batch."""
+"""Images are normalised once for all rounds if that takes no more than this, else batch by batch."""
 GATHERED_BYTES = 2**20
-"""The inputs of so many batches of a client are gathered at once as fit into this: they stay in the cache."""
+"""Inputs of a client's batches are gathered at once up to this size, so that they stay in the cache."""
 TRIAL_STEPS, TRIAL_PASSES, TRIAL_SECONDS = 4, 3, 0.1
-"""A variant is tried on so many steps of one client, at least so often and for at least so long."""
+"""Steps of one client on which a variant is tried, least number of trials, and least seconds for them."""
 SGD: dict[str, Any] = {"dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
 ADAMW: dict[str, Any] = {
     "fused": True, "amsgrad": False, "maximize": False, "beta1": BETA_1, "beta2": BETA_2, "eps": EPS,
@@ -45,12 +45,12 @@ ADAMW: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the ways to do the same arithmetic."""
+    """One way to do the same arithmetic."""
 
     channels_last: bool = False
-    """Of images and the weights of convolutions."""
+    """Layout of images and of the weights of convolutions."""
     fused: bool = False
-    """SGD's update of all tensors in one kernel of its own, and not by `torch._foreach_add_`."""
+    """Whether SGD updates all tensors in one fused kernel instead of by `torch._foreach_add_`."""
 
     def __str__(self) -> str:
         layout = "channels last" if self.channels_last else "default layout"
@@ -59,24 +59,24 @@ class Variant:
 
 @dataclass(frozen=True)
 class LoopClient:
-    """What one client does in a round."""
+    """The work of one client in a round."""
 
     share: float
     """The weight of its model in the average."""
     batches: Sequence[Tensor]
-    """Rows of the source, [batch] int64 each; one step for each."""
+    """Rows of the source, [batch] int64 each; one step per batch."""
     key: int = 0
-    """Decides how images are augmented, together with the number of the batch."""
+    """Determines, together with the number of the batch, how images are augmented."""
 
 
 class PlainLoop:
-    """The loop for one model and one set of training settings; differential privacy is not in it.
+    """The loop for one model and one set of training settings, without differential privacy.
 
     Args:
         model: the clients' model; its frozen tensors are shared, the others are the loop's own.
         source: the samples.
-        loss: of a batch.
-        config: batch sizes and lengths are given with the clients instead.
+        loss: the loss of a batch.
+        config: training settings; batch sizes and lengths come from the clients' batches instead.
         variant: how it computes.
     """
 
@@ -101,7 +101,7 @@ class PlainLoop:
             self._x = self._x.movedim(1, -1).contiguous()
 
     def round(self, start: Mapping[str, Tensor], clients: Iterable[LoopClient]) -> dict[str, Tensor]:
-        """Return the average of the clients' models by name, all of which train from `start`.
+        """Return the average, by name, of the clients' models, which all train from `start`.
 
         Parameters and running statistics are averaged; counters of batches are left out.
         """
@@ -116,7 +116,7 @@ class PlainLoop:
 
     def _train(self, client: LoopClient) -> None:
         params, config = self._parameters, self.config
-        # The same memory, which autograd does not watch.
+        # The same memory, which autograd does not track.
         update = _Update([p.detach() for p in params], config, self.variant.fused)
         lr = config.lr
         for number, (x, y) in enumerate(self._batches(client.batches, client.key)):
@@ -130,7 +130,7 @@ class PlainLoop:
             update(gradients, lr)
 
     def _batches(self, batches: Sequence[Tensor], key: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs and targets of batches; `key` is that of the first, and the next one's is larger by one."""
+        """Yield inputs and targets of batches; `key` is that of the first batch, and grows by one with each."""
         source, last = self._source, self.variant.channels_last
         if self._x is None:
             for number, rows in enumerate(batches):
@@ -157,7 +157,7 @@ def fastest(
 ) -> PlainLoop:
     """Return the loop in the variant that trains this model fastest here, tried on one of the clients.
 
-    The variants take turns, each by its shortest time; what is random in them leaves torch's own state as it was.
+    The variants take turns and are compared by their shortest times; torch's random state stays as it was.
     """
     training = [client for client in clients if client.batches]
     if not training:
@@ -175,7 +175,7 @@ def fastest(
 
 
 def variants(model: Model, source: Source, config: TrainConfig) -> list[Variant]:
-    """Return the variants that differ for a model: layouts where it convolves images, kernels of SGD's update."""
+    """Return the variants that differ for a model: layouts if it convolves images, kernels of SGD's update."""
     convolves = any(isinstance(part, nn.Conv2d) for part in model.module.modules())
     layouts = (False, True) if convolves and len(source.input_shape) == 3 else (False,)
     kernels = (False, True) if config.optimizer == "sgd" else (False,)
@@ -183,9 +183,9 @@ def variants(model: Model, source: Source, config: TrainConfig) -> list[Variant]
 
 
 def shuffled(rows: Tensor, batch: int, gradients: int, min_batch: int = 1) -> list[Tensor]:
-    """Return batches of `rows` [samples] int64, in passes of new random order, of at least `gradients` rows together.
+    """Return batches of `rows` [samples] int64, in passes of new random order, with at least `gradients` rows in all.
 
-    `batch` 0 takes all rows at once; a rest of fewer than `min_batch` rows is left out of a pass.
+    `batch` 0 takes all rows at once; a remainder of fewer than `min_batch` rows is left out of a pass.
     """
     batches: list[Tensor] = []
     while gradients > 0 and len(rows) >= min_batch:
@@ -230,10 +230,10 @@ class _Update:
 
 
 def _own_copy(model: Model, channels_last: bool) -> nn.Module:
-    """Return the module in training mode with values of its own where they may change, and torch's own dropout."""
+    """Return a copy of the module in training mode, with torch's own dropout; it shares frozen tensors if it can."""
     tensors = chain(model.module.named_parameters(), model.module.named_buffers())
     frozen = [t for n, t in tensors if n in model.frozen]
-    # In another layout what is frozen cannot be the model's own.
+    # In another layout frozen tensors cannot be shared.
     memo = {} if channels_last else {id(t): t for t in frozen}
     module = copy.deepcopy(model.module, memo).train()
     for parent in list(module.modules()):
@@ -247,7 +247,7 @@ def _own_copy(model: Model, channels_last: bool) -> nn.Module:
 
 
 def _resident(source: Source) -> Tensor | None:
-    """All samples as the model sees them, or None where they are made batch by batch."""
+    """Return all samples as the model sees them, or None if they are prepared batch by batch."""
     if source.x.dtype != torch.uint8:
         return source.x
     fits = 4 * len(source) * math.prod(source.input_shape) <= RESIDENT_BYTES

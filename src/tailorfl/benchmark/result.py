@@ -12,17 +12,17 @@ from tailorfl.engines.devices import WORTH as WORTH_ROUNDING
 from tailorfl.settings.experiment import DEFAULT
 
 SAME, SAME_OF_FEW = 0.03, 0.1
-"""Ways whose times differ by a smaller share are as good as each other; the second where repetitions are few."""
+"""Ways whose times differ by a smaller share count as equally fast; the second if repetitions are few."""
 ENOUGH = 5
-"""Repetitions that are not few."""
+"""With this many repetitions or more, they are not few."""
 WORTH = 0.9
-"""Several processes are advised where they need no more than this share of the wall time of one."""
+"""Several processes are recommended if they need no more than this share of the wall time of one."""
 FEWEST = 3
-"""With fewer repetitions, times on the wall are not trusted."""
+"""With fewer repetitions, wall times are not trusted."""
 BUSY = 1.3
-"""Wall time over process time from which the machine is said to be busy."""
+"""Wall time divided by process time above which the machine counts as busy."""
 CLOSEST = 3
-"""So many of the slower ways are named, the closest ones."""
+"""Number of slower ways that are named, the closest ones."""
 LOOP = "plain loop"
 FULL = DEFAULT.engine.precision
 
@@ -33,32 +33,32 @@ class Way:
 
     name: str
     settings: str
-    """What chooses it, as KEY=VALUE; "" for the plain loop, which is no engine."""
+    """Settings that choose it, as KEY=VALUE; "" for the plain loop, which is not an engine."""
     kind: str
-    """The engine that trains, an automatic one's choice; "" for the plain loop."""
+    """The engine that trains, or the one that an automatic engine chose; "" for the plain loop."""
     chunk: int
-    """Clients that train together, at most."""
+    """Largest number of clients that train together."""
     workers: int
-    """Processes."""
+    """Number of processes."""
     precision: str
-    """What networks multiply in."""
+    """Precision of the networks' products."""
     seconds: tuple[float, ...]
-    """Of every repetition: of the process on one thread; of the wall where there are several threads or workers."""
+    """Time of every repetition: process time on one thread, wall time with several threads or workers."""
     wall_seconds: tuple[float, ...]
     seconds_min: float
     seconds_median: float
     clients_per_second: float
-    """At the median."""
+    """At the median time."""
     times_faster: float
-    """The plain loop's time over this one's, the median over repetitions."""
+    """The plain loop's time divided by this one's, the median over repetitions."""
     spread: tuple[float, float]
-    """First and third quartile of it."""
+    """First and third quartiles of the same ratio."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class EngineRecommendation:
-    """What to put into the experiment."""
+    """The settings to put into the experiment."""
 
     settings: str
     """As KEY=VALUE."""
@@ -69,30 +69,30 @@ class EngineRecommendation:
 
 @dataclass(frozen=True)
 class Bench:
-    """A round of an experiment's first method, done in several ways."""
+    """A round of an experiment's first method, measured in several ways."""
 
     experiment: str
     method: str
     title: str
     model: str
     scalars: int
-    """Of the model, that may change."""
+    """Scalars of the model that may change."""
     clients: int
-    """That train in a round."""
+    """Clients that train in a round."""
     measured: int
-    """How many of them were measured; fewer than all where a round is long."""
+    """Clients that were measured; fewer if a round is long."""
     gradients: int
-    """Gradients of single samples that the method takes of the measured clients; the plain loop takes as many."""
+    """Per-sample gradients that the method computes for the measured clients; the plain loop computes as many."""
     threads: int
     clock: str
-    """process or wall: what `Way.seconds` of a single process are."""
+    """process or wall: the clock of `Way.seconds` of a single process."""
     ways: tuple[Way, ...]
     recommendation: EngineRecommendation
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
-    """The experiment."""
+    """Settings of the experiment."""
     features: str = ""
-    """What computing frozen layers once takes, in words, where that is done."""
+    """Cost of computing frozen layers once, in words, if that is done."""
 
     def way(self, name: str) -> Way:
         """Return the way of that name."""
@@ -104,10 +104,10 @@ class Bench:
 
 
 def recommend(timings: Sequence[Way]) -> EngineRecommendation:
-    """Return what to set, given the measured ways, the plain loop among them, in the order of how little they need."""
+    """Return the settings to use, given the measured ways and the plain loop among them, the simplest first."""
     loop = next(timing for timing in timings if timing.name == LOOP)
     candidates = [timing for timing in timings if timing.settings and timing.workers == 1 and timing.seconds]
-    # Another precision gives other numbers, so it is named and not taken.
+    # Another precision changes the numbers, so it is mentioned but not chosen.
     single = [timing for timing in candidates if timing.precision == FULL]
     best = min(single, key=lambda timing: timing.seconds_median)
     equal = [timing for timing in single if timing is best or same(timing, best)]
@@ -149,8 +149,8 @@ def recommend(timings: Sequence[Way]) -> EngineRecommendation:
 def same(a: Way, b: Way) -> bool:
     """Return whether two engines are the same, or their paired times do not differ.
 
-    Times do not differ if their median ratio is within 3 % (10 % of few repetitions), or if half of the ratios lie on
-    both sides of 1.
+    Times do not differ if the median of their ratios is within 3 % of 1 (10 % if repetitions are few), or if 1 lies
+    between the quartiles of the ratios.
     """
     if (a.kind, a.chunk, a.workers) == (b.kind, b.chunk, b.workers):
         return True
@@ -165,7 +165,7 @@ def wall(timing: Way) -> float:
 
 
 def paired(loop: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
-    """Return the quartiles of one time over the other, repetition by repetition."""
+    """Return the quartiles of the loop's time divided by the candidate's, repetition by repetition."""
     low, middle, high = np.quantile(np.array(loop) / np.array(candidate), (0.25, 0.5, 0.75))
     return float(low), float(middle), float(high)
 
@@ -175,7 +175,7 @@ def _against(chosen: Way, rival: Way) -> str:
 
 
 def _rounded(chosen: Way, rival: Way) -> str:
-    """Return what a lower precision would bring; it is worth it where three of four repetitions are so much faster."""
+    """Return the gain of a lower precision in words; it is worth it if three of four repetitions are fast enough."""
     times, settings = chosen.seconds_median / rival.seconds_median, f"engine.precision={rival.precision}"
     if paired(chosen.seconds, rival.seconds)[0] < WORTH_ROUNDING:
         return f"{settings} is not worth it here: {times:.2f} x the speed of {chosen.name}"
@@ -186,7 +186,7 @@ def _rounded(chosen: Way, rival: Way) -> str:
 
 
 def _workers(timings: Sequence[Way], single: Way) -> Way | None:
-    """Return the fastest way with several processes, where three of four repetitions show that they are worth it."""
+    """Return the fastest way with several processes, if three of four repetitions show that they are worth it."""
     several = [timing for timing in timings if timing.workers > 1 and len(timing.seconds) >= FEWEST]
     fastest = min(several, key=wall, default=None)
     if fastest is None:

@@ -1,1 +1,1 @@
-"""What the author of a method reads: methods, clients, messages and the server's tools."""
+"""The interface for authors of methods: methods, clients, messages and the server's tools."""

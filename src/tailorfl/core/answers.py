@@ -1,6 +1,7 @@
-"""Answers of a deployed model that take more than one pass through it: what it has at hand, and the vote of a memory.
+"""Answers of a deployed model that need more than a pass through it: their inputs, and the vote of a memory.
 
-The vote is what the nearest samples of the memory say, or their mean; kNN-Per mixes it with the model's own answers.
+The vote is the class shares of the nearest samples in the memory, or their mean target. kNN-Per mixes it with the
+model's own answers.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from tailorfl.training.keys import generator
 
 
 class Shown(NamedTuple):
-    """What a model makes of samples, in evaluation mode."""
+    """Outputs and features of a model on samples, in evaluation mode."""
 
     outputs: Tensor
     """[rows, outputs]"""
     features: Tensor
-    """What goes into its head, [rows, width]."""
+    """Inputs of its head, [rows, width]."""
 
 
 class Memory(NamedTuple):
@@ -32,7 +33,7 @@ class Memory(NamedTuple):
 
 
 class Answering(nn.Module):
-    """A network and what makes answers of its outputs and features, as one module: samples -> answers.
+    """A network and the module that turns its outputs and features into answers, as one: samples -> answers.
 
     Args:
         network: samples -> outputs [rows, outputs].
@@ -45,7 +46,7 @@ class Answering(nn.Module):
         self.network, self.head, self.answers = network, head, answers
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return samples -> answers [rows, outputs]."""
+        """Return the answers to samples `x`, [rows, outputs]."""
         inputs = []
         head = self.network.get_submodule(self.head)
         hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
@@ -62,7 +63,7 @@ GRID = tuple(step / 10 for step in range(11))
 LEAST = 1e-12
 """Probabilities are at least this, so that their logarithms are finite."""
 AT_ONCE = 1024
-"""Samples whose distances to the memory are taken together."""
+"""Samples whose distances to the memory are computed at once."""
 
 
 class Voting(nn.Module):
@@ -70,10 +71,10 @@ class Voting(nn.Module):
 
     Args:
         z, y: features [samples, d_z] of the memory, and its classes int64 [samples] or numbers [samples, outputs].
-        outputs: how many classes or numbers there are.
+        outputs: number of classes or of predicted numbers.
         neighbours, scale: k and s.
         lam: λ, the share of the vote.
-        raw: whether the vote is mixed with outputs as they are, and not with their softmax.
+        raw: whether the vote is mixed with the outputs themselves, not with their softmax.
     """
 
     z: Tensor
@@ -95,13 +96,13 @@ class Voting(nn.Module):
         return mixed if self.raw else mixed.clamp(min=LEAST).log()
 
     def vote(self, features: Tensor) -> Tensor:
-        """Features [rows, d_z] -> shares of the classes among the nearest samples, or their mean, [rows, outputs]."""
+        """Return the class shares, or mean target, of the samples nearest to features [rows, d_z]: [rows, outputs]."""
         votes = [features.new_zeros(0, self.outputs)]
         for part in torch.split(features, AT_ONCE):
             # Entry by entry: a product of matrices would round the distance of a sample to itself away from 0.
             square = torch.cdist(part, self.z, compute_mode="donot_use_mm_for_euclid_dist").square()
             near, which = square.topk(self.neighbours, dim=1, largest=False)
-            # Relative to the nearest, which changes no share and keeps a far sample's weights from all being 0.
+            # Relative to the nearest: shares stay the same, and the weights of a far sample do not all underflow to 0.
             kernel = torch.exp((near[:, :1] - near) / (self.z.shape[1] * self.scale))
             votes.append(self._weighted(self.y[which], kernel) / kernel.sum(1, keepdim=True))
         return torch.cat(votes)
@@ -115,7 +116,7 @@ class Voting(nn.Module):
 
 
 class Unaided(nn.Module):
-    """Answers with the model's outputs as they are."""
+    """Returns the model's outputs unchanged as its answers."""
 
     def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
         """Return `outputs`."""
@@ -135,6 +136,6 @@ def best_weight(vote: Tensor, outputs: Tensor, y: Tensor) -> float:
 
 
 def chosen(samples: int, capacity: int | None) -> Tensor:
-    """Return which of so many samples are in the memory, the same whenever it is asked."""
+    """Return the indices of the samples, out of `samples`, that are in the memory; the same at every call."""
     most = samples if capacity is None else min(capacity, samples)
     return torch.from_numpy(generator(0, "memory", samples).permutation(samples)[:most])

@@ -1,4 +1,4 @@
-"""The client handle: what the client half of a method may use, and the one entrance to local training.
+"""The client handle: everything that the client half of a method may use, and the only entry to local training.
 
 A method's `local` and `personal` are written for ONE client. Under an engine that maps them over a cohort
 with `torch.func.vmap`, the handle's operations (`fit`, `loss`) carry their own batching rule
@@ -34,7 +34,7 @@ from tailorfl.training.update import OF_RUN, Optimizer
 Start = TypeVar("Start", TensorDict, Mapping[str, TensorDict])
 """A model state, or several by name."""
 RUN = Length()
-"""As long as the run's settings say."""
+"""The length in the run's settings."""
 
 
 class Client:
@@ -49,20 +49,20 @@ class Client:
         self.config = cohort.config
         self.split = cohort.split
         self.metrics: dict[str, Tensor] = {}
-        """Numbers the client reports by name, 0-d: the mean training loss of each stage, and what a method adds."""
+        """Numbers the client reports by name, 0-d: the mean training loss of each stage, and those a method adds."""
         self.gradients = torch.zeros((), device=cohort.device)
-        """Gradients of single samples that its fits computed so far, 0-d."""
+        """Number of per-sample gradients that its fits have computed so far, 0-d."""
         self._trainable = frozenset(cohort.split.trainable)
         self._fits = 0
 
     @property
     def round(self) -> int:
-        """Rounds that the federation took before this one."""
+        """Number of the federation's rounds before this one."""
         return self._cohort.round
 
     @property
     def id(self) -> Tensor:
-        """The client's number, 0-d int64: by it the server knows its clients."""
+        """The client's number, by which the server identifies it, 0-d int64."""
         return torch.tensor(self._cohort.ids)[self._position].to(self._cohort.device)
 
     @property
@@ -77,7 +77,7 @@ class Client:
 
     @property
     def who(self) -> str:
-        """The client, or those that run together and cannot be told apart, for messages."""
+        """The client's name for messages, or the names of all clients of the cohort if they are mapped over."""
         ids = self._cohort.ids
         try:
             return who([ids[int(self._position)]])
@@ -85,20 +85,20 @@ class Client:
             return who(ids)
 
     def rate(self, lr: float | None) -> float | None:
-        """Return a rate of the method's own as it is in this round (`train.round_schedule`).
+        """Return a method's own learning rate, decayed for this round (`train.round_schedule`).
 
-        None, which stands for the run's rate in `fit`, stays None. `config.lr` has fallen already.
+        None, which means the run's rate in `fit`, stays None. `config.lr` is already decayed.
         """
         return None if lr is None else lr * self.config.decay
 
     def steps(self, length: Length = RUN) -> Tensor:
-        """Return number of SGD steps K a fit of this length takes, 0-d float tensor."""
+        """Return the number of SGD steps K that a fit of this length takes, 0-d float tensor."""
         return self._number(self._taken(length))
 
     def most_steps(self, length: Length = RUN) -> int:
-        """Return a number of steps that is enough for a loop of fits of one step each: no client takes more.
+        """Return the largest number of steps of any client in the cohort, to bound a loop of one-step fits.
 
-        It is that of the clients that happen to run together; what a step does must depend on `steps` alone.
+        It depends on which clients happen to run together; the effect of a step must depend on `steps` alone.
         """
         return int(self._taken(length).max())
 
@@ -117,7 +117,7 @@ class Client:
     ) -> Start:
         """Return `start` after mini-batch training on this client's data; `start` itself is not changed.
 
-        Every fit starts a fresh optimizer and a fresh schedule, also one of several pieces of a training.
+        Every fit starts a fresh optimizer and schedule, even where several fits make up one training.
 
         Args:
             start: a full model state, or several named ones that train together on the same batches (with
@@ -125,20 +125,20 @@ class Client:
             train: names of the parameters to train (default: all that the split does not freeze); modules
                 with no trained parameter keep their batch-norm statistics.
             prox: (λ, centre): adds the penalty (λ/2)‖p − centre‖² over the trained parameters.
-            direction: `direction(state, grad, *given)` returns what to descend along; `grad(parameters,
-                of="", batch=0)` is the batch gradient anywhere. It must take per-client tensors through
-                `given`, not by closure. Of several models it moves all together; a mapping with one for each
-                lets them take their steps in its order, so that a direction sees the models before its own as
-                they are after this step, whatever the optimizer, and returns what its own descends along.
-            term: one or more terms of the loss, or in its place, see `tailorfl.training.objective`; of one model at a
-                time. Tensors of `start` that the model does not have train along, unless `train` leaves them out; the
-                run's clip bounds their gradient apart from the model's.
-            length: how long, and which batches; the run's unless told. So many epochs of steps with several batches
-                each end with a whole step: its last batches may come from a further pass. The loss that is reported is
-                that of the first gradient of a step.
-            optimizer: by what rule; the run's unless told.
-            purpose: which random sequence of batches; fits of equal purpose see the same batches in a round,
-                except with privacy noise, where each draws its own.
+            direction: `direction(state, grad, *given)` returns the direction to descend along; `grad(parameters,
+                of="", batch=0)` is the batch gradient at any parameters. It must take per-client tensors through
+                `given`, not by closure. With several models, one function moves all of them together. A mapping of
+                one function per model moves them one after the other, in its order and with any optimizer: each
+                function sees the models before its own after their step, and returns the direction of its own.
+            term: one or more terms that are added to the loss or replace it, see `tailorfl.training.objective`; for a
+                single model only. Tensors of `start` that are not in the model are trained too, unless `train` leaves
+                them out; the run's clipping bounds their gradient separately from the model's.
+            length: how long, and on which batches; by default the run's. If a step takes several batches, epochs are
+                rounded up to a whole step: its last batches may come from a further pass. The reported loss is that
+                of each step's first gradient.
+            optimizer: the update rule; by default the run's.
+            purpose: names the random sequence of batches; fits with the same purpose see the same batches in a round,
+                except with privacy noise, where each fit draws its own.
 
         Raises:
             ClientError: training failed; names client, round and stage.
@@ -180,7 +180,7 @@ class Client:
         The model is in evaluation mode; the mean over an empty part is 0.
 
         Raises:
-            TailorflError: under sample-level privacy, which does not cover a look without noise.
+            TailorflError: under sample-level privacy, which does not cover reading samples without noise.
         """
         self._refuse_look(f"client.loss(..., '{part}')", part)
         self._check_model("client.loss", state)
@@ -194,20 +194,20 @@ class Client:
         by_class: bool = False,
         most: int | None = None,
     ) -> Tensor:
-        """Return the sum of `of(seen, *given)` over this client's training samples, or that of each class.
+        """Return the sum of `of(seen, *given)` over this client's training samples, or one sum per class.
 
         Args:
             state: a model state, in evaluation mode.
-            of: a function of what a batch shows (`tailorfl.training.objective.Seen`) that returns [batch, ...], an
-                entry for each sample that depends on that sample alone.
-            given: per-client tensors and TensorDicts for it.
-            by_class: sums by label, [classes, ...], of a task of classification; else [...].
-            most: over so many training samples at most, which are drawn at random in every round; default all.
+            of: a function of a batch (`tailorfl.training.objective.Seen`) that returns [batch, ...], one entry for
+                each sample that depends on that sample alone.
+            given: per-client tensors and TensorDicts for `of`.
+            by_class: whether to sum by label, [classes, ...] (classification only); else [...].
+            most: largest number of training samples to sum over, drawn at random in every round; by default all.
 
         Raises:
-            TailorflError: under sample-level privacy, which does not cover a look without noise; classes of another
-                task.
-            ClientError: `of` failed, or does not return an entry for each sample.
+            TailorflError: under sample-level privacy, which does not cover reading samples without noise; `by_class`
+                in a task other than classification.
+            ClientError: `of` failed, or does not return one entry for each sample.
         """
         self._refuse_look("client.summed(...)")
         self._check_model("client.summed", state)
@@ -217,16 +217,16 @@ class Client:
         return apply(call, self._position, packed.leaves)
 
     def compute(self, of: Computed, given: TensorDict) -> TensorDict:
-        """Return what another library makes of this client's training samples: `of(samples, given)`.
+        """Return `of(samples, given)`, computed by another library on this client's training samples.
 
         Args:
             of: a function of `tailorfl.training.operations.TrainingSamples` and a TensorDict without nested ones, that
-                returns tensors by name. Their shapes do not depend on the samples, of which there are none where a
-                round is only counted.
-            given: per-client tensors for it.
+                returns tensors by name. Their shapes must not depend on the samples: there are none when the work of
+                a round is only counted.
+            given: per-client tensors for `of`.
 
         Raises:
-            TailorflError: under sample-level privacy, which does not cover a look without noise.
+            TailorflError: under sample-level privacy, which does not cover reading samples without noise.
             ClientError: `of` failed.
         """
         self._refuse_look("client.compute(...)")
@@ -241,15 +241,14 @@ class Client:
     def drawn(self, shapes: Mapping[str, tuple[int, ...]], purpose: str) -> TensorDict:
         """Return random numbers of these shapes by name, uniform between 0 and 1.
 
-        They are a function of the run's seed, the client, the round and the purpose, in every engine. No sample is
-        looked at.
+        In every engine they depend only on the run's seed, the client, the round and the purpose. No sample is read.
         """
         dtype = self._cohort.model.module.get_parameter(self.split.trainable[0]).dtype
         drawn = Drawn(self._cohort, tuple(shapes.values()), dtype, purpose)
         return TensorDict(dict(zip(shapes, apply(drawn, self._position), strict=True)))
 
     def class_counts(self) -> Tensor:
-        """Return how many training samples of each class the client has, [classes] float.
+        """Return the number of the client's training samples per class, [classes] float.
 
         Raises:
             TailorflError: as `summed` does.
@@ -261,8 +260,8 @@ class Client:
     def fisher(self, state: TensorDict) -> Tensor:
         """Return the trace of a model's empirical Fisher information, 0-d: Σ ‖∇ mean loss of a batch‖².
 
-        The sum is over the batches of one pass over this client's training samples, of the run's size; the gradient
-        over what the split does not freeze, of the model in evaluation mode.
+        The sum is over the batches, of the run's size, of one pass over this client's training samples. The gradient
+        is that of the parameters that the split does not freeze, with the model in evaluation mode.
 
         Raises:
             TailorflError: as `loss` does.
@@ -280,7 +279,7 @@ class Client:
         return source.outputs
 
     def _check_model(self, call: str, state: TensorDict) -> None:
-        """Check that a state has all tensors of the model. Raises ClientError with what it has."""
+        """Raise a ClientError that lists a state's entries if it lacks tensors of the model."""
         absent = [name for name in self.names if name not in state]
         if absent:
             entries = first_few([path for path, _ in tree.leaves(state)], 5) or "nothing"
@@ -317,7 +316,7 @@ class Client:
     def gradient(self, state: TensorDict) -> TensorDict:
         """Return the gradient of the first training batch's loss at `state`, over the trainable parameters.
 
-        Clipped or made private where the run's training is.
+        It is clipped or made private if the run's training is.
         """
 
         def store(states: TensorDict, grad: Gradient) -> TensorDict:
@@ -332,7 +331,7 @@ class Client:
             length=Length(steps=1),
             optimizer=Optimizer.plain(lr=1.0),
         )
-        self.metrics = metrics  # the loss of this one batch is not the loss of a training
+        self.metrics = metrics  # the loss of one batch is not a training loss
         return self.parameters(out["found"])
 
     def parameters(self, state: TensorDict) -> TensorDict:
@@ -340,7 +339,7 @@ class Client:
         return state.select(*(n for n in self._cohort.model.parameters if n in self._trainable))
 
     def layers(self, part: Collection[str] | None = None, buffers: bool = False) -> Groups:
-        """Return the names of the trainable parameters by layer, in module order, of a `part` of the model or all.
+        """Return the names of a part's (default: the model's) trainable parameters by layer, in module order.
 
         A layer is a linear or convolution module with the norm that follows it; `buffers` adds running statistics.
         """
@@ -356,7 +355,7 @@ class Client:
         return self._cohort.model.split(part).personal
 
     def _number(self, of_clients: NDArray[np.int64]) -> Tensor:
-        """Return the client's entry of whole numbers [clients], 0-d float tensor."""
+        """Return the client's entry of an integer array [clients], 0-d float tensor."""
         numbers = torch.from_numpy(of_clients).to(self._cohort.dtype)
         return numbers[self._position].to(self._cohort.device)
 

@@ -1,4 +1,4 @@
-"""What a method's server may know: the models, the public set, the number of clients."""
+"""The information available to a method's server: the models, the public set, the number of clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailorfl.training.keys import torch_seed
 
 @dataclass(frozen=True)
 class Context:
-    """What a method's server may know, from the building of the first states on."""
+    """The information available to a method's server, from the creation of the first states on."""
 
     model: Model
     split: Split
@@ -31,33 +31,33 @@ class Context:
     public: Source | None = None
     """Unlabelled samples that the server and every client have."""
     validation: Source | None = None
-    """Labelled samples that the server holds, no client's."""
+    """Labelled samples that only the server has."""
     samples: float = 0.0
     """Mean number of training samples of a client."""
     sizes: tuple[int, ...] = ()
     """Training samples of every client."""
     architecture: str = ""
-    """Name of this architecture; "" where all clients have the same."""
+    """Name of this architecture; "" if all clients have the same."""
     siblings: tuple[Context, ...] = ()
-    """The contexts of all architectures, where clients have different ones."""
+    """The contexts of all architectures, if clients have different ones."""
 
     @property
     def architectures(self) -> Mapping[str, Context]:
-        """The context of every architecture by name: a single one where all clients have the same."""
+        """The context of every architecture by name: a single one if all clients have the same."""
         return {c.architecture: c for c in self.siblings or (self,)}
 
     @property
     def members(self) -> Tensor:
-        """Which of the places 0..num_clients-1 have a client with samples, bool [num_clients]; by default all.
+        """Whether each client 0..num_clients-1 has samples, bool [num_clients]; by default all have.
 
-        The place of a client that was left out (`data.excluded_clients`) is empty.
+        A client that was left out (`data.excluded_clients`) keeps its number and has no samples.
         """
         sizes = self.sizes[: self.num_clients] or (1,) * self.num_clients
         return torch.tensor(sizes) > 0
 
     @property
     def dtype(self) -> torch.dtype:
-        """In what precision the model is trained."""
+        """The precision in which the model is trained."""
         first: Tensor = self.init.get(self.split.trainable[0])
         return first.dtype
 

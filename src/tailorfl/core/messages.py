@@ -1,4 +1,4 @@
-"""What travels: payloads down, replies up, and their cost in scalars and bytes."""
+"""Messages: payloads down, replies up, and their cost in scalars and bytes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tailorfl.settings.experiment import Weights
 from tailorfl.training import tree
 
 PRESENT = "present"
-"""Name of a bool entry [rows] of a message that says which rows of the tables beside it are there."""
+"""Name of a bool entry [rows] of a message that marks which rows of the tables in the same group are present."""
 
 
 @dataclass(frozen=True)
 class PerClient:
-    """A broadcast that sends every client of the cohort something of its own: rows of a table of payloads."""
+    """A broadcast that sends each client of the cohort its own rows of a table of payloads."""
 
     payloads: TensorDict
     """[rows, ...]; without `index` row k is client k's."""
     index: Tensor | None = None
-    """Which rows each client gets, int64 [clients], or [clients, M] for M payloads a client.
+    """Which rows each client gets, int64 [clients], or [clients, M] for M payloads per client.
 
     A client then receives the M rows stacked. Rows that several clients get are sent once by multicast.
     """
@@ -38,21 +38,21 @@ class PerClient:
 
 
 def table_of(message: TensorDict | PerClient) -> tuple[TensorDict, Tensor | None]:
-    """Return what an engine takes: (one payload for all, None), or (a table, the rows that each client gets)."""
+    """Return a message as an engine takes it: (one payload for all, None), or (a table, the rows of each client)."""
     return (message.payloads, message.rows) if isinstance(message, PerClient) else (message, None)
 
 
 class PerArchitecture(dict[str, TensorDict]):
-    """One payload for every architecture, by its name: models travel only among clients that have the same."""
+    """One payload per architecture, by name: models are exchanged only among clients with the same architecture."""
 
 
 Broadcast = TensorDict | PerClient | PerArchitecture
-"""One payload for all, one a client, or one an architecture."""
+"""One payload for all, one per client, or one per architecture."""
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back from the clients whose update was accepted, ordered by client id."""
+    """The replies of the clients whose update was accepted, ordered by client id."""
 
     stack: TensorDict
     """[clients, ...]; only the entries that all architectures have in the same shape."""
@@ -61,25 +61,25 @@ class Replies:
     """[clients] training samples."""
     weighting: Weights
     context: Context
-    """What the server knows: models, the public set, how many clients there are."""
+    """The information available to the server: models, the public set, the number of clients."""
     round: int = 0
     """Rounds before this one."""
     metrics: TensorDict = field(default_factory=tree.empty)
-    """[clients] single numbers that clients report beside their reply, such as their training loss.
+    """[clients] single numbers that clients report along with their reply, such as their training loss.
 
-    They are what a progress display shows, and are not counted as traffic.
+    They are for the progress display and are not counted as traffic.
     """
     parts: Mapping[str, Replies] = field(default_factory=dict)
-    """The replies of each architecture, by name; only where clients have different ones."""
+    """The replies of each architecture, by name; only if clients have different ones."""
     rate: float | None = None
-    """With what probability a client is drawn, where client-level privacy hides who and how many were: the stack is
-    then one row, Σ of the private updates over the expected number of clients."""
+    """The probability of drawing a client, if client-level privacy hides which and how many were drawn: the stack is
+    then one row, the sum of the private updates divided by the expected number of clients."""
 
     @property
     def share(self) -> float:
-        """The cohort's part of the weight of all N clients.
+        """The cohort's share of the weight of all N clients.
 
-        That is m/N, or Σ_S n_i / Σ n_i by samples; what is expected of it where the true one must not show.
+        That is m/N, or Σ_S n_i / Σ n_i by samples; under client-level privacy it is the expected share (`rate`).
 
         `share · mean()` is Σ_S p_i reply_i with the p_i of all clients. So a server that adds it to a sum over clients
         keeps Σ p_i (...) exactly, whoever is sampled.
@@ -98,7 +98,7 @@ class Replies:
         return frozenset(self.context.model.parameters)
 
     def by_architecture(self) -> Iterable[tuple[str, Replies]]:
-        """Yield (architecture, the replies of its clients) of those that have any."""
+        """Return (architecture, the replies of its clients) for every architecture that has any."""
         return self.parts.items() if self.parts else [(self.context.architecture, self)]
 
     def weights(self) -> Tensor:
@@ -130,7 +130,7 @@ class Replies:
 
 @dataclass
 class Traffic:
-    """Counters of what crossed the network; parameters and buffers are counted apart, bytes count both."""
+    """Counters of network traffic; parameters and buffers are counted separately, bytes count both."""
 
     up: int = 0
     """Parameter scalars sent by clients."""
@@ -156,8 +156,8 @@ class Traffic:
 def payload_size(payload: TensorDict, buffers: Collection[str]) -> tuple[int, int, int]:
     """Return (parameter scalars, buffer scalars, bytes) of one payload.
 
-    A leaf named like a model buffer is a buffer; a whole number, such as the choice of a cluster, is neither. Of a
-    table beside a leaf `PRESENT` only the rows that are there are sent.
+    A leaf named like a model buffer is a buffer; a leaf of integers, such as the number of a cluster, is neither. If
+    the same group has a leaf `PRESENT`, only the rows of a table that it marks are sent.
     """
     parameters = of_buffers = size = 0
     leaves = dict(tree.leaves(payload))
@@ -199,7 +199,7 @@ def count_down(broadcast: TensorDict | PerClient, receivers: int, buffers: Colle
 
 
 def _of_rows(broadcast: PerClient, buffers: Collection[str]) -> Traffic:
-    """Return the cost of payloads of which different rows are present."""
+    """Return the cost of payloads with different rows present."""
     table, sent = broadcast.payloads, broadcast.rows.flatten()
     sizes = {int(k): payload_size(table[int(k)], buffers) for k in sorted(set(sent.tolist()))}
     parameters, of_buffers, size = (sum(sizes[k][j] for k in sent.tolist()) for j in range(3))

@@ -38,15 +38,15 @@ from tailorfl.training.plan import Length
 log = logging.getLogger(__name__)
 
 Grid = Mapping[str, Sequence[Any]]
-"""Option, dotted where it lies in a group (distil.lr) -> values that tuning tries."""
+"""Option, dotted if it belongs to a group (distil.lr) -> values that tuning tries."""
 
 Family = Literal[
     "", "baseline", "one model", "tuned", "two models", "parts", "mixture", "hypernet", "knowledge", "trees"
 ]
-"""What kind of a method it is: no federation or no privacy of data; one model for all; that, tuned on each client; a
-personal model beside a global one; a model in shared and personal parts; mixtures of models of clients; a network that
-makes models; predictions, prototypes or neighbours in place of weights; decision trees in place of networks. "" where
-nobody says.
+"""The kind of method: no federation or no privacy of data; one model for all; one model, tuned on each client; a
+personal model in addition to a global one; a model with shared and personal parts; mixtures of the clients' models; a
+network that generates models; predictions, prototypes or neighbours instead of weights; decision trees instead of
+networks. "" if it is not declared.
 """
 
 
@@ -65,39 +65,39 @@ class Method(BaseModel):
     paper: ClassVar[str]
     family: ClassVar[Family] = ""
     use: ClassVar[str] = ""
-    """What it is good for, in some words."""
+    """What it is good for, in a few words."""
     grid: ClassVar[Grid] = {}
-    """Values of its options that `tailorfl tune` tries beside those of training: its paper's, or around them."""
+    """Values of its options that `tailorfl tune` tries along with training options: its paper's, or ones near them."""
     has_personal: ClassVar[bool] = True
     has_global: ClassVar[bool] = True
     models_trained: ClassVar[int] = 1
-    """How many models one client optimises in a round (two where a personal one is trained beside a global one)."""
+    """Number of models one client optimises in a round (two if it trains a personal and a global one)."""
     trained_twice: ClassVar[str] = ""
-    """The part of a model of which each client trains a second one beside it, such as head; "": none."""
+    """The part of a model of which each client trains a second copy, such as head; "": none."""
     pooled: ClassVar[bool] = False
     """Whether the method sees all training data in one place (a reference, not federated learning)."""
     heterogeneous: ClassVar[bool] = False
     """Whether clients may have different architectures: no message mixes the weights of two."""
     of_networks: ClassVar[bool] = True
-    """Whether it trains the run's model; if not, it brings one of another kind and is a reference beside networks."""
+    """Whether it trains the run's model; if not, it trains a model of another kind, as a reference for networks."""
     of_adapters: ClassVar[bool] = False
-    """Whether the method is made for the LoRA or adapters of a model whose other weights are frozen."""
+    """Whether the method is made for LoRA or adapters in a model whose other weights are frozen."""
     answers: ClassVar[bool] = False
-    """Whether a deployed model answers with what `answering` returns, and not by a pass through it alone."""
+    """Whether a deployed model's answers come from the module that `answering` returns, not from its outputs alone."""
     special_cases: ClassVar[Sequence[SpecialCase]] = ()
-    """Settings under which the method is another one, see `tailorfl.core.reduction`; the first counts that says it."""
+    """Settings under which the method equals another (`tailorfl.core.reduction`); of duplicates the first counts."""
     exposures: ClassVar[Sequence[Exposure]] = ()
-    """What is made of private data that privacy does not cover, under which settings, the first that holds counts."""
+    """Uses of private data that privacy does not cover, each with its settings; the first that holds counts."""
     fixed_clients: ClassVar[str] = ""
-    """Why no client can join rounds that have begun, such as "its server keeps a model of every client"; "" if one can.
+    """Why no client can join a running federation, such as "its server keeps a model of every client"; "" if one can.
 
-    A newcomer is numbered after the clients that are there and begins with `client_state`; what the method keeps and
-    sends must not depend on how many clients there were before.
+    A client that joins is numbered after the existing ones and begins with `client_state`; the method's states and
+    messages must not depend on how many clients there were before.
     """
     fixed_when: ClassVar[Mapping[str, Any]] = {}
-    """Under which conditions that holds, as of `exposure`; by default always."""
+    """The conditions under which `fixed_clients` holds, as in `exposure`; by default always."""
     personal_receives: ClassVar[bool] = True
-    """Whether `personal` looks at what the client receives; if not, evaluation sends it nothing."""
+    """Whether `personal` uses the message that the client receives; if not, evaluation sends it nothing."""
 
     weights: Weights | None = Field(
         default=None, description="what clients count in averages; null: as the run says"
@@ -131,7 +131,7 @@ class Method(BaseModel):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        """Every length `..._epochs` may have a `..._steps` that takes its place: only one of the two is given."""
+        """Check that a length is given as `..._epochs` or as `..._steps`, not as both."""
         for steps in self.model_fields_set:
             epochs = steps.removesuffix("_steps") + "_epochs"
             if (
@@ -143,9 +143,9 @@ class Method(BaseModel):
         return self
 
     def all_options(self) -> dict[str, Any]:
-        """Return every option with its value as plain values, from which `make_method` makes an equal method.
+        """Return all options as plain values, from which `make_method` makes an equal method.
 
-        A length in epochs is left out where one in steps takes its place.
+        A length in epochs is left out if one in steps replaces it.
         """
         plain = self.model_dump(mode="json")
         in_steps = {
@@ -164,57 +164,57 @@ class Method(BaseModel):
 
     @property
     def server_settings(self) -> tuple[str, ...]:
-        """Names of the options that the length of the server's own step depends on, for messages."""
+        """Names of the options that the size of the server's own step depends on, for messages."""
         return tuple(n for n in type(self).model_fields if n in _OF_SERVER or n.startswith("server_"))
 
     @property
     def needs_public(self) -> bool:
-        """Whether the method looks at the public set."""
+        """Whether the method uses the public set."""
         return False
 
     @property
     def averages_replies(self) -> bool:
-        """Whether `aggregate` needs of the replies their uniform mean and their number, and nothing else.
+        """Whether `aggregate` uses only the uniform mean and the number of the replies.
 
-        Client-level privacy then has to hide the mean alone; else it puts more noise into every single reply.
+        Client-level privacy then has to protect only the mean; otherwise it puts more noise into every single reply.
         """
         return False
 
     @property
     def individual_start(self) -> bool:
-        """Whether every client draws an initial model of its own; `client_state` then sees it as `ctx.init`."""
+        """Whether every client draws its own initial model, which `client_state` then sees as `ctx.init`."""
         return False
 
     def length(self, of: str) -> Length:
-        """Return how long a part of training is, by the options `{of}_epochs` and, where there is one, `{of}_steps`."""
+        """Return the length of a part of training, from the options `{of}_epochs` and, if it exists, `{of}_steps`."""
         return Length(epochs=getattr(self, f"{of}_epochs"), steps=getattr(self, f"{of}_steps", None))
 
     @property
     def personal_training(self) -> Mapping[str, Any]:
-        """How personal models train, as changes of the run's training settings."""
+        """Changes to the run's training settings with which personal models train."""
         return {}
 
     def weighting(self, run: Weights) -> Weights:
-        """Return what clients count in averages where the run says `run`: its own `weights`, if it was given any."""
+        """Return how clients are weighted in averages: by the method's own `weights` if set, else as in the run."""
         return self.weights or run
 
     def sampled(self, run: Sampling) -> Sampling:
-        """Return how clients are sampled where the run says `run`: the same, but for methods that are an order."""
+        """Return how clients are sampled: as in the run, except in methods that define their own order."""
         return run
 
     def wrap(self, model: Model) -> Model:
-        """Return the model that clients train and deploy, where the method changes its structure."""
+        """Return the model that clients train and deploy; for methods that change its structure."""
         return model
 
     def check_source(self, source: Source) -> None:
-        """Check that the method can have samples and targets of this kind. Raises ConfigError if it cannot."""
+        """Raise ConfigError if the method cannot use samples and targets of this kind."""
 
     def make_model(self, model: Model, source: Source) -> Model:
-        """Return the model that clients train and deploy on samples of a source; by default what `wrap` makes of it."""
+        """Return the model that clients train and deploy on samples of a source; by default `wrap(model)`."""
         return self.wrap(model)
 
     def make_split(self, model: Model) -> Split:
-        """Return what is shared and what stays personal; by default everything is shared."""
+        """Return which parts are shared and which are personal; by default everything is shared."""
         return model.split()
 
     def server_state(self, ctx: Context) -> TensorDict:
@@ -226,16 +226,16 @@ class Method(BaseModel):
         return tree.empty()
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
-        """Return what goes down: one payload for all, or several.
+        """Return the broadcast: one payload for all, or several.
 
         Several are `PerClient` ones in the order of `clients`, or `PerArchitecture` ones.
         """
         return tree.empty()
 
     def welcome(self, server: TensorDict, clients: tuple[int, ...]) -> Broadcast:
-        """Return what goes down to clients that join late; by default what all clients get in this round.
+        """Return the broadcast to clients that join late; by default the one that all clients get in this round.
 
-        A method whose rounds do not all send something says here what a client that missed the others needs.
+        A method that does not send everything in every round returns here what a late client has missed.
         """
         return self.broadcast(server, clients)
 
@@ -248,50 +248,50 @@ class Method(BaseModel):
         return server
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        """Return what replies are measured from: a client's update is its reply minus these entries, by path.
+        """Return the reference point of replies: a client's update is its reply minus these entries, by path.
 
-        Client-level privacy bounds the updates. By default that is what the client received; a reply that is a change
-        already has none. Where clients received different things, entries have a leading client axis.
+        Client-level privacy bounds the updates. The default is the message that the client received; a reply that is
+        already a change has no entry. If clients received different messages, entries have a leading client axis.
         """
         return received
 
     def unprotected(self, level: PrivacyLevel) -> str:
-        """Return what is made of private data that privacy of this level does not cover; "" if it covers all."""
+        """Return the use of private data that privacy of this level does not cover; "" if it covers all."""
         return next((exposed for exposure in self.exposures if (exposed := exposure.of(self, level))), "")
 
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
-        """Return which other methods this one is with its settings in a run, nothing where it is itself.
+        """Return the other methods that this one equals with its settings in a run; () if there are none.
 
-        What holds of a method whatever its settings (FedSim is FedPer with uniform weights) is not said here.
+        Equalities that hold whatever the settings (FedSim is FedPer with uniform weights) are not included.
         """
         reductions: dict[tuple[str, ...], Reduction] = {}
         for reduction in (r for case in self.special_cases for r in case.of(self, run)):
             if (reduction.model, "", "") in reductions:
-                continue  # a model that is never trained is no other method's
+                continue  # a model that is never trained is not compared with other methods
             reductions.setdefault((reduction.model, reduction.other, reduction.remark), reduction)
         return tuple(reductions.values())
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Return the deployable model of one client: all its metrics and exports are of this one."""
+        """Return the deployable model of one client; all its metrics and exports are of this model."""
         return received
 
     def answering(self, memory: Memory) -> nn.Module:
-        """Return what makes a client's answers (methods with `answers`).
+        """Return the module that makes a client's answers (methods with `answers`).
 
-        It is a module that is called with the outputs [rows, outputs] and the features [rows, width] of samples and
-        returns their answers [rows, outputs].
+        It is called with the outputs [rows, outputs] and the features [rows, width] of samples and returns their
+        answers [rows, outputs].
 
-        `memory` is what the client's deployed model makes of its own samples. What the answers need of it is in buffers
-        of the module, so that it can leave the run beside the model.
+        `memory` has the outputs and features of the client's own samples in its deployed model. The module keeps what
+        it needs of them in buffers, so that it can be exported with the model.
         """
         raise TypeError(f"{type(self).__name__} does not define answering()")
 
     def shared(self, server: TensorDict) -> TensorDict | PerArchitecture:
-        """Return the global model in the server's state (methods with `has_global`), or one an architecture."""
+        """Return the global model in the server's state (methods with `has_global`), or one per architecture."""
         return server
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Return the private state of a client that joins late, from the start and what it receives."""
+        """Return the private state of a client that joins late, from its initial state and the message it receives."""
         return state
 
 
@@ -311,7 +311,7 @@ def register(method: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """Return the methods that train networks by name."""
+    """Return the methods that train networks, by name."""
     return {name: method for name, method in all_methods().items() if method.of_networks}
 
 
@@ -332,7 +332,7 @@ def _load_entry_points() -> None:
     for entry in entry_points(group="tailorfl.methods"):
         try:
             loaded: Any = entry.load()
-        except Exception as error:  # whatever a stranger's module raises must not stop the others
+        except Exception as error:  # no error of another package's module may stop the others
             log.warning("the methods of '%s' are left out: %s: %s", entry.value, type(error).__name__, error)
             continue
         if isinstance(loaded, type) and issubclass(loaded, Method):
@@ -352,7 +352,7 @@ def check_aggregates(method: Method) -> None:
 
 
 def needs_public(method: Method) -> ConfigError:
-    """Return the error that says that a method lacks its public set."""
+    """Return the error for a method that lacks its public set."""
     return ConfigError(
         f"{method.title} needs a public set, unlabelled samples that the server and all clients have; name one, "
         "such as data.public=digits (with the same source as data.name, a tenth of its training samples)"
@@ -360,7 +360,7 @@ def needs_public(method: Method) -> ConfigError:
 
 
 def needs_one_architecture(method: Method, names: Sequence[str]) -> ConfigError:
-    """Return the error that says that a method cannot mix architectures."""
+    """Return the error for a method that cannot mix architectures."""
     able = ", ".join(sorted(n for n, m in methods().items() if m.heterogeneous))
     return ConfigError(
         f"{method.title} exchanges or averages the weights of models, so all clients need the same "
@@ -369,10 +369,10 @@ def needs_one_architecture(method: Method, names: Sequence[str]) -> ConfigError:
 
 
 def find_method(name: str) -> type[Method]:
-    """Return a method by its name, or as `module:Class` one of a module that was named (`tailorfl.modules`).
+    """Return a method by its name, or by `module:Class` from a module that the user has named (`tailorfl.modules`).
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: no such method; names the nearest.
     """
     if ":" in name:
         cls = modules.find(name)

@@ -1,15 +1,15 @@
-"""What a method declares of itself: when it is another method, and what of private data privacy does not cover.
+"""Declarations of a method: when it equals another method, and which uses of private data privacy does not cover.
 
 Both hold under conditions, which are written as keywords: options or properties of the method, or of the run
-(`RunSetup`), with the value each must have, or a function that says whether a value will do:
+(`RunSetup`), with the value each must have, or a function that returns whether a value is accepted:
 
     special_cases = [to_local("with λ = 0", lam=0), to_fedavg("in its only round", rounds=1)]
     exposures = [exposure("the validation losses by which λ is chosen", "sample", dynamic_lam__not=())]
 
-`server__lr` is `lr` of `server`, `lam__not=0` is any other value, and `ft_length` is `ft_epochs` and `ft_steps`
-together: 0 where a training of that length does nothing.
+`server__lr` is `lr` of `server`, `lam__not=0` is any value but 0, and `ft_length` is `ft_epochs` and `ft_steps`
+together: 0 if a training of that length does nothing.
 
-The test table of reductions runs both sides of each special case, so that what is said is proved.
+The test table of reductions proves each special case by running both sides.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Which = Literal["personal", "global"]
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What of a run, beside a method's own settings, decides whether the method is another one in it."""
+    """The facts of a run that decide, with a method's own settings, whether the method equals another one."""
 
     split: Split
     layers: int
-    """Layers with trainable parameters, a norm counted with the one before it."""
+    """Number of layers with trainable parameters; a norm counts with the layer before it."""
     train: TrainConfig
     clients: int
     """Training clients."""
     cohort: int
-    """Most clients that a round may have."""
+    """Largest number of clients in a round."""
     everyone: bool
     """Whether every client takes part in every round."""
     rounds: int
@@ -60,7 +60,7 @@ class RunSetup:
 
     @property
     def lora(self) -> bool:
-        """Whether factors of LoRA are trained."""
+        """Whether LoRA factors are trained."""
         return any("lora_B" in name.split(".") for name in self.split.trainable)
 
     @property
@@ -76,7 +76,7 @@ class RunSetup:
 
 @dataclass(frozen=True)
 class Reduction:
-    """`model` of a method equals `other_model` of `other`, or if that is "" the initial one, or what `remark` says."""
+    """`model` of a method equals `other_model` of `other`; if `other` is "", the initial model or that of `remark`."""
 
     because: str
     """The settings that make it so, such as "with λ = 0"."""
@@ -85,20 +85,20 @@ class Reduction:
     """Name of the other method; "": the model is never trained."""
     other_model: Which = "global"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the other method."""
+    """Options of the other method."""
     train: Mapping[str, Any] = field(default_factory=dict)
-    """Training settings of the other method, where they differ from the run's."""
+    """Training settings of the other method that differ from the run's."""
     remark: str = ""
-    """What the method is then, where no method of the library is the same."""
+    """A description of the model, if no method of the library has the same."""
 
     @staticmethod
     def local(because: str, **train: Any) -> Reduction:
-        """Return that personal models are LocalTrain's, trained so."""
+        """Return the reduction of personal models to LocalTrain's with these training settings."""
         return Reduction(because, "personal", "local", "personal", train=train)
 
 
 Made = Mapping[str, Any] | str | Callable[[Any], Mapping[str, Any]]
-"""Settings, or the property or function of a method that makes them."""
+"""Settings, or the name of a method's property or a function of the method that returns them."""
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,18 @@ class SpecialCase:
     reduction: Reduction
     when: Mapping[str, Any]
     models: tuple[Which, ...]
-    """Which models of the method it is about; (): all that the method has."""
+    """The models of the method that it is about; (): all that the method has."""
     same: bool
-    """Whether each equals the other method's model of its kind, in place of the one that the reduction names."""
+    """Whether each equals the other method's model of the same kind, instead of the one that the reduction names."""
     options: Made
     train: Made
 
     def where(self, **more: Any) -> SpecialCase:
-        """Return the same under further conditions."""
+        """Return the same case under further conditions."""
         return replace(self, when={**self.when, **more})
 
     def of(self, method: Any, run: RunSetup) -> tuple[Reduction, ...]:
-        """Return the reductions of a method in a run, none where a condition does not hold."""
+        """Return the reductions of a method in a run; none if a condition does not hold."""
         if not hold(self.when, method, run):
             return ()
         has: tuple[Which, ...] = ("global",) * method.has_global + ("personal",) * method.has_personal
@@ -146,15 +146,15 @@ def becomes(
     train: Made = {},  # noqa: B006  (is only read)
     **conditions: Any,
 ) -> SpecialCase:
-    """Declare that models of a method, all that it has if none are named, are those of another one.
+    """Declare that models of a method, by default all it has, equal those of another method.
 
     Args:
-        because: what the user has set that makes it so; `{self.option}` stands for the value of an option.
+        because: the settings that make it so, in words; `{self.option}` stands for the value of an option.
         other: name of the other method.
         options: its options.
         models: which models of this method.
-        other_model: which model of the other one each equals, or "same" for that of its kind.
-        train: training settings of the other one, where they differ from the run's.
+        other_model: which model of the other method each equals, or "same" for the one of the same kind.
+        train: training settings of the other method that differ from the run's.
         conditions: the conditions.
     """
     same = other_model == "same"
@@ -165,7 +165,7 @@ def becomes(
 
 
 def to_local(because: str, **conditions: Any) -> SpecialCase:
-    """Declare that personal models are LocalTrain's, trained as the method's `personal_training` says."""
+    """Declare that personal models equal LocalTrain's, trained with the method's `personal_training`."""
     return becomes(
         because,
         "local",
@@ -179,10 +179,10 @@ def to_local(because: str, **conditions: Any) -> SpecialCase:
 def to_fedavg(
     because: str, other: str = "fedavg", *, keep: Sequence[str] = (), **settings: Any
 ) -> SpecialCase:
-    """Declare that models are the global one of FedAvg, or of one of its kind with the same options `keep`.
+    """Declare that models equal the global model of FedAvg, or of a method like it with the same options `keep`.
 
-    The other one averages as this method does: with its `weights`, and its `server` optimizer where it has one.
-    What else is given is as for `becomes`.
+    The other method averages as this one does: with its `weights` and, if it has one, its `server` optimizer.
+    All other arguments are those of `becomes`.
     """
 
     def options(method: Any) -> dict[str, Any]:
@@ -193,42 +193,42 @@ def to_fedavg(
 
 
 def untrained(because: str, model: Which, **conditions: Any) -> SpecialCase:
-    """Declare that the parameters of a model stay as they were drawn."""
+    """Declare that a model keeps its initial parameters."""
     return becomes(because, "", models=(model,), **conditions)
 
 
 def comparable(because: str, model: Which, remark: str, **conditions: Any) -> SpecialCase:
-    """Declare what a model is, where no method of the library is the same."""
+    """Declare, in the words of `remark`, what a model is if no method of the library has the same."""
     case = becomes(because, "", models=(model,), **conditions)
     return replace(case, reduction=replace(case.reduction, remark=remark))
 
 
 def options_but(*left_out: str) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that returns all options of a method but some."""
+    """Return a function that returns all options of a method but those named."""
     return lambda method: method.model_dump(exclude=set(left_out))
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """What a method makes of private data that privacy does not cover, and under which conditions."""
+    """A use of private data that privacy does not cover, and the conditions under which it happens."""
 
     what: str
     level: PrivacyLevel | None
-    """Of which privacy; None: of both."""
+    """The level of privacy that does not cover it; None: neither does."""
     when: Mapping[str, Any]
 
     def of(self, method: Any, level: PrivacyLevel) -> str:
-        """Return what privacy of this level does not cover, "" if nothing."""
+        """Return the use that privacy of this level does not cover; "" if there is none."""
         return self.what if self.level in (None, level) and hold(self.when, method) else ""
 
 
 def exposure(exposed: str, level: PrivacyLevel | None = None, **conditions: Any) -> Exposure:
-    """Declare what of private data privacy of a level, or of both, does not cover."""
+    """Declare a use of private data that privacy of one level, or of both, does not cover."""
     return Exposure(exposed, level, conditions)
 
 
 def hold(conditions: Mapping[str, Any], *owners: Any) -> bool:
-    """Return whether every condition holds; a name is that of an attribute of the first thing that has it."""
+    """Return whether every condition holds; a name refers to the first of the owners that has such an attribute."""
     for condition, expected in conditions.items():
         name, *inner = condition.split("__")
         if name.endswith("_length"):
@@ -244,7 +244,7 @@ def hold(conditions: Mapping[str, Any], *owners: Any) -> bool:
 
 
 def check_conditions(cls: Any, declared: Iterable[SpecialCase | Exposure]) -> None:
-    """Check that a class has what its conditions name. Raises ConfigError for one that neither it nor a run has."""
+    """Raise ConfigError if a condition names an attribute that neither the class nor a run has."""
     for declaration in declared:
         of_run = () if isinstance(declaration, Exposure) else (*RunSetup.__dataclass_fields__, *dir(RunSetup))
         attributes = {*cls.model_fields, *dir(cls), *of_run}
@@ -256,14 +256,14 @@ def check_conditions(cls: Any, declared: Iterable[SpecialCase | Exposure]) -> No
 
 
 def made(settings: Made, method: Any) -> Mapping[str, Any]:
-    """Return the settings that a property or function of the method makes."""
+    """Return settings as a mapping, evaluating a property or function of the method."""
     value: Any = getattr(method, settings) if isinstance(settings, str) else settings
     plain: Mapping[str, Any] = value(method) if callable(value) else value
     return plain
 
 
 def several(values: Sequence[Any]) -> bool:
-    """Condition: more than one."""
+    """Condition: there is more than one value."""
     return len(values) > 1
 
 
@@ -273,7 +273,7 @@ def nothing(length: Length) -> bool:
 
 
 def as_settings(length: Length) -> dict[str, Any]:
-    """Return the training settings of a length; {} where it is the run's own."""
+    """Return the training settings of a length; {} if it is the run's own."""
     if length.steps is None and length.epochs is None:
         return {}
     return {"epochs": None if length.steps is not None else length.epochs, "steps": length.steps}

@@ -26,8 +26,8 @@ In distillation a model learns from the mean prediction of others on the public 
 
 σ is the softmax, or with `link` = sigmoid the sigmoid of every label. Teachers are frozen and in evaluation mode.
 So is the student: dropout is off and the norms keep the statistics that clients measured on private data, which
-public data of another kind would overwrite. The optimizer starts anew every round. Where public images are augmented,
-teachers and student see the same changed images, other ones in every step.
+public data of another kind would overwrite. The optimizer starts afresh every round. If public images are augmented,
+teachers and student see the same augmented images, new ones in every step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ServerOptimizer(BaseModel):
 
     @property
     def is_plain_average(self) -> bool:
-        """Whether the server takes w + Δ, which is the average itself, without rounding."""
+        """Whether the new parameters are w + Δ, so that the average itself can be taken without rounding."""
         return self.kind == "sgd" and self.lr == 1 and self.momentum == 0
 
     def start(self, parameters: TensorDict) -> TensorDict:
@@ -105,7 +105,7 @@ Teacher = Tensor | Callable[[Tensor], Tensor]
 
 
 class ServerDistillation(BaseModel):
-    """What the server distils, how long, and which of its models it keeps."""
+    """Settings of distillation on the server: its teacher, its length, and which model is kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int = Field(default=100, ge=0, description="R: steps of Adam a round, at most; 0 distils nothing")
@@ -136,7 +136,7 @@ class ServerDistillation(BaseModel):
         return self
 
     def check(self, context: Context) -> None:
-        """Raise ConfigError if the run lacks what these settings need, or its outputs are no probabilities."""
+        """Raise ConfigError if the run lacks something these settings need, or its outputs are not probabilities."""
         if context.task in ("regression", "counts", "survival", "generation"):
             raise ConfigError(
                 f"distillation is of class probabilities, which a task of {context.task} does not have"
@@ -157,7 +157,7 @@ class ServerDistillation(BaseModel):
         return self.steps > 0 and (self.rounds is None or round < self.rounds)
 
     def teacher(self, ensembles: Sequence[tuple[Model, TensorDict]], public: Source) -> Teacher:
-        """Return what `distil` learns from: `targets`, or where images are augmented, the ensembles as a function."""
+        """Return the teacher for `distil`: `targets`, or the ensembles as a function if images are augmented."""
         if public.augment == "none":
             return self.targets(ensembles, public)
         return lambda x: self._probabilities(ensembles, public, lambda size: torch.split(x, size))
@@ -178,7 +178,7 @@ class ServerDistillation(BaseModel):
         public: Source,
         pieces: Callable[[int], Iterable[Tensor]],
     ) -> Tensor:
-        """Return the teacher's probabilities on samples, [samples, C]; `pieces` cuts them to a size."""
+        """Return the teacher's probabilities on samples, [samples, C]; `pieces(size)` yields them in batches."""
         clients = [models.batch_size[0] for _, models in ensembles]
         sums = [
             self._sum(model, tree.tensors(models), pieces(rows_at_once(public, count)))
@@ -188,7 +188,7 @@ class ServerDistillation(BaseModel):
         return mean if self.average == "probabilities" else self._link(mean)
 
     def _sum(self, model: Model, states: dict[str, Tensor], samples: Iterable[Tensor]) -> Tensor:
-        """Return the sum over models [clients, ...] of what is averaged, [samples, C]."""
+        """Return the sum over models [clients, ...] of their logits or probabilities (`average`), [samples, C]."""
         sums = []
         with torch.no_grad():
             for x in samples:
@@ -199,7 +199,7 @@ class ServerDistillation(BaseModel):
     def distil(self, student: TensorDict, teacher: Teacher, context: Context, round: int) -> TensorDict:
         """Return the student after R steps towards `teacher`; `student` itself is not changed.
 
-        What the split does not freeze learns.
+        Parameters that the split freezes stay as they are.
         """
         if not self.active(round):
             return student
@@ -247,7 +247,7 @@ class ServerDistillation(BaseModel):
         return logits.softmax(-1) if self.link == "softmax" else logits.sigmoid()
 
     def _batches(self, samples: int, context: Context, round: int) -> Sequence[Tensor]:
-        """Return the rows of every step: passes over the public set, each in an order of its own."""
+        """Return the rows of every step: passes over the public set, each in a new random order."""
         rng = generator(context.seed, "distil", context.architecture, round)
         rows = self.steps * min(self.batch_size, samples)
         order = [torch.from_numpy(rng.permutation(samples)) for _ in range(-(-rows // samples))]
@@ -263,7 +263,7 @@ class _Best:
         self.kept: dict[str, Tensor] = {}
 
     def stops(self, step: int, state: dict[str, Tensor], learned: dict[str, Tensor]) -> bool:
-        """Look at the model after `step` steps; returns whether it has not improved for too long."""
+        """Evaluate the model after `step` steps; return whether it has not improved for too long."""
         source, context = self._context.validation, self._context
         assert source is not None
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The methods, a file each or one for a family. Importing the package registers every method of the folder."""
+"""The methods, one file per method or family. Importing the package registers every method of the folder."""
 
 import importlib
 import pkgutil

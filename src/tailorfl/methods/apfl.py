@@ -7,10 +7,10 @@
     once a round, if adaptive:   α_i = clip(α_i − η ⟨∇F(v̄_i), v_i − w_i⟩, 0, 1)     before the first step
     client sends w_i             server:  w = mean_S w_i
 
-w_i and v_i train side by side, each with an optimizer of its own: momentum, weight decay, AdamW, a schedule and
-`train.clip` act on each model by itself, and the new w_i is what its optimizer made of it. The step of α_i is plain, at
-the run's rate. The official code takes w_i first, as above; the paper's algorithm takes both gradients at the models of
-before the step (`mixture: old`).
+w_i and v_i train together, each with its own optimizer: momentum, weight decay, AdamW, a schedule and `train.clip` act
+on each model separately, and the new w_i is the one after its optimizer's step. The step of α_i is plain, at the run's
+rate. The official code updates w_i first, as above; the paper's algorithm takes both gradients at the models before the
+step (`mixture: old`).
 
 Parameters are mixed, as in the paper; one reference implementation mixes logits instead. A client deploys v̄_i with the
 w_i of its last training, or with the global w that it receives now (`personal_w: global`).
@@ -85,15 +85,15 @@ class APFL(ServerModel):
 
 
 def of_global(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
-    """∇F(w)."""
+    """Return ∇F(w)."""
     return grad(state["w"], of="w")
 
 
 def of_mixture(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
-    """α∇F at the mixture."""
+    """Return α∇F at the mixture."""
     return grad(mix(alpha, state["v"], state["w"]), of="v") * alpha
 
 
 def of_both(state: TensorDict, grad: Gradient, alpha: Tensor) -> TensorDict:
-    """Return the direction of (w, v), both at the models of before the step."""
+    """Return the direction of (w, v), both at the models before the step."""
     return TensorDict({"w": of_global(state, grad, alpha), "v": of_mixture(state, grad, alpha)})

@@ -1,24 +1,25 @@
 """APPLE (Luo and Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022).
 
     min over c_i, p_i:  F_i(θ_i) + κ_t ‖p_i − p⁰‖²,   θ_i = Σ_j p_ij c_j
-    every client owns a core model c_i, and learns whom to listen to
+    every client owns a core model c_i, and learns its weights p_i of all cores
 
     server sends all c_j, j ≠ i
     client i:  steps on both:   ∂/∂c_i = p_ii ∇F(θ_i),     ∂/∂p_ij = ⟨∇F(θ_i), c_j⟩ + 2 κ_t (p_ij − p⁰_j)
-               sends c_i;  p_i, which is not bounded, never leaves
-    server:    keeps the c_i                                        deployed: θ_i of the present cores
+               sends c_i;  p_i, which is not bounded, stays on the client
+    server:    keeps the c_i                                        deployed: θ_i of the current cores
     p⁰_j = n_j/n;    κ_t = μ 10^(−3 t/H)  or  μ (1 + cos(π t/H))/2   in round t < H, then 0
 
-The penalty is the official code's (the paper has a half of it). The rate of p_i is a tenth of the cores'; momentum is
-the run's for both, its weight decay is of c_i and of p_i − p⁰, and its clip bounds the gradient of each by itself. The
-cores begin at one initial model. Only parameters travel: running statistics are those of a client's own passes. Clients
-deploy the cores of the moment, and not those of their last training, so nothing but c_i and p_i is kept. A newcomer has
-p⁰ over all cores and begins with their mean as its own, which counts 0.
+The penalty is the official code's (the paper has half of it). The rate of p_i is a tenth of the cores'; both use the
+run's momentum, its weight decay applies to c_i and to p_i − p⁰, and its clip bounds the gradient of each separately.
+The cores begin at one initial model. Only parameters are sent: running statistics come from a client's own passes.
+Clients deploy the current cores, not those of their last training, so they keep only c_i and p_i. A newcomer has p⁰
+over all cores and begins with their mean as its own core, which has weight 0.
 
-With `downloads` = M a client gets M cores a round and keeps all, of which the others are as it last saw them; θ_i is of
-what it holds. It asks for the next ones when it sends its core: those it never got first, then j by a chance that grows
-as max(1.5, λ t M/N)^|p_ij|, drawn without replacement; the first ones the server draws. So the server learns whom a
-client asks for, and p_i stays. (In the official code it chooses in memory, and never notes what was seen.)
+With `downloads` = M a client gets M cores per round and keeps all cores, the others as it last received them; θ_i uses
+the cores it holds. With its core it sends a request for the next ones: first those it never got, then j with a chance
+that grows as max(1.5, λ t M/N)^|p_ij|, drawn without replacement. The server draws the first ones. So the server learns
+which cores a client requests, but not p_i. (In the official code a client chooses in memory, and never records which
+cores it has seen.)
 
 | symbol | here |
 |---|---|
@@ -26,8 +27,8 @@ client asks for, and p_i stays. (In the official code it chooses in memory, and 
 | c_i; p_ij − p⁰_j of the others, by id; the same of p_ii | client state `core`; `others`; `own` |
 | η of p_i in units of the cores' | `rate` |
 | κ_t: μ, H (the code: a tenth of its rounds), its form | `mu`, `horizon`, `decay` |
-| p⁰ by samples, or alike | `prior` |
-| M, λ | `downloads`, `greed`; what is held and seen, and p⁰: client state `held`, `seen`, `prior`; asked for: `asked` |
+| p⁰ by samples, or equal | `prior` |
+| M, λ | `downloads`, `greed`; cores held and seen, and p⁰: client state `held`, `seen`, `prior`; requested: `asked` |
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ from tailorfl.training.keys import generator
 from tailorfl.training.update import Optimizer
 
 FIRST = 1e4
-"""Beyond any wish for a core: one that was never seen comes before all that were."""
+"""Larger than any score of a core: one that was never seen comes before all that were."""
 
 
 @register
 class APPLE(Method):
-    """Every client owns a core model, and deploys a combination of all of them that it learns."""
+    """Every client owns a core model, and deploys a combination of all cores that it learns."""
 
     fixed_clients = "every client weighs the models of all"
     name = "apple"
@@ -104,7 +105,7 @@ class APPLE(Method):
         return TensorDict(state)
 
     def limit(self, clients: int) -> int:
-        """Return M where a client is to get fewer cores than there are others; else 0."""
+        """Return M if a client gets fewer cores than there are others; else 0."""
         return self.downloads if self.downloads is not None and self.downloads < clients - 1 else 0
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -112,7 +113,7 @@ class APPLE(Method):
         zeros = zero.expand(ctx.num_clients).clone()
         state = {"core": ctx.init, "others": zeros, "own": zero}
         if self.limit(ctx.num_clients):
-            # All cores begin at the initial model, which everybody has.
+            # All cores begin at the initial model, which every client has.
             server = self.server_state(ctx)
             state |= {"held": server["core"], "prior": server["prior"], "seen": zeros.clone()}
         return TensorDict(state)
@@ -124,7 +125,7 @@ class APPLE(Method):
             return tree.empty()
         if "asked" in server.keys() and all(i < count for i in clients):  # noqa: SIM118
             return PerClient(table, server["asked"][list(clients)])
-        # N − 1 of them to everyone; one that joins late gets all of them, by `welcome`.
+        # N − 1 cores to every client; one that joins late gets all of them, by `welcome`.
         rows = [[j for j in range(count) if j != i][: count - 1] for i in clients]
         return PerClient(table, torch.tensor(rows, dtype=torch.int64))
 
@@ -162,13 +163,13 @@ class APPLE(Method):
         return TensorDict({**new, "others": gaps}), TensorDict(reply)
 
     def asked(self, client: Client, gaps: Tensor, state: TensorDict) -> Tensor:
-        """Return which M cores a client wants next, int64 [M] in rising order; p_ij − p⁰_j are `gaps`."""
+        """Return the M cores that a client requests next, int64 [M] in ascending order; p_ij − p⁰_j are `gaps`."""
         count = len(gaps)
         limit = self.limit(count)
         base = max(1.5, self.greed * (client.round + 1) * limit / count)
         shares = (state["prior"] + gaps).abs()
         drawn = client.drawn({"each core": (count,)}, "cores to download")["each core"]
-        # The largest of logarithms of chances plus Gumbel numbers are a draw without replacement by these chances.
+        # The largest log-probabilities plus Gumbel noise are a draw without replacement by these probabilities.
         wish = shares * math.log(base) - (-drawn.log()).log()
         number = torch.arange(count, device=wish.device)
         wish = torch.where(state["seen"] > 0, wish, wish + FIRST)
@@ -222,7 +223,7 @@ class APPLE(Method):
 
 
 def as_table(server: TensorDict) -> TensorDict:
-    """Return what is known of each core, [N]: the core, whose it is, and p⁰."""
+    """Return a table of the cores, [N]: the core, its owner, and p⁰."""
     count = len(server["prior"])
     cores = TensorDict(tree.tensors(server["core"]), batch_size=[count])
     owner = torch.arange(count)
@@ -230,7 +231,7 @@ def as_table(server: TensorDict) -> TensorDict:
 
 
 def downloaded(state: TensorDict, received: TensorDict) -> TensorDict:
-    """Return a client's state with the cores that it received in the place of what it held of them."""
+    """Return a client's state with the received cores in place of its older copies of them."""
     rows = torch.nn.functional.one_hot(received["owner"], len(state["prior"]))  # [M, N]
     received_now = rows.sum(0) > 0
     position = rows.argmax(0)
@@ -243,7 +244,7 @@ def downloaded(state: TensorDict, received: TensorDict) -> TensorDict:
 
 
 def combined(core: TensorDict, cores: TensorDict, p: TensorDict) -> TensorDict:
-    """Return θ = p_ii c_i + Σ_j p_ij c_j, of the names of `core`."""
+    """Return θ = p_ii c_i + Σ_j p_ij c_j, for the names in `core`."""
     shares, own_share = p["others"], p["own"]
     model = {
         n: own_share.to(t.dtype) * t + torch.tensordot(shares.to(t.dtype), cores[n], dims=1)

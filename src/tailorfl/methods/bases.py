@@ -1,4 +1,4 @@
-"""Shapes that several methods share: one model on the server, a personal one beside it, corrections on both sides."""
+"""Base classes of several methods: a server model, personal models in addition to it, corrections on both sides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailorfl.core.server_training import ServerDistillation
 
 
 class ServerModel(Method):
-    """The server holds one model w, sends it to everyone, and averages what comes back."""
+    """The server holds one model w, sends it to all clients, and averages their replies."""
 
     @property
     def averages_replies(self) -> bool:
@@ -34,7 +34,7 @@ class ServerModel(Method):
 
 
 class OwnModel(Method):
-    """Every client keeps a model of its own, which it deploys; all start alike."""
+    """Every client keeps and deploys its own model; all start from the same initial one."""
 
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -44,7 +44,7 @@ class OwnModel(Method):
 
 
 class TwoModels(OwnModel, ServerModel):
-    """Beside w, every client keeps a personal model of its own, which starts where w starts."""
+    """In addition to w, every client keeps a personal model; both start from the same initial one."""
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
         return received
@@ -60,7 +60,7 @@ class Distilled(Method):
 
     @property
     def averages_replies(self) -> bool:
-        return not self.needs_public  # the teachers are single replies
+        return not self.needs_public  # each reply is a teacher
 
     @property
     def needs_public(self) -> bool:
@@ -73,7 +73,7 @@ class Distilled(Method):
 
 
 class PersonalLength(Method):
-    """Personal models train by themselves, as long as the run's local training unless told."""
+    """Personal models train separately, by default as long as the run's local training."""
 
     special_cases = [untrained("without personal epochs", "personal", personal_length=0)]
 
@@ -88,7 +88,7 @@ class PersonalLength(Method):
 
 
 class Corrected(Method):
-    """A server model beside a correction on the server and one on every client, all starting at zero."""
+    """A server model, and corrections on the server and on every client, which start at zero."""
 
     has_personal = False
     fixed_clients = "a reply counts by its share of all clients' samples"
@@ -113,6 +113,6 @@ class Corrected(Method):
 
 
 def zeros_like_trainable(ctx: Context) -> TensorDict:
-    """Return zeros of the shape of the trainable parameters."""
+    """Return zeros in the shapes of the trainable parameters."""
     names = ctx.split.trainable
     return TensorDict({n: torch.zeros_like(ctx.init.get(n)) for n in names})

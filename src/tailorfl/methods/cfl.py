@@ -2,7 +2,7 @@
 
 "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy Constraints."
 
-    one model per group of clients that go the same way; a group splits where FedAvg stands still but its clients do not
+    one model per group of clients with similar updates; a group splits if FedAvg has converged but its clients have not
 
     server sends client i  w_c, the model of its cluster c
     client i:  θ = LocalSGD(w_c, E);   sends θ,   Δ_i = θ − w_c
@@ -10,11 +10,11 @@
                    if ‖mean Δ‖ < ε_1 and max ‖Δ_i‖ > ε_2:  split in two by complete linkage on −cos(Δ_i, Δ_j)
                every cluster, the new ones too:  w_c = mean of its members' θ                       deployed: w_c
 
-The paper also wants the parts apart, √((1 − largest cosine between them)/2) > γ; the code does not: `gamma`, off at 0.
-The official code takes positions inside a cluster for clients' ids, which is right for the first split alone; here they
-are mapped back. Means are of the run's weights, equal ones in the paper. Where only some clients take part, the first
-cluster splits only if a round has all of them. A newcomer gets the oldest cluster's model: walking down the tree of
-splits, as in the paper, needs the updates of those who made it.
+The paper also requires distant parts, √((1 − largest cosine between them)/2) > γ; the code does not: `gamma`, off at 0.
+The official code takes positions inside a cluster for clients' ids, which is right only for the first split; here they
+are mapped back. Means use the run's weights, which are equal in the paper. If only some clients take part, the first
+cluster splits only in a round that has all of them. A newcomer gets the oldest cluster's model: walking down the tree
+of splits, as in the paper, needs the updates of the clients that were split.
 
 | symbol | here |
 |---|---|
@@ -41,7 +41,7 @@ from tailorfl.training import tree
 
 @register
 class CFL(Method):
-    """FedAvg in clusters, which split in two where their clients pull apart."""
+    """FedAvg in clusters, which split in two when their clients' updates diverge."""
 
     fixed_clients = "its server remembers the cluster of every client"
     name = "cfl"
@@ -100,14 +100,14 @@ class CFL(Method):
         return TensorDict({"models": TensorDict(new), "member": member})
 
     def stands(self, updates: Tensor, weights: Tensor) -> bool:
-        """Whether a cluster, of updates [members, scalars], stands still while its clients do not."""
+        """Return whether a cluster with updates [members, scalars] has converged while its clients have not."""
         mean = (weights / weights.sum()) @ updates
         return (
             len(updates) > 2 and bool(mean.norm() < self.eps1) and bool(updates.norm(dim=1).max() > self.eps2)
         )
 
     def parts(self, updates: Tensor) -> Tensor:
-        """Return who leaves the first one's part, [members] bool; nobody where the parts are too near."""
+        """Return which members leave the first one's part, [members] bool; none if the parts are too close."""
         from scipy.cluster.hierarchy import fcluster, linkage
         from scipy.spatial.distance import squareform
 
@@ -130,6 +130,6 @@ class CFL(Method):
 
 
 def mean_of(stack: TensorDict, share: Tensor) -> TensorDict:
-    """Return the mean of models [members, ...]; counters are the largest, whoever comes first."""
+    """Return the mean of models [members, ...]; for counters the largest, which does not depend on the order."""
     mean = tree.tensors(tree.weighted_mean(stack, share))
     return TensorDict({n: t if t.is_floating_point() else stack[n].amax(0) for n, t in mean.items()})

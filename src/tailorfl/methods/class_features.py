@@ -1,4 +1,4 @@
-"""What methods that look at classes share: their mean features, a pull towards such means, the head they stand on."""
+"""Shared by methods that use classes: their mean features, a pull towards such means, and linear heads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tailorfl.training import tree
 from tailorfl.training.objective import Seen, Term
 
 FAR = 1e9
-"""Squared distance of the prototypes that a client does not look at."""
+"""Squared distance assigned to prototypes that a client does not use."""
 HEAD = ("weight", "bias")
-"""What the tensors of a linear head are called in messages between clients of several architectures."""
+"""Names of a linear head's tensors in messages between clients of different architectures."""
 
 
 def classes_only(ctx: Context, title: str) -> None:
-    """Nothing if the task has classes.
+    """Check that the task has classes.
 
     Raises:
         ConfigError: it has none.
@@ -33,10 +33,10 @@ def classes_only(ctx: Context, title: str) -> None:
 
 
 def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
-    """Return the names of the head's weight [C, d_z] and, where it has one, its bias [C].
+    """Return the names of the head's weight [C, d_z] and, if it has one, its bias [C].
 
     Raises:
-        ConfigError: the task has no classes, or the head is no linear layer that is trained.
+        ConfigError: the task has no classes, or the head is not a trained linear layer.
     """
     classes_only(ctx, title)
     split = ctx.model.split("head", allow_empty=True)
@@ -50,10 +50,10 @@ def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
 
 
 def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Tensor]:
-    """Return P̄ [C, d_z] of zeros and which classes have one, bool [C]: none yet.
+    """Return prototypes P̄ [C, d_z] of zeros, and which classes have one, bool [C]: none yet.
 
     Raises:
-        ConfigError: see `linear_head`; architectures with features of different widths; with `bias`, a head without.
+        ConfigError: see `linear_head`; architectures with features of different widths; `bias` and a head without one.
     """
     heads = {name: linear_head(c, title) for name, c in ctx.architectures.items()}
     widths = {name: ctx.architectures[name].init.get(head[0]).shape[1] for name, head in heads.items()}
@@ -71,7 +71,7 @@ def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Ten
 
 
 def class_means(client: Client, model: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a client's mean features of its classes [C, d_z], 0 of an absent one, their counts [C] and mean ‖z‖²."""
+    """Return a client's mean features by class [C, d_z], 0 for absent classes, their counts [C] and the mean ‖z‖²."""
 
     def both(batch: Seen) -> Tensor:
         z = batch.features
@@ -100,7 +100,7 @@ def near(lam: float, targets: Tensor, present: Tensor) -> Term:
 
 
 def shared_prototypes(server: TensorDict, means: Tensor, counts: Tensor) -> Mapping[str, Tensor]:
-    """Return P̄ after a round: the mean of the clients' `means` [m, C, d_z] by `counts` [m, C], else as before."""
+    """Return P̄ after a round: the mean of `means` [m, C, d_z] by `counts` [m, C]; absent classes keep theirs."""
     total = counts.sum(0)
     mean = (counts[:, :, None] * means).sum(0) / torch.where(total > 0, total, 1.0)[:, None]
     prototypes = torch.where((total > 0)[:, None], mean, server["prototypes"])
@@ -108,7 +108,7 @@ def shared_prototypes(server: TensorDict, means: Tensor, counts: Tensor) -> Mapp
 
 
 def common_head(ctx: Context, title: str) -> dict[str, Tensor]:
-    """Return the initial head of all architectures as `weight` [C, d_z] and, where they have one, `bias` [C].
+    """Return the initial head of all architectures as `weight` [C, d_z] and, if they have one, `bias` [C].
 
     Raises:
         ConfigError: see `no_prototypes`; some architectures with a bias and others without.
@@ -124,21 +124,21 @@ def common_head(ctx: Context, title: str) -> dict[str, Tensor]:
 
 
 def with_head(client: Client, model: TensorDict, head: TensorDict) -> TensorDict:
-    """Return a model of the client's architecture with a head as `common_head` has it."""
+    """Return a model of the client's architecture with a head in the form of `common_head`."""
     names = client.select("head")
     return tree.merge(model, TensorDict({n: head[kind] for n, kind in zip(names, HEAD, strict=False)}))
 
 
 def nearest_head(client: Client, model: TensorDict, prototypes: Tensor, among: Tensor) -> TensorDict:
-    """Return the model with a head that answers by the nearest prototype; as it is where there is none.
+    """Return the model with a head that answers by the nearest prototype; unchanged if there is none.
 
     argmin ‖z − P_c‖² = argmax 2⟨P_c, z⟩ − ‖P_c‖².
 
     Args:
-        client: whose model it is.
+        client: the client of the model.
         model: its state.
         prototypes: P [C, d_z].
-        among: which of them count, bool [C].
+        among: which of them are used, bool [C].
     """
     offsets = torch.where(among, -prototypes.square().sum(1), -FAR)
     head = dict(zip(client.select("head"), (2.0 * prototypes, offsets), strict=True))

@@ -8,14 +8,14 @@
     client i:  θ = LocalSGD(w, K steps);   sends θ
     server:    w = θ                                                    deployed: w
 
-T rounds are T visits, so T/N cycles; FLamby has K = 100 steps a visit (`train: {steps: 100}`). The order is drawn anew
-for each cycle, or with `order` = fixed is that of the clients' numbers. It is the method's own sampling: the run's
-`fraction` and `sampling` do not matter to it. FLamby keeps the optimizer and the sequence of batches of a client from
-visit to visit; here both begin anew. A model goes from client to client, so it costs a hop each; counted are d down and
-d up, as through a server.
+T rounds are T visits, so T/N cycles; FLamby has K = 100 steps per visit (`train: {steps: 100}`). A new order is drawn
+for each cycle, or with `order` = fixed it is that of the clients' numbers. The method has its own sampling and ignores
+the run's `fraction` and `sampling`. FLamby keeps a client's optimizer and sequence of batches from visit to visit; here
+both start afresh. A model goes from client to client, which is one transfer per visit; the traffic counted is d down
+and d up, as through a server.
 
-FLamby's code gives every client a deep copy of the model and transfers nothing (since May 2022); what it evaluates is
-client 0's, trained alone in its own turns. `transfer` = false does that, so that its published rows can be compared.
+FLamby's code gives every client a deep copy of the model and transfers nothing (since May 2022); it evaluates the model
+of client 0, trained alone in its own turns. `transfer` = false does the same, for comparisons with its published rows.
 
 | symbol | here |
 |---|---|
@@ -41,7 +41,7 @@ from tailorfl.settings.experiment import Sampling
 from tailorfl.training import tree
 
 SHOWN = 0
-"""The client whose model stands for all where nothing is transferred."""
+"""The client whose model is evaluated if nothing is transferred."""
 
 
 @register

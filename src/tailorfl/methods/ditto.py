@@ -1,6 +1,6 @@
 """Ditto (Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021).
 
-    min over v_i:  F_i(v_i) + (λ/2)‖v_i − w*‖²,   w* the FedAvg solution, blind to the personal models
+    min over v_i:  F_i(v_i) + (λ/2)‖v_i − w*‖²,   w* the FedAvg solution, independent of the personal models
 
     server sends w
     client i:  θ = LocalSGD(w, E);   v_i = LocalSGD(v_i, E_p, prox (λ, w));   sends θ − w
@@ -14,12 +14,12 @@ trainings here see the same batches, and as they do not interact the result is t
 | v_i | client state |
 | w | server state |
 | λ | `lam` |
-| E_p | `personal_epochs`, or so many steps: `personal_steps` (default: E) |
+| E_p | `personal_epochs`, or in steps `personal_steps` (default: E) |
 
 With `dynamic_lam` every client tries several λ each round and keeps the personal model with the lowest validation loss.
 The official code chooses at every step, `dynamic_every = step`: each λ takes one step of plain SGD from v_i (no
-momentum, weight decay or schedule), and the best of them is where the next step starts. That looks at the validation
-part as often as there are steps, which a small one does not stand; the default is once a round.
+momentum, weight decay or schedule), and the next step starts from the best of them. That evaluates the validation part
+at every step, which is too often for a small one; the default is once per round.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tailorfl.training.update import PLAIN, Optimizer
 
 @register
 class Ditto(TwoModels, PersonalLength):
-    """FedAvg and, beside it, a personal model on each client that is pulled towards it."""
+    """FedAvg and, on each client, a personal model that is pulled towards FedAvg's."""
 
     name = "ditto"
     title = "Ditto"
@@ -71,7 +71,7 @@ class Ditto(TwoModels, PersonalLength):
         return server + replies.mean()
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()  # what is sent is a change
+        return tree.empty()  # the reply is a change
 
     @property
     def lambdas(self) -> tuple[float, ...]:
@@ -83,13 +83,13 @@ class Ditto(TwoModels, PersonalLength):
         return {**super().personal_training, **(PLAIN if self.dynamic_every == "step" else {})}
 
     def stepwise(self, client: Client, v: TensorDict, w: TensorDict) -> TensorDict:
-        """Return v_i after as many steps as its training has, each with the λ whose step validates best."""
+        """Return v_i after all steps of its training, each with the λ whose step has the lowest validation loss."""
         whole, metrics = self.length("personal"), dict(client.metrics)
         for number in range(client.most_steps(whole)):
             step, sgd = Length(steps=1, first=number), Optimizer.plain()  # the same batch, whichever λ
             models = [client.fit(v, prox=(lam, w), length=step, optimizer=sgd) for lam in self.lambdas]
             v = tree.choose(number < client.steps(whole), best_of(client, models), v)
-        client.metrics = metrics  # the loss of one step is not the loss of a training
+        client.metrics = metrics  # the loss of one step is not a training loss
         return v
 
     @model_validator(mode="after")

@@ -9,22 +9,22 @@ q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020
                sends Δ_k = F_k^q G   and   h_k = q F_k^{q−1} ‖G‖² + F_k^q / η
     server:    w = w − Σ_S a_k Δ_k / Σ_S a_k h_k
 
-Steps are plain SGD: η must be what a step is long. The official code samples clients by their samples and adds
-without weights: `sampling=proportional` with `weights=uniform`. Else a_k are the run's weights. F_k is each client's
-own loss of the received model, neither one loss for all nor the running loss of its training, which ports take.
+Steps are plain SGD, since η must be their length. The official code samples clients by their samples and adds
+without weights: `sampling=proportional` with `weights=uniform`. Otherwise a_k are the run's weights. F_k is each
+client's own loss of the received model, while ports use one loss for all or the running loss of the training.
 
 AFL (Mohri et al., "Agnostic Federated Learning", ICML 2019)
 
     min over w  max over λ in the simplex:  Σ_i λ_i F_i(w)
 
     server sends w
-    client i:  θ_i = w − η ∇F_i(w), on one batch;   sends θ_i and F_i(w), of all its training data
+    client i:  θ_i = w − η ∇F_i(w), on one batch;   sends θ_i and F_i(w), on all its training data
     server:    w = Σ_i λ_i θ_i;   λ = projection of λ + γ F on the simplex;   w̄ = mean of all w so far
                                                                                                deployed: w̄
 
-λ starts at 1/N. Where only some clients take part, their λ_i (θ_i − w) and F_i are scaled by N/m, the unbiased
-estimates of the paper's stochastic form; with all of them that is the above. A newcomer gets w̄. λ takes the place of
-the run's weights.
+λ starts at 1/N. If only some clients take part, their λ_i (θ_i − w) and F_i are scaled by N/m, the unbiased
+estimates of the paper's stochastic form; with all clients this is the above. A newcomer gets w̄. λ replaces the run's
+weights.
 
 | symbol | here |
 |---|---|
@@ -132,7 +132,7 @@ class AFL(Method):
         rows, mixture = torch.tensor(replies.clients), server["mixture"]
         drawn = int(replies.context.members.sum()) / len(rows)
         theta = tree.weighted_mean(replies.stack["theta"], mixture[rows] * drawn)
-        # Σ of those weights is 1 where all take part: nothing of w
+        # These weights sum to 1 if all take part: nothing of w remains
         remaining = 1 - drawn * float(mixture[rows].sum())
         w = added(theta, server["w"], remaining)
         slope = torch.zeros_like(mixture)

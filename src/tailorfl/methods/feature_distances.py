@@ -1,6 +1,6 @@
-"""How far the features of a model are from those of another on the same batch: a pull by such a distance, and MMD².
+"""Distances between the features of two models on the same batch: a pull by such a distance, and MMD².
 
-The pull is a term of the local loss that holds a model's features near those of a fixed one.
+The pull is a term of the local loss that keeps a model's features close to those of a fixed one.
 
     λ · D(z, z^g),   z = Φ(p; x) of the model in training, z^g = Φ(centre; x) of the fixed one, on the same batch
 
@@ -12,11 +12,11 @@ The pull is a term of the local loss that holds a model's features near those of
 | pearson | mean over samples of 1 − corr(z_b, z_b^g), the correlation over the feature's entries |
 | sdr | mean over samples of |⟨z_b, |z_b^g − mean of z^g|⟩|, the absolute values of the vector by entry; FedSDR |
 
-The centre is in evaluation mode and no gradient flows through it. A norm has no gradient at 0, where 0 is taken: D of
-equal features is 0 and does not move them.
+The centre is in evaluation mode and no gradient flows through it. A norm has no gradient at 0; there it is set to 0, so
+that D of equal features does not move them.
 
-MMD is the maximum mean discrepancy of two sets of features of one batch, by Gaussian kernels (Gretton et al., JMLR
-2012). Padding has no share in any mean.
+MMD is the maximum mean discrepancy of two sets of features of one batch, with Gaussian kernels (Gretton et al., JMLR
+2012). Padding does not count in any mean.
 
     MMD²(Z, Y) = mean K(z, z') + mean K(y, y') − 2 mean K(z, y)      over all pairs, the diagonal too
 """
@@ -36,9 +36,9 @@ from tailorfl.training.objective import Seen, Term, mean_of
 
 Distance = Literal["mean_l2", "batch_l2", "cosine", "pearson", "sdr"]
 TOGETHER: tuple[Distance, ...] = ("batch_l2", "sdr")
-"""Distances that see samples together: no mean of terms of one sample each, which privacy by sample needs."""
+"""Distances that combine samples: not a mean of terms of one sample each, which sample-level privacy needs."""
 LEAST = 1e-8
-"""Added to the mean squared distance, so that features that are all equal are no division by 0."""
+"""Added to the mean squared distance, so that features that are all equal cause no division by 0."""
 
 
 def feature_pull(strength: float, distance: Distance, centre: TensorDict, micro_batch: int = 8) -> Term:
@@ -48,7 +48,7 @@ def feature_pull(strength: float, distance: Distance, centre: TensorDict, micro_
         strength: λ.
         distance: D, see the table.
         centre: a whole model state, one for all clients or each client's own.
-        micro_batch: samples of one norm of batch_l2.
+        micro_batch: samples per norm of batch_l2.
 
     Raises:
         TailorflError: λ below 0, micro_batch below 1.
@@ -90,7 +90,7 @@ def distance_of(
 
 
 def _by_micro_batch(squares: Tensor, weight: Tensor | None, micro_batch: int) -> Tensor:
-    """Mean over runs of `micro_batch` samples of the root of their sum; runs of padding alone do not count."""
+    """Return the mean over runs of `micro_batch` samples of the root of their sum; runs of padding do not count."""
     present = torch.ones_like(squares) if weight is None else weight
     padding = -len(squares) % micro_batch
     runs = F.pad(squares * present, (0, padding)).reshape(-1, micro_batch).sum(1)
@@ -105,12 +105,12 @@ def _norm(square: Tensor) -> Tensor:
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return ‖a_i − b_j‖², [rows of a, rows of b], of [rows, width] each: exactly 0 where they are equal."""
+    """Return ‖a_i − b_j‖², [rows of a, rows of b], of [rows, width] each: exactly 0 for equal rows."""
     return (a[:, None, :] - b[None, :, :]).square().sum(-1)
 
 
 def shares(rows: Tensor, weight: Tensor | None) -> Tensor:
-    """Return what each sample counts in a mean, [rows], from 1 for real samples and 0 for padding, None: all real."""
+    """Return each sample's weight in a mean, [rows], from 1 for real samples and 0 for padding, None: all real."""
     if weight is None:
         return torch.full_like(rows[:, 0], 1.0 / max(len(rows), 1))
     return weight.to(rows.dtype) / weight.sum().clamp(min=1.0)
@@ -129,8 +129,8 @@ def mmd(z: Tensor, y: Tensor, weight: Tensor | None, kernel: Callable[[Tensor], 
 def mmd_by_mean_distance(z: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Return MMD² with Σ_k exp(−d²/(b 2^{k−2})), k = 0..4, and b the mean d² of pairs, without its gradient.
 
-    The pairs are those of two different rows of the joint batch. With one sample a side b would be d² itself and the
-    slope grow without bound as the two come together, so MMD² is 0 there.
+    The pairs are those of two different rows of the joint batch. With one sample per side b would be d² itself, and the
+    gradient would grow without bound as the two approach each other, so MMD² is then 0.
     """
     share = shares(z, weight)
     samples = z.new_tensor(len(z)) if weight is None else weight.sum().to(z.dtype)

@@ -4,13 +4,13 @@
     layers,   θ̂ = w elsewhere
 
     server sends w
-    client i:  on batches of a share s of its data:   W_i = clip(W_i − η_W ∇F_i(θ̂) ⊙ (w − θ_i), 0, 1),  then θ̂ anew
+    client i:  on batches of a share s of its data:   W_i = clip(W_i − η_W ∇F_i(θ̂) ⊙ (w − θ_i), 0, 1),  then new θ̂
                θ_i = LocalSGD(θ̂, E)                                                       sends θ_i
-    server:    w = Σ_S a_i θ_i                              deployed: θ̂ of the present w, W_i having learnt about it
+    server:    w = Σ_S a_i θ_i                              deployed: θ̂ of the current w, after W_i has learnt on it
 
 A client learns for one pass over its share; the first time that w ≠ θ_i for `first_passes`. (The official code then
-goes on until the standard deviation of the last ten losses is below 0.1, a length that depends on the data.) Where
-w = θ_i, as in the first round, W_i stays as it is. The share is of the batches of a pass in random order; in the code
+continues until the standard deviation of the last ten losses is below 0.1, a length that depends on the data.) If
+w = θ_i, as in the first round, W_i does not change. The share is of the batches of a pass in random order; in the code
 it is one window of consecutive samples. Running statistics are w's. `train.clip` bounds ∇F_i(θ̂), not W_i's step.
 
 | symbol | here |
@@ -39,7 +39,7 @@ from tailorfl.training.update import Optimizer
 
 @register
 class FedALA(FedAvg):
-    """FedAvg that starts on every client from an entry-wise mixture of the received model and its own last one."""
+    """FedAvg that starts on every client from an entry-wise mixture of the received model and the client's last one."""
 
     name = "fedala"
     title = "FedALA"
@@ -100,7 +100,7 @@ class FedALA(FedAvg):
 
 
 def tail(state: TensorDict, model: TensorDict) -> TensorDict:
-    """Return what of a model is mixed."""
+    """Return the part of a model that is mixed."""
     return model.select(*state["theta"].keys())
 
 
@@ -110,6 +110,6 @@ def mixture(mix: TensorDict, w: TensorDict, theta: TensorDict) -> TensorDict:
 
 
 def apart(state: TensorDict, received: TensorDict) -> Tensor:
-    """Return whether w and θ_i differ where they are mixed, 1 or 0."""
+    """Return 1 if w and θ_i differ in the part that is mixed, else 0."""
     gap = (tail(state, received) - state["theta"]).abs()
     return (torch.stack([t.amax() for _, t in tree.leaves(gap)]).amax() > 0).float()

@@ -6,12 +6,12 @@
                keeps v_i, sends u_i
     server:    u = u − η_s Σ_S a_i (u − u_i)
 
-a_i are equal in the paper. Both may hold v_i by a penalty (λ/2)‖v_i − c‖², c = its start v_i⁰ or 0.
+a_i are equal in the paper. Both methods can keep v_i near c by a penalty (λ/2)‖v_i − c‖², c = its start v_i⁰ or 0.
 
 | symbol | here |
 |---|---|
 | u | server state |
-| v_i (and v_i⁰) | client state (`v`, and `start`, where it is the centre) |
+| v_i (and v_i⁰) | client state (`v`, and `start`, if it is the centre) |
 | λ, c, η_s | `lam`, `centre`, `server_lr` |
 | τ_v, τ_u | `head_epochs`, `body_epochs`; counted in steps: `head_steps`, `body_steps` |
 | final epochs on v_i, not kept | `final_personal_epochs`, `final_personal_steps` |
@@ -39,7 +39,7 @@ from tailorfl.training.plan import Length
 
 
 class Penalised(KeepsPart):
-    """A personal part that a penalty may hold, and a server step."""
+    """A personal part with an optional penalty, and a server step."""
 
     server_lr: float = Field(1.0, gt=0, description="η_s: server step")
     lam: float = Field(0.0, ge=0, description="λ of the penalty (λ/2)‖v_i − centre‖²; 0 has none")
@@ -49,7 +49,7 @@ class Penalised(KeepsPart):
 
     @property
     def keeps_start(self) -> bool:
-        """Whether clients hold v_i⁰ beside v_i."""
+        """Whether clients keep v_i⁰ in addition to v_i."""
         return self.lam > 0 and self.centre == "start"
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -75,7 +75,7 @@ class Penalised(KeepsPart):
         """Return the whole model after local training with the penalty; `centre` has the personal parameters."""
 
     def holds_start(self, state: TensorDict) -> bool:
-        """Whether a client's state has v_i⁰ beside v_i: not where nothing is personal, and the state is empty."""
+        """Return whether a client's state has v_i⁰ in addition to v_i; it is empty if nothing is personal."""
         return self.keeps_start and len(tuple(state.keys())) > 0
 
     def own(self, state: TensorDict) -> TensorDict:

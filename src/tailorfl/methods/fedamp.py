@@ -9,11 +9,11 @@
     server:    keeps w_i                                                       deployed: w_i
 
 u_i = w_i − (α/2) ∇_{w_i} Σ A: a gradient step on the server, a proximal one on the client. Distances and cosines are
-of parameters; running statistics are mixed with the same ξ. Where Σ_{j≠i} ξ_ij > 1 (close models, a large α) it is
-scaled to 1 and ξ_ii = 0. The paper does not print where training starts: at w_i, or `start=cloud` at u_i. Before its
+of parameters; running statistics are mixed with the same ξ. If Σ_{j≠i} ξ_ij > 1 (close models, a large α) it is
+scaled to 1 and ξ_ii = 0. The paper does not say where training starts: at w_i, or `start=cloud` at u_i. Before its
 first upload a client's w_i is the initial model. A newcomer starts from the mean of the uploads. Ports differ in the
-values: α = 10⁴ and σ = 25, α falling over the rounds, or both 0.1; here α = 1 and λ = 0.03, which steps of usual size
-stand. A port of HeurFedAMP compares w_i − w⁰ and not w_i, with ξ_ii = 0.3 and σ = 10: `cosine_of=updates`.
+values: α = 10⁴ and σ = 25, α falling over the rounds, or both 0.1; here α = 1 and λ = 0.03, which are stable with steps
+of usual size. A port of HeurFedAMP compares w_i − w⁰ instead of w_i, with ξ_ii = 0.3 and σ = 10: `cosine_of=updates`.
 
 | symbol | here |
 |---|---|
@@ -45,7 +45,7 @@ from tailorfl.training import tree
 
 
 class Clouds(OwnModel):
-    """Every client has a personal cloud model on the server, mixed out of everybody's last upload."""
+    """Every client has a personal cloud model on the server, mixed from the last uploads of all clients."""
 
     fixed_clients = "its server keeps the model of every client"
     special_cases = [to_local("with λ = 0", lam=0, start="own")]
@@ -105,7 +105,7 @@ class Clouds(OwnModel):
 
 @register
 class FedAMP(Clouds):
-    """Clients whose models are alike pull each other, the more the nearer they are."""
+    """Clients with similar models pull each other, the more strongly the closer they are."""
 
     name = "fedamp"
     title = "FedAMP"
@@ -125,7 +125,7 @@ class FedAMP(Clouds):
 
 @register
 class HeurFedAMP(Clouds):
-    """FedAMP with a fixed weight of the own model, and cosines, which suit large networks, for distances."""
+    """FedAMP with a fixed weight of the own model, and cosines, which suit large networks, instead of distances."""
 
     name = "heurfedamp"
     title = "HeurFedAMP"

@@ -7,19 +7,19 @@
                φ' = SGD from φ on  Σ_{c in batch} mean over its samples of class c of MSE(f(x; φ'), P_c)
                (φ_i, h_i) = LocalSGD((φ', h_i), E);     F_i = Σ over batches ‖∇ mean loss(φ_i, h_i)‖²
                sends φ_i, F_i
-    server:    φ = Σ_S F_i φ_i / Σ_S F_i                               deployed: (φ_i, h_i) as it was trained last
+    server:    φ = Σ_S F_i φ_i / Σ_S F_i                               deployed: (φ_i, h_i) as last trained
 
 F_i is of one pass over the training samples, in evaluation mode, of body and head; it grows with the number of batches,
-as in the official code. There alignment works on the server's own model object, so each client begins where those
-before it left off; here each aligns a copy, and there is no such order to choose. Before its first training φ_i is the
-initial body. If all F_i are 0, clients count alike. A newcomer has φ and the initial head.
+as in the official code. There alignment changes the server's own model object, so each client begins where the previous
+one left off; here each aligns a copy, and the order does not matter. Before its first training φ_i is the initial body.
+If all F_i are 0, clients count equally. A newcomer has φ and the initial head.
 
 | symbol | here |
 |---|---|
 | φ | server state |
 | φ_i, h_i | client state, a whole model |
 | length and rate of the alignment | `align_epochs`, `align_steps`, `align_lr` (default: the run's) |
-| whether F_i weighs, or what the run says | `fisher` |
+| weights by F_i, or as in the run | `fisher` |
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tailorfl.training.objective import Seen, Term
 from tailorfl.training.update import Optimizer
 
 FISHER = "fisher"
-"""What F_i is called in a reply, beside the body."""
+"""Name of F_i in a reply, next to the tensors of the body."""
 
 
 @register
@@ -104,7 +104,7 @@ class FedAS(TwoModels):
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         if not self.fisher:
             return replies.mean()
-        weights = replies.stack[FISHER].double().clamp(min=0.0)  # noise of privacy may make one negative
+        weights = replies.stack[FISHER].double().clamp(min=0.0)  # privacy noise may make one negative
         if not float(weights.sum()) > 0:
             weights = torch.ones_like(weights)
         return tree.weighted_mean(replies.stack.exclude(FISHER), weights / weights.sum())

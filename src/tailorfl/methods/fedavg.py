@@ -8,8 +8,8 @@ FedAvg: McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021
                                                        FedSAM takes each gradient at θ + ρ g/‖g‖
     server:    Δ = Σ_S a_i (θ_i − w),   w = server_optimizer(w, Δ)       (plain FedAvg: w = w + η_s Δ)
 
-FedAvg+FT: FedAvg; a client's deployable model is w tuned for E_ft epochs on its own data and thrown away
-afterwards.
+FedAvg+FT: FedAvg; a client deploys a copy of w, tuned for E_ft epochs on its own data, which is not kept for
+later rounds.
 
 | symbol | here |
 |---|---|
@@ -18,7 +18,7 @@ afterwards.
 | η_s and moments | `server` |
 | μ | `mu` |
 | ρ | `rho` |
-| E_ft | `ft_epochs`, or so many steps: `ft_steps` |
+| E_ft | `ft_epochs`, or in steps `ft_steps` |
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class FedAvg(Method):
 
 @register
 class FedProx(FedAvg):
-    """FedAvg whose local training is held near the received model."""
+    """FedAvg whose local training is kept close to the received model."""
 
     name = "fedprox"
     title = "FedProx"

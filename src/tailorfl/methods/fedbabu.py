@@ -1,12 +1,12 @@
-"""FedBABU: the body alone is trained and shared, under a head that stays as it was drawn.
+"""FedBABU: only the body is trained and shared, under a head that keeps its initial values.
 
 FedBABU: Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022.
 
-    state (u, h): body u, averaged by the server; head h, the same start everywhere, never sent
+    state (u, h): body u, averaged by the server; head h, initially the same on all clients, never sent
     server sends u
     client i:  u_i = E epochs on u alone, sends u_i
     server:    u = Σ_S a_i u_i,   a_i uniform in the paper
-    deployed:  (u, h) after E_ft epochs on the whole, its head or its body
+    deployed:  (u, h) after E_ft epochs on the whole model, its head or its body
 
 | symbol | here |
 |---|---|
@@ -32,7 +32,7 @@ from tailorfl.training import tree
 
 @register
 class FedBABU(SplitMethod):
-    """Only the body is trained and shared, under a head that stays as it was drawn; deployment tunes a copy."""
+    """Only the body is trained and shared, under a head that keeps its initial values; deployment tunes a copy."""
 
     name = "fedbabu"
     title = "FedBABU"

@@ -9,16 +9,16 @@ Guarantees." Deterministic and stochastic.
     client i:  v_i = LocalSGD(v_i, prox (λ, w)), warm start, v_i persists;   sends v_i
     server:    w = (1 − γλ) w + γλ mean_S v_i                              ( = w − γ mean_S λ(w − v_i) )
 
-Small λ is high personalization, large λ low. `gamma`, `lr_rule` and `local_steps` choose γ, η and K by the rules of the
-theory (`tailorfl.methods.fedclup_rules`). By default γ = 1/λ, which needs no L and makes w the plain mean of the v_i.
+Small λ means strong personalization, large λ weak. `gamma`, `lr_rule` and `local_steps` choose γ, η and K by the rules
+of the theory (`tailorfl.methods.fedclup_rules`). By default γ = 1/λ, which needs no L: w is the plain mean of the v_i.
 
-The printed stochastic algorithm draws one batch a round for all K steps (`batch_reuse`); its analysis has fresh noise
-in every step, which is the default here, and the paper's experiments on real data run epochs.
+The printed stochastic algorithm draws one batch per round for all K steps (`batch_reuse`); its analysis has fresh noise
+in every step, which is the default here, and the paper's experiments on real data train for epochs.
 
-`schedule` may let λ change between rounds (`tailorfl.methods.fedclup_rules`). γ, and η by `lr_rule`, follow it; v_i
-and w stay. λ then goes down with w as one more scalar. While λ is 0, clients train alone and nothing is sent; when it
-leaves 0, one round sends v_i up and makes w their mean. For the rule that watches it, clients report their validation
-loss beside their reply, those without validation samples their training loss.
+`schedule` can change λ between rounds (`tailorfl.methods.fedclup_rules`). γ, and η by `lr_rule`, follow it; v_i and w
+are kept. λ is then sent with w as one more scalar. While λ is 0, clients train alone and nothing is sent; when it
+becomes positive, clients send v_i in one round and w becomes their mean. For the dynamic rule, clients report their
+validation loss along with their reply, or their training loss if they have no validation samples.
 
 | symbol | here |
 |---|---|
@@ -183,7 +183,7 @@ class FedCLUP(TwoModels):
     def _state(w: TensorDict, lam: float, collect: bool, rule: TensorDict) -> TensorDict:
         """Return the server's state with a changing λ.
 
-        `collect` says that λ has just left 0 and w is yet to be made.
+        `collect` is set if λ has just become positive and w is still to be computed.
         """
         flags = {"lam": torch.tensor(lam, dtype=torch.float64), "collect": torch.tensor(int(collect))}
         return TensorDict({"w": w, **flags, "rule": rule})
@@ -227,12 +227,12 @@ class FedCLUP(TwoModels):
     def _fit(
         self, client: Client, start: TensorDict, lam: float | Tensor, w: TensorDict | None
     ) -> TensorDict:
-        """Local training with a λ that is known beforehand, or that the server has sent."""
+        """Return v_i after local training with a λ that is known beforehand, or that the server has sent."""
         prox, eta = None if w is None else (lam, w), self._eta(client, lam)
         return client.fit(start, prox=prox, length=self._length(client), optimizer=Optimizer(lr=eta))
 
     def _eta(self, client: Client, lam: float | Tensor) -> float | Tensor | None:
-        """Return the client's step size of the theory for a λ, as it is in this round; None: the run's."""
+        """Return the theory's client step size for a λ in this round; None: the run's."""
         if self.lr_rule == "run":
             return None
         if isinstance(lam, Tensor):
@@ -244,10 +244,10 @@ class FedCLUP(TwoModels):
         if not self.batch_reuse:
             return Length(steps=steps)
         repeat = client.config.steps if steps is None else steps
-        assert repeat is not None  # as `_steps_needed` says
+        assert repeat is not None  # `server_state` checks it
         return Length(steps=1, repeat=repeat)
 
-    # -- what follows λ -------------------------------------------------------------------------------------
+    # -- functions of λ -------------------------------------------------------------------------------------
 
     @property
     def first_lam(self) -> float:
@@ -263,7 +263,7 @@ class FedCLUP(TwoModels):
         return server_step(self.gamma, lam, self.smoothness)
 
     def client_step(self, lam: Tensor) -> Tensor:
-        """Return η where it follows λ, of the shape and dtype of `lam`."""
+        """Return η if it depends on λ, in the shape and dtype of `lam`."""
         assert self.lr_rule != "run"
         assert self.smoothness is not None
         return client_step(self.lr_rule, lam, self.convexity, self.smoothness)

@@ -1,17 +1,17 @@
-"""FedCLUP's rules (Yu et al., ICML 2025): which λ the next round has, and the step sizes and local steps for a λ.
+"""FedCLUP's rules (Yu et al., ICML 2025) for λ of the next round, and for the step sizes and local steps given λ.
 
     constant     λ is the method's `lam`
-    corollary    Corollary 1, its bound itself:   R ≤ 1/√n:  max(64κ²L, max(2κ, 5)·μ·s) − μ
+    corollary    Corollary 1, λ is its bound:     R ≤ 1/√n:  max(64κ²L, max(2κ, 5)·μ·s) − μ
                                                   else:      ρ²/(nμR²)
                  with s = (2L²R² + ρ²/n) / (L²R² + ρ²/N), N = n · clients
-    heuristic    after round `switch`, from what clients sent:   R̂ = mean_i ‖v_i − w‖
+    heuristic    after round `switch`, from the clients' models: R̂ = mean_i ‖v_i − w‖
                  λ = c/(n R̂²) if R̂ ≥ 1/√n, else c/(√n R̂)     (c = 5 in the paper's experiments)
     dynamic      after each round, from the validation error e_t:
                  (e_{t−p} − e_t)/e_{t−p} < tol  ⇒  λ = min(max(λ·factor, least), most), or the next of `values`
 
-Corollary 1's constants are those of a proof: κ = 10 asks for a λ of 6e4. The paper describes the dynamic rule in
-prose only. λ only ever grows (a sentence under one figure has it the other way round), and each λ stays for at least
-p rounds: e_{t−p} is then the last error of the λ before. The first p + 1 rounds all have λ_0.
+Corollary 1's constants are those of a proof: κ = 10 requires a λ of 6e4. The paper describes the dynamic rule in
+prose only. λ only ever grows (a sentence under one figure says the opposite), and each λ is kept for at least p
+rounds: e_{t−p} is then the last error of the previous λ. The first p + 1 rounds all have λ_0.
 
 | symbol | here |
 |---|---|
@@ -29,8 +29,8 @@ Step sizes and number of local steps are functions of λ:
     K                 the smallest with (2 + 64λ²/μ²) (1 − η(λ + μ))^K ≤ (1 − γL_g)⁴, L_g = λL/(λ + L), in the proof
                       of Theorem 2 (docs/theory.md)
 
-Theorem 2 asks for γ < 1/L_g = 1/λ + 1/L and η ≤ 1/(λ + L). "mean" is always below that, but slow where λ is much larger
-than L, and asks for many steps where λ is much smaller; "edge" is the boundary itself, and the fastest in practice, but
+Theorem 2 requires γ < 1/L_g = 1/λ + 1/L and η ≤ 1/(λ + L). "mean" is always below that, but slow if λ is much larger
+than L, and needs many steps if λ is much smaller; "edge" is the boundary itself, and the fastest in practice, but
 no K meets the condition there.
 """
 
@@ -51,17 +51,17 @@ from tailorfl.theory.fedclup_statistics import Problem, lambda_range
 from tailorfl.training import tree
 
 ERROR = "val"
-"""What clients call the validation error that a rule watches, among the numbers they report."""
+"""Name of the validation error that a rule watches, among the numbers that clients report."""
 ServerRule = Literal["mean", "theory", "edge"]
 ClientRule = Literal["deterministic", "stochastic"]
 
 
 class PenaltyRule(BaseModel):
-    """Which λ a round has; a rule that changes it keeps what it must remember in the server's state."""
+    """The rule for λ of a round; a rule that changes λ keeps its memory in the server's state."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     changes: ClassVar[bool] = False
-    """Whether λ may differ between rounds, so that clients must be told."""
+    """Whether λ may differ between rounds, so that the server has to send it."""
     watches: ClassVar[bool] = False
     """Whether clients report their validation error."""
 
@@ -70,13 +70,13 @@ class PenaltyRule(BaseModel):
         return lam
 
     def memory(self) -> TensorDict:
-        """Return what the rule remembers before the first round."""
+        """Return the rule's memory before the first round."""
         return tree.empty()
 
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
     ) -> tuple[float, TensorDict]:
-        """Return λ of the next round and what is remembered; `w` is what clients had received."""
+        """Return λ of the next round and the new memory; `w` is the model that clients had received."""
         return lam, memory
 
 
@@ -96,7 +96,7 @@ class Corollary(PenaltyRule):
     clients: int = Field(ge=1, description="number of clients")
 
     def first(self, lam: float, mu: float | None, smoothness: float | None) -> float:
-        """Return the lower bound of λ where learning together pays, else the upper one."""
+        """Return the lower bound of λ if learning together pays off, else the upper one."""
         assert mu is not None
         assert smoothness is not None
         allowed = lambda_range(Problem(mu, smoothness, self.rho, self.radius, self.samples, self.clients))
@@ -104,7 +104,7 @@ class Corollary(PenaltyRule):
 
 
 class Heuristic(PenaltyRule):
-    """One change of λ, by the heterogeneity that the server sees."""
+    """One change of λ, by the heterogeneity that the server estimates."""
 
     kind: Literal["heuristic"] = "heuristic"
     changes: ClassVar[bool] = True
@@ -118,7 +118,7 @@ class Heuristic(PenaltyRule):
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
     ) -> tuple[float, TensorDict]:
-        """Return the λ of the estimated heterogeneity at the one round of change."""
+        """Return λ for the estimated heterogeneity after round `switch`; after any other, λ as it is."""
         if replies.round + 1 != self.switch:
             return lam, memory
         n = replies.context.samples if self.samples is None else self.samples
@@ -150,7 +150,7 @@ class Dynamic(PenaltyRule):
             raise ValueError("values of λ must rise and not be negative")
         if not self.values and max(self.start, self.least) > self.most:
             raise ValueError("start and least must not be above most")
-        fields = type(self).model_fields  # defaults that are written out, as in a result folder, say nothing
+        fields = type(self).model_fields  # defaults that are written out, as in a result folder, do not count
         changed = {n for n in ("start", "factor", "least", "most") if getattr(self, n) != fields[n].default}
         if self.values and changed:
             raise ValueError(f"values already say every λ; leave out {', '.join(sorted(changed))}")
@@ -158,7 +158,7 @@ class Dynamic(PenaltyRule):
 
     @property
     def ladder(self) -> tuple[float, ...]:
-        """Every λ in the order in which they come."""
+        """Every λ, in the order of use."""
         if self.values:
             return self.values
         out = [self.start]
@@ -171,7 +171,7 @@ class Dynamic(PenaltyRule):
         return self.ladder[0]
 
     def memory(self) -> TensorDict:
-        """Return no errors yet, newest last, and for how many rounds λ has been what it is."""
+        """Return the initial memory: no errors yet (newest last), and 0 rounds with the current λ."""
         return TensorDict(
             {
                 "errors": torch.full((self.patience + 1,), torch.inf, dtype=torch.float64),
@@ -182,7 +182,7 @@ class Dynamic(PenaltyRule):
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
     ) -> tuple[float, TensorDict]:
-        """Return the next λ where the error has stopped falling."""
+        """Return the next λ if the error has stopped falling."""
         errors = torch.cat([memory["errors"][1:], self.error(replies).reshape(1)])
         rounds = int(memory["held"]) + 1
         old, new = float(errors[0]), float(errors[-1])
@@ -191,7 +191,7 @@ class Dynamic(PenaltyRule):
         return lam, TensorDict({"errors": errors, "held": torch.tensor(rounds)})
 
     def error(self, replies: Replies) -> Tensor:
-        """Return e_t: the mean of what clients reported, weighted as their models are, 0-d float64."""
+        """Return e_t: the mean of the clients' errors, weighted as their models are, 0-d float64."""
         reported: Tensor = replies.metrics[ERROR]
         return replies.weights() @ reported.double()
 
@@ -238,7 +238,7 @@ def fewest_steps(lam: float, mu: float, smoothness: float, server: float, eta: f
     69
 
     Raises:
-        ConfigError: where no K meets the condition.
+        ConfigError: no K meets the condition.
     """
     try:
         return of_theory(mu, smoothness, lam, server / lam, eta)

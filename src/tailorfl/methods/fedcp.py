@@ -8,19 +8,19 @@
 
     server sends φ, h, G
     client i:  (φ_i, h_i, G_i) by SGD on  CE + λ MMD²(f(x; φ_i), f(x; φ)),   h and the received φ as they are
-               c_i anew;  keeps h_i, c_i                                       sends φ_i, G_i, ½ (h_i + h)
-    server:    the mean of each                                                deployed: out, with r as without noise
+               new c_i;   keeps h_i, c_i                                       sends φ_i, G_i, ½ (h_i + h)
+    server:    the mean of each                                                deployed: out, with r without noise
 
 MMD² is the V-statistic with kernels exp(−d²/2a), a in {10, 15, 20, 50}, the received φ in evaluation mode. It compares
-the samples of a batch, so sample-level privacy refuses it where λ > 0. The official code draws noise in evaluation, too
-(here an evaluation draws nothing: its numbers may not depend on how samples are cut into batches), begins with a random
-c_i (here that of the first h_i), and sends h and G to those alone that take part (here to all). A newcomer has h_i = h.
+the samples of a batch, so sample-level privacy refuses it if λ > 0. The official code also draws noise in evaluation
+(here evaluation draws none, since its results must not depend on the division into batches), begins with a random c_i
+(here that of the first h_i), and sends h and G only to clients that take part (here to all). A newcomer has h_i = h.
 
 | symbol | here |
 |---|---|
 | φ, h, G | server state; in the head `common`, `gate` |
 | h_i, c_i | client state; in the head `weight`, `bias`, `context` |
-| λ | `lam` (official code: 5 in its script, 0 if not told) |
+| λ | `lam` (official code: 5 in its script, 0 by default) |
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tailorfl.training.objective import Seen, Term
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 OWN = ("weight", "bias", "context")
-"""Names of what is a client's own: W, b and the context."""
+"""Names of a client's own tensors: W, b and the context."""
 
 
 @register
@@ -90,7 +90,7 @@ class FedCP(ServerModel):
         return with_context(personal), tree.merge(sent, TensorDict(halves))
 
     def apart(self, batch: Seen, start: TensorDict) -> Tensor:
-        """Return λ MMD² of the features of the body in training and of that which it began with."""
+        """Return λ MMD² of the features of the body in training and of the one from which it started."""
 
         def kernel(square: Tensor) -> Tensor:
             return torch.stack([torch.exp(-square / (2 * a)) for a in BANDWIDTHS]).sum(0)
@@ -106,12 +106,12 @@ class FedCP(ServerModel):
 
 
 def twin(name: str) -> str:
-    """Return the name of the tensor of h_i that stands where one of h has this name."""
+    """Return the name of the tensor of h_i that corresponds to the one of h with this name."""
     return name.replace(".common.", ".")
 
 
 def with_context(personal: TensorDict) -> TensorDict:
-    """Return h_i with its context anew: the sum of the rows of its weight."""
+    """Return h_i with a new context: the sum of the rows of its weight."""
     names = [str(n) for n in personal.keys()]  # noqa: SIM118
     (weight,), (context,) = ([n for n in names if n.endswith(end)] for end in ("weight", "context"))
     return tree.merge(personal, TensorDict({context: personal[weight].sum(0)}))
@@ -157,7 +157,7 @@ def add_gate(module: nn.Module) -> None:
     """Turn the head of a network into a `GatedHead` of two equal heads; in place.
 
     Raises:
-        ModelError: the head is no ordinary linear layer inside a network.
+        ModelError: the head is not an ordinary linear layer inside a network.
     """
     replace_head(module, GatedHead, "a gate stands before")
 

@@ -2,18 +2,18 @@
 
 "Eliminating Domain Bias for Federated Learning in Representation Space."
 
-    a private bias in the space of features, and feature means that are held at one consensus
+    a private bias in feature space, and feature means that are pulled to one consensus
     F(h(z + b_i)) + κ/d_z Σ_k ½ (r_k − m̄_k)²,    z the features, r their running mean in a round
 
-    round 0:   clients train w with b_i = 0, keep nothing of it and send r_i;    m̄ = Σ_S a_i r_i, from now on fixed
+    round 0:   clients train w with b_i = 0, discard it and send r_i;    m̄ = Σ_S a_i r_i, fixed from then on
     later:     server sends w, m̄
     client i:  r = 0;  each step:  r = (1 − μ) sg(r) + μ mean_B z,   (w, b_i) by SGD on the sum above      sends w_i
     server:    w = Σ_S a_i w_i                                                         deployed: h(z + b_i)
 
-The gradient of the pull passes through the mean of the present batch alone (factor μ), and with μ < 1 r begins near
-0, as in the official code. With μ = 1, its setting, r_i is the mean of the last batch. If not all clients take part
-in round 0, m̄ is of those that did. m̄ is sent along with w in every round, since a client may take part for the
-first time in any (the paper counts it once). A newcomer has b_i = 0.
+The gradient of the pull passes only through the mean of the current batch (factor μ), and with μ < 1 r begins near
+0, as in the official code. With μ = 1, that code's setting, r_i is the mean of the last batch. If not all clients
+take part in round 0, m̄ is of those that do. m̄ is sent along with w in every round, since in any of them a client may
+take part for the first time (the paper counts it once). A newcomer has b_i = 0.
 
 | symbol | here |
 |---|---|
@@ -43,12 +43,12 @@ from tailorfl.training import tree
 from tailorfl.training.objective import Seen, Term
 
 MEAN = "running mean of the features"
-"""What r is called while it trains along."""
+"""Name of r among the tensors that are trained."""
 
 
 @register
 class FedDBE(ServerModel):
-    """FedAvg with a private bias of the features, whose means are held at one consensus."""
+    """FedAvg with a private bias on the features, whose means are pulled to one consensus."""
 
     name = "feddbe"
     title = "FedDBE"
@@ -92,7 +92,7 @@ class FedDBE(ServerModel):
         return split.select_personal(personal), TensorDict({"w": w})
 
     def held(self, kappa: float, target: Tensor) -> Term:
-        """Return the term κ · mean over entries of ½ (r − target)² that keeps r."""
+        """Return the term κ · mean over entries of ½ (r − target)², which also updates r."""
 
         def pull(batch: Seen, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             r = (1 - self.mu) * batch.own[MEAN] + self.mu * batch.mean(batch.features)
@@ -115,7 +115,7 @@ OFFSET = "offset"
 
 
 class OffsetLinear(nn.Linear):
-    """A linear layer whose input is moved by a vector first: y = W (z + b) + c."""
+    """A linear layer that first adds a vector to its input: y = W (z + b) + c."""
 
     offset: nn.Parameter
 
@@ -128,7 +128,7 @@ def add_offset(module: nn.Module) -> None:
     """Turn the head of a network into an `OffsetLinear` with the vector 0, in place: no name and no output changes.
 
     Raises:
-        ModelError: the head is no ordinary linear layer.
+        ModelError: the head is not an ordinary linear layer.
     """
     head = head_layer(module)
     if type(head) is not nn.Linear:

@@ -3,14 +3,14 @@
     server holds one model w_g for every architecture g, and an unlabelled public set P
     server sends w_g to the clients of architecture g
     client i:  θ_i = LocalSGD(w_g, E);   sends θ_i
-    server:    w_g = Σ_{S ∩ g} a_i θ_i                                          (as it was, if nobody of g took part)
+    server:    w_g = Σ_{S ∩ g} a_i θ_i                                        (unchanged if no client of g took part)
                then R steps of Adam on  (1/B) Σ_{x in P} KL( σ(mean_k f_k(x)) ‖ σ(f_{w_g}(x)) )
 
 The teachers are ALL received models of the round, of every architecture: that is how knowledge passes between
 architectures whose weights cannot be averaged. With one architecture it is FedAvg followed by distillation.
 
 The authors take up to 10 000 steps a round and stop after 1 000 without a better validation loss: `distil: {steps:
-10000, select: best, lr: 1e-3}`. The default here is 100 steps of rate 1e-4, and the last model.
+10000, select: best, lr: 1e-3}`. The default here is 100 steps at rate 1e-4, and the last model.
 
 | symbol | here |
 |---|---|
@@ -87,5 +87,5 @@ class FedDF(Method):
 
 
 def _key(architecture: str) -> str:
-    """Where the server's state holds an architecture: the only one has no name, but an entry needs one."""
+    """Return the entry of an architecture in the server's state: a single one has no name, but an entry needs one."""
     return PREFIX + architecture

@@ -4,24 +4,24 @@
     y = W x + w_g Δ_{φ_g} x + w_e Δ_{φ_e} x       in every layer with LoRA
 
     server sends φ_g
-    client i, from the second round on:  φ_e = LocalSGD(φ_e) with w = (1 − a, a), the received φ_g as it is
+    client i, from the second round on:  φ_e = LocalSGD(φ_e) with w = (1 − a, a), the received φ_g fixed
               always:                    φ = LocalSGD(φ_g) with w = (1, 0)          keeps φ_e, sends φ
     server:   φ_g = Σ_S a_i φ                                        (the paper: equal weights)
     deployed: w = (ω, 1 − ω),  ω(x) = ω_max · mean_{j ≤ S} cos(e(x), e(x_j)),  x_j own training samples at random,
               e the features (of a sequence at its last position) under φ_e alone
 
-With `when` = after (FedDPA-F) no φ_e is kept: φ_g, tuned alone for `ft_epochs` before a model is used, is one. As in
-the official code the global set has the larger share where an input is familiar; `dynamic_on` = local turns that round.
-(Its generation script answers a whole batch before any weight is set, with φ_g alone.) What else a model trains, such
-as a classifier, is shared and trains with φ_g. A client that has not trained φ_e, as a newcomer, deploys φ_g alone. A
-model without LoRA has no second set: there it is FedAvg. Models that generate are refused.
+With `when` = after (FedDPA-F) no φ_e is kept: it is φ_g, tuned alone for `ft_epochs` before a model is used. As in
+the official code the global set has the larger share if an input is familiar; `dynamic_on` = local reverses that.
+(Its generation script answers a whole batch before any weight is set, with φ_g alone.) Other trained parts of a model,
+such as a classifier, are shared and train with φ_g. A client that has not trained φ_e, such as a newcomer, deploys φ_g
+alone. A model without LoRA has no second set: the method is then FedAvg. Generative models are refused.
 
 | symbol | here |
 |---|---|
 | φ_g | server state `w` |
 | φ_e | client state `own` (and whether it was trained) |
 | a, S, ω_max | `a`, `compared`, `most_dynamic` |
-| how sets are weighed | the model's `mix`, and `memory` = ω_max · the mean e(x_j)/‖e(x_j)‖ |
+| weights of the sets | the model's `mix`, and `memory` = ω_max · the mean e(x_j)/‖e(x_j)‖ |
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tailorfl.training import tree
 from tailorfl.training.objective import Seen
 
 OWN = "own"
-"""What the second set is called beside `shared`, the first."""
+"""Name of the second set; the first is `shared`."""
 
 
 @register
@@ -164,7 +164,7 @@ class FedDPA(ServerModel):
 
 
 def weighed(received: TensorDict, own_set: TensorDict, of_shared: float, of_own: float) -> TensorDict:
-    """Return both together, weighed alike for every input."""
+    """Return the model with both sets, with the same weights for every input."""
     model = tree.merge(received, own_set)
     mix = torch.tensor([of_shared, of_own]).to(own_set["mix"])
     return tree.merge(model, TensorDict({"mix": mix}))
@@ -176,7 +176,7 @@ def factors(client: Client) -> list[str]:
 
 
 def twin(name: str) -> str:
-    """Return the name of the tensor of the global set beside one of the local set."""
+    """Return the name of the tensor of the global set that corresponds to one of the local set."""
     return ".".join("shared" if part == OWN else part for part in name.split("."))
 
 
@@ -191,7 +191,7 @@ class TwoDown(_Pair):
 
     @property
     def weight(self) -> Any:
-        """That of the first set, whose dtype layers with LoRA look at."""
+        """The weight of the first set, whose dtype layers with LoRA read."""
         return self.shared.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -210,13 +210,13 @@ class TwoUp(_Pair):
 
 
 class TwoAdapters(nn.Module):
-    """A network with two sets of LoRA; how much of each answers depends on the input.
+    """A network with two sets of LoRA, whose weights depend on the input.
 
     y = W x + s (w_g B_g A_g x + w_e B_e A_e x)        in every layer with LoRA
     w_g = mix_0 + κ(x),   w_e = mix_1 − κ(x),   κ(x) = ⟨e(x)/‖e(x)‖, memory⟩
 
-    e(x) are the features of x under the second set alone. With memory = 0 the weights are those of `mix` for every
-    input, and so they are in training.
+    e(x) are the features of x under the second set alone. With memory = 0, and always in training, the weights are
+    those of `mix` for every input.
     """
 
     mix: Tensor
@@ -234,7 +234,7 @@ class TwoAdapters(nn.Module):
         self.register_buffer("memory", torch.zeros(width).to(like))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return samples -> outputs."""
+        """Return the outputs for samples `x`."""
         if self.training:
             outputs, z = self.weighted(x, self.mix)
             self.features(z)
@@ -271,7 +271,7 @@ class TwoAdapters(nn.Module):
 
 
 def with_two_adapters(network: nn.Module) -> TwoAdapters:
-    """Return a network whose layers with LoRA have a second set of factors, drawn as the first.
+    """Return a network whose layers with LoRA have a second set of factors, drawn like the first.
 
     Raises:
         ModelError: it has no such layer, or no features of a known width.
@@ -298,5 +298,5 @@ def with_two_adapters(network: nn.Module) -> TwoAdapters:
 
 
 def is_own(name: str, tensor: Tensor, module: nn.Module) -> bool:
-    """Whether a tensor is of the second set, or says how the two answer; a selector."""
+    """Whether a tensor belongs to the second set or to the weights of the two sets; a selector."""
     return OWN in name.split(".") or isinstance(module, TwoAdapters)

@@ -7,17 +7,17 @@ made to agree with the global one.
     client i:  θ = LocalSGD from w on F_i(θ) − ⟨g_i, θ⟩ + (α/2)‖θ − w‖²;   g_i = g_i − α (θ − w);   sends θ
     server:    h = h − α Σ_S p_i (θ − w);   w = mean_S θ − h/α
 
-`train.clip` bounds the gradient of all three terms together, as in the official code: g_i⁺ is what the stationary point
-of the local objective makes it, however the client gets there.
+`train.clip` bounds the gradient of all three terms together, as in the official code: the new g_i depends only on the
+stationary point of the local objective, however the client reaches it.
 
 p_i is the weight of client i among ALL clients: n_i/Σn, or the paper's 1/N with `weights: uniform`. At any
-participation h = Σ_i p_i g_i. It reaches the minimum of Σ_i p_i F_i with K > 1 steps and partial participation, where
-FedAvg is biased.
+participation h = Σ_i p_i g_i. The method reaches the minimum of Σ_i p_i F_i with K > 1 steps and partial participation,
+where FedAvg is biased.
 
-With `scale_alpha` client i takes α_i = α n̄/n_i in place of α, as the official code does where sizes differ; the
-server's step is the one of equal weights, so that is what this option uses unless told otherwise. That code stores
-q_i = −g_i/α_i and mean_i q_i = −h/α, so h = mean_i (α/α_i) g_i = Σ_i n_i/Σn g_i: where it stands still, the
-sample-weighted mean of the F_i is at its optimum. α n̄ goes down with w.
+With `scale_alpha` client i takes α_i = α n̄/n_i instead of α, as the official code does if sizes differ; the
+server's step is the one of equal weights, which this option uses unless `weights` is set. That code stores
+q_i = −g_i/α_i and mean_i q_i = −h/α, so h = mean_i (α/α_i) g_i = Σ_i n_i/Σn g_i: at a fixed point the
+sample-weighted mean of the F_i is at its optimum. α n̄ is sent with w.
 
 | symbol | here |
 |---|---|
@@ -59,7 +59,7 @@ class FedDyn(Corrected):
     )
 
     def weighting(self, run: Weights) -> Weights:
-        """Equal weights with `scale_alpha`, whose α_i count samples already."""
+        """Return equal weights with `scale_alpha`, whose α_i already account for the numbers of samples."""
         return self.weights or ("uniform" if self.scale_alpha else run)
 
     def server_state(self, ctx: Context) -> TensorDict:
@@ -92,5 +92,5 @@ class FedDyn(Corrected):
 
 
 def tilted(theta: TensorDict, grad: Gradient, g_i: TensorDict) -> TensorDict:
-    """∇F(θ) − g_i; the quadratic term is the fit's proximal pull."""
+    """Return ∇F(θ) − g_i; the quadratic term is the fit's proximal pull."""
     return grad(theta) - g_i

@@ -8,7 +8,7 @@
                sends all θ_m,i
     server:    θ_m = θ_m + Σ_S p_i (θ_m,i − θ_m)                           deployed: log Σ_m π_im σ(f(x; θ_m))
 
-p_i are shares of ALL clients, as in the official code, so a round of few clients is a short step; `normalise` = cohort
+p_i are shares of ALL clients, as in the official code, so a round of few clients is a small step; `normalise` = cohort
 divides by the cohort's share. π_i starts at 1/M. A client that has not taken part yet, such as a newcomer, fits π_i
 to the θ it receives, in `newcomer_passes` passes over its samples (1 in the official code). The M networks train as one
 model, so `train.clip` bounds their gradient together. Running statistics are averaged over the cohort.
@@ -45,16 +45,16 @@ from tailorfl.training import tree
 from tailorfl.training.objective import Seen, Term
 
 ROUNDS = "rounds"
-"""Of a client's state: how many rounds it took part in."""
+"""Entry of a client's state: the number of rounds in which it took part."""
 SHARES = "mixture.shares"
 """The name of π in the state of a `Mixture`."""
 LEAST = 1e-30
-"""A share counts as so much in a logarithm."""
+"""A share counts at least this much in a logarithm."""
 
 
 @register
 class FedEM(ServerModel):
-    """Networks that all clients share, which each client mixes in its own way."""
+    """Networks that all clients share, and that each client mixes with its own weights."""
 
     fixed_clients = "a reply counts by its share of all clients' samples (normalise=all)"
     fixed_when = {"normalise": "all"}
@@ -120,7 +120,7 @@ class FedEM(ServerModel):
         return new, trained.select(*received.keys())
 
     def refitted(self, client: Client, model: TensorDict, shares: Tensor) -> Tensor:
-        """Return π_i = mean_s q_m(s), [M]; as it was for a client without samples."""
+        """Return π_i = mean_s q_m(s), [M]; unchanged for a client without samples."""
         of = partial(responsibilities, count=self.components)
         total = client.summed(model, of, given=(shares,))
         return torch.where(client.samples > 0, total / client.samples.clamp(min=1).to(total.dtype), shares)
@@ -144,7 +144,7 @@ def losses(features: Tensor, y: Tensor, count: int) -> Tensor:
 
 
 def responsibilities(batch: Seen, shares: Tensor, count: int) -> Tensor:
-    """Return q [batch, M] of samples under networks that are not in training."""
+    """Return q [batch, M] of samples under networks in evaluation mode."""
     return (shares.clamp(min=LEAST).log() - losses(batch.features, batch.y, count)).softmax(-1)
 
 
@@ -156,7 +156,7 @@ def weighed(batch: Seen, model: TensorDict, count: int) -> Tensor:
 
 
 class Mixing(nn.Module):
-    """Logits of all networks beside each other [batch, M · C] -> log Σ_m π_m σ of theirs [batch, C]."""
+    """Concatenated logits z_m of all networks [batch, M · C] -> log Σ_m π_m σ(z_m) [batch, C]."""
 
     shares: Tensor
 
@@ -172,7 +172,7 @@ class Mixing(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Networks whose probabilities are mixed by shares π; what goes into the mixture are its features.
+    """Networks whose probabilities are mixed by shares π; their logits are the features of the mixture.
 
     Outputs are log Σ_m π_m σ(f_m(x)), the logarithms of probabilities.
     """
@@ -186,13 +186,13 @@ class Mixture(nn.Module):
         self.mixture = Mixing(len(networks), first)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return samples -> logarithms of probabilities [batch, C]."""
+        """Return the logarithms of the probabilities of samples `x`, [batch, C]."""
         logits: Tensor = self.mixture(torch.cat([network(x) for network in self.networks], -1))
         return logits
 
 
 def apart(logits: Tensor, count: int) -> Tensor:
-    """[batch, M · C] logits of M = `count` networks beside each other -> [batch, M, C]."""
+    """Return the concatenated logits [batch, M · C] of M = `count` networks as [batch, M, C]."""
     return logits.reshape(*logits.shape[:-1], count, logits.shape[-1] // count)
 
 

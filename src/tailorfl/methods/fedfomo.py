@@ -4,22 +4,22 @@
                            affinity A_in (equal ones at random), else M at random;  ε_t = max(0, ε_0 − 0.05 t)
     client i:  candidates θ_n: its own θ_i and the received ones
                Δ_n = (F_i^val(θ_i^prev) − F_i^val(θ_n)) / (‖θ_n − θ_i^prev‖ + 10⁻⁵);   r_n = max(Δ_n, 0) / Σ max(Δ, 0)
-               θ_i = θ_i^prev + Σ_n r_n (θ_n − θ_i^prev) = Σ_n r_n θ_n;   where no Δ_n is positive θ_i stays its own
+               θ_i = θ_i^prev + Σ_n r_n (θ_n − θ_i^prev) = Σ_n r_n θ_n;   if no Δ_n is positive θ_i stays as it is
                θ_i^prev = θ_i;   θ_i = LocalSGD(θ_i, E);   sends θ_i and the Δ_n
     server:    A_in = A_in + Δ_n
 
-The baseline θ_i^prev is the model BEFORE the last local training, so one's own trained model competes like any other.
-The released code goes back to the baseline when nothing improves, which throws the local training away
+The baseline θ_i^prev is the model BEFORE the last local training, so a client's own model competes like any other.
+The released code returns to the baseline if nothing improves, which discards the local training
 (`fallback=baseline`), and takes the 1-norm (`norm=l1`); the default is the paper's Euclidean norm, over the parameters.
 Running statistics are mixed with the same weights r_n.
 
-In the first round nothing is uploaded yet and clients train alone. Everyone gets equally many models: M, or all uploads
-but one where there are fewer. A client without validation samples cannot compare models: it trains alone.
+In the first round there are no uploads yet, and clients train alone. All clients get the same number of models: M, or
+all uploads but one if there are fewer. A client without validation samples cannot compare models: it trains alone.
 
 | symbol | here |
 |---|---|
 | θ_i, θ_i^prev | client state `theta`, `previous` |
-| last uploads and whose they are, A | server state `pool`, `owner`, `affinity` [N, N] |
+| last uploads and their owners, A | server state `pool`, `owner`, `affinity` [N, N] |
 | M, ε_0 | `downloads`, `explore`; 0.05 is `explore_decay` |
 """
 
@@ -104,7 +104,7 @@ class FedFomo(Method):
         rng = generator(int(server["seed"]), "models to download", round, client)
         rows = rng.permutation(np.flatnonzero(owner != client))
         random = rng.random() < self.explore - self.explore_decay * round
-        if not random and client < len(affinity):  # nobody knows yet what suits a client that joined later
+        if not random and client < len(affinity):  # a client that joined later has no affinities yet
             liked = affinity[client].numpy()[owner[rows]]
             rows = rows[np.argsort(-liked, kind="stable")]
         return rows[: min(self.downloads, len(owner) - 1)].astype(np.int64)
@@ -136,7 +136,7 @@ class FedFomo(Method):
             [self.gain(client, previous, baseline, model) for model in (trained, *downloaded)]
         )
         if self.fallback == "baseline":
-            # A loss of 0 is also that of no validation samples: nothing can be better, and nothing is thrown away.
+            # Without validation samples the loss is 0, too: nothing can be better, and nothing is discarded.
             revert = (delta <= 0).all() & (baseline > 0)
             trained = tree.choose(revert, previous, trained)
         stack = {n: torch.stack([model.get(n) for model in (trained, *downloaded)]) for n in names}
@@ -169,7 +169,7 @@ class FedFomo(Method):
         return theta
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Return a start from the mean of what a late client receives, the best guess without data of its own."""
+        """Return a start from the mean of the models that a late client receives, the best guess without its data."""
         if "owner" not in received.keys():  # noqa: SIM118
             return state
         count = len(received["owner"])
@@ -178,14 +178,14 @@ class FedFomo(Method):
 
 
 def _place(models: int) -> str:
-    """Where a reply says what it makes of so many models: fewer, if somebody had no update in the round before."""
+    """Return the entry of a reply with Δ of this many models: fewer if a client had no update in the last round."""
     return f"of {models}"
 
 
 def mixing(delta: Tensor) -> Tensor:
-    """Return r_n for the Δ of (own, received...), [1 + M]: never negative, of sum 1.
+    """Return r_n for the Δ of (own, received...), [1 + M]: never negative, with sum 1.
 
-    All weight is on the own model where no Δ is positive.
+    All weight is on the own model if no Δ is positive.
     """
     better = delta.clamp(min=0.0)
     top = better.max()

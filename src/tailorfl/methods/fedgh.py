@@ -1,6 +1,6 @@
 """FedGH (Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023).
 
-    clients train networks of their own under one head h, which the server learns from everybody's class means
+    clients train their own networks under one head h, which the server learns from the class means of all clients
 
     server sends h
     client i:  (φ_i, h_i) = LocalSGD((φ_i, h), E);      R_{i,c} = mean of f(x; φ_i) over its samples of class c
@@ -8,16 +8,16 @@
     server:    for each client, for each of its classes:    h = h − η_s clip(∇ CE(h(R_{i,c}), c))
                                                                     deployed: (φ_i, h_i), or with `deploy` (φ_i, h)
 
-Clients may have networks of several architectures, as long as their features are equally wide. In the official code the
-server's step is one of a client's optimizer, which does not hold h, so h stays as drawn for ever: that is `server_lr` =
-0. Its means are of means of batches, in training mode; here they are of all samples, after training, in evaluation
-mode. Clients are visited in the order of their ids. A newcomer has its initial φ_i, and h.
+Clients may have networks of different architectures, as long as their features have the same width. In the official
+code the server's step is one of a client's optimizer, which does not hold h, so h keeps its initial values: that is
+`server_lr` = 0. Its means are of batch means, in training mode; here they are of all samples, after training, in
+evaluation mode. Clients are visited in the order of their ids. A newcomer has its initial φ_i, and h.
 
 | symbol | here |
 |---|---|
 | h | server state `weight` [C, d_z], `bias` [C] |
 | φ_i, of the client's own architecture; h_i | client state; in it `own` |
-| R_{i,c}, which classes a client has | reply `means`, `present`: only these rows travel |
+| R_{i,c}, which classes a client has | reply `means`, `present`: only these rows are sent |
 | η_s, the norm at which a step is clipped | `server_lr`, 50 |
 """
 
@@ -41,7 +41,7 @@ from tailorfl.training import tree
 CLIP = 50.0
 """Largest norm of the gradient of a step of the server."""
 OWN = "own"
-"""Where a client's state holds its head, beside the tensors of its body."""
+"""Entry of a client's state with its head, next to the tensors of its body."""
 
 
 @register

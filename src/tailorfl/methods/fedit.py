@@ -1,23 +1,23 @@
-"""Federated tuning of LoRA: one adapter for all, and copies of it tuned at home.
+"""Federated tuning of LoRA: one adapter for all, and copies of it that clients tune.
 
 FedIT: Zhang et al., "Towards Building the Federated GPT: Federated Instruction Tuning", ICASSP 2024.
-FedLoRA: its tuned copies, as the baseline of FedOA (2025) has them.
+FedLoRA: its tuned copies, as in the baseline of FedOA (2025).
 
-    φ: all factors A and B of LoRA, what a model with LoRA does not freeze
+    φ: all factors A and B of LoRA, and all else that the model does not freeze
     server sends φ
     client i:  φ_i = AdamW(φ, E epochs, rate falling to 0 within the round)          sends φ_i
-    server:    φ = mean_S φ_i,   A and B each averaged by itself: mean(B) mean(A) is not mean(B A)
+    server:    φ = mean_S φ_i,   A and B averaged separately: mean(B) mean(A) is not mean(B A)
 
-`mean_of` = product, no part of FedIT, makes the server's update the mean of what clients add to the weights:
+`mean_of` = product, which is not part of FedIT, makes the server's B A the mean of what clients add to the weights:
 
     P = Σ_S a_i B_i A_i = U S Vᵀ;   A = c V_rᵀ,  B = U_r S_r / c     r largest singular values, c² r = Σ_S a_i ‖A_i‖²
 
-which is P itself where its rank is at most r, and else the nearest matrix of rank r. A keeps its scale and no row of it
-vanishes, so that every direction can still be learned. Of both signs of a pair that with a positive largest entry of A.
+which is P itself if its rank is at most r, and otherwise the nearest matrix of rank r. A keeps its scale and none of
+its rows vanishes, so that every direction can still be learned. Signs make the largest entry of each row of A positive.
 
-    FedLoRA: client i deploys φ tuned for E_ft more epochs, which it keeps to itself
+    FedLoRA: client i deploys φ tuned for E_ft more epochs, which it does not send
 
-So FedIT is FedAvg on whatever the model trains. The authors' own code weighs clients by their samples, FedOA's alike
+So FedIT is FedAvg on whatever the model trains. The authors' code weights clients by their samples, FedOA's equally
 (`weights: uniform`). Optimizer, rate and schedule are the run's training settings; FedOA's are `train:
 {optimizer: adamw, schedule: linear, lr: 3e-4, epochs: 2, batch_size: 32}`.
 
@@ -25,7 +25,7 @@ So FedIT is FedAvg on whatever the model trains. The authors' own code weighs cl
 |---|---|
 | φ | server state `w` |
 | E, η | the run's training settings |
-| E_ft | `ft_epochs`, or so many steps: `ft_steps` |
+| E_ft | `ft_epochs`, or in steps `ft_steps` |
 | A, B | parameters `…lora_A…weight` [r, in], `…lora_B…weight` [out, r] |
 """
 
@@ -103,7 +103,7 @@ def lora_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def mean_of_products(a: Tensor, b: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return (A [r, in], B [out, r]) whose product is nearest to Σ_i weights[i]·b[i] @ a[i].
 
-    `a` [clients, r, in]; `b` [clients, out, r]; `weights` [clients] sum to 1. The sum is never made: only its factors.
+    `a` [clients, r, in]; `b` [clients, out, r]; `weights` [clients] sum to 1. The sum itself is never computed.
     """
     share = weights.double()
     rank = a.shape[1]

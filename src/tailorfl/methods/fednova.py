@@ -2,7 +2,7 @@
 
 "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization."
 
-    min over w:  Σ_i p_i F_i(w), without the bias of clients that take unequally many steps
+    min over w:  Σ_i p_i F_i(w), without the bias of clients with unequal numbers of steps
 
     server sends w
     client i:  θ = τ_i steps from w;   d_i = (w − θ)/a_i;   sends d_i and a_i
@@ -12,9 +12,10 @@
     server:    Δ = −τ_eff Σ_S p_i d_i,   τ_eff = Σ_S p_i a_i, with a proximal term Σ_S p_i τ_i
                w = server_optimizer(w, Δ)                      (plain: w + Δ)
 
-The official code counts each step once too often where momentum and the proximal term meet; the pair is refused. Its
-τ_eff with a proximal term is what is followed. a_i supposes SGD at a constant rate, so a fit here has that whatever the
-run says, with the run's momentum and weight decay. p_i are shares of the cohort; running statistics are averaged.
+The official code counts each step once too often if momentum and the proximal term are combined; the pair is refused.
+τ_eff with a proximal term is that of the official code. a_i assumes SGD at a constant rate, so a fit here uses that
+whatever the run's settings, with the run's momentum and weight decay. p_i are shares of the cohort; running statistics
+are averaged.
 
 | symbol | here |
 |---|---|
@@ -43,12 +44,12 @@ from tailorfl.training import tree
 from tailorfl.training.update import Optimizer
 
 SGD = {"optimizer": "sgd", "schedule": "constant"}
-"""What FedNova trains by, whatever the run says."""
+"""FedNova's training settings, whatever the run's."""
 
 
 @register
 class FedNova(FedAvg):
-    """FedAvg of updates a step, so that clients with more steps do not count more."""
+    """FedAvg of updates per step, so that clients with more steps do not count more."""
 
     name = "fednova"
     title = "FedNova"
@@ -100,7 +101,7 @@ class FedNova(FedAvg):
 
 
 def accumulated(tau: Tensor, momentum: float, pull: float) -> Tensor:
-    """Return a_i: how many plain steps τ_i steps weigh, with momentum ρ or a proximal term of ημ."""
+    """Return a_i: the number of plain steps that τ_i steps are worth with momentum ρ or a proximal term of ημ."""
     if pull > 0:
         return (1 - (1 - pull) ** tau) / pull
     return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)

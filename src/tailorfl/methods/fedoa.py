@@ -1,4 +1,4 @@
-"""FedOA (2025): personal adapters held near a global one by their features, to generalise to shifted data.
+"""FedOA (2025): personal adapters whose features stay close to a global one's, to generalise to shifted data.
 
     φ_g: the global adapter, exactly FedIT's;   φ_e: a second one on client e, never sent
     min over φ_e:  R_e(φ_e) + λ · D( Φ(φ_e; x), Φ(φ_g; x) )
@@ -8,18 +8,18 @@
                φ_e = LocalSGD(φ_e, E) on  R_e(φ_e) + λ D(z_e, z_g),   z_g = Φ(φ_g; x) of the RECEIVED φ_g, fixed
     server:    φ_g = mean_S φ
 
-Φ is what goes into the head: the last hidden state at the last position of a language model, the pooled feature of a
+Φ is the input of the head: the last hidden state at the last position of a language model, the pooled feature of a
 classifier. D is one of the distances of `tailorfl.methods.feature_distances`. The released code's is the norm of the
 difference of a whole micro-batch (`batch_l2`), which depends on its size; the default is the mean over samples
 (`mean_l2`).
 
 The algorithm box updates φ with a single gradient step; the text says that the global path is FedIT's and the code
-trains E epochs, which is followed. A personal adapter first trains in round 1 of rounds counted from 0, as in the code;
-the paper has no such pause (`personal_start` = 0). There it is also drawn anew (`own_init: true`); the default is
-a copy of φ_g, since features of models drawn apart have nothing in common unless a pretrained backbone makes them. The
-global features are taken in evaluation mode; the code leaves LoRA's dropout on in them.
+trains E epochs, as here. A personal adapter first trains in round 1 of rounds counted from 0, as in the code;
+the paper has no such pause (`personal_start` = 0). There it also has its own random start (`own_init: true`); the
+default is a copy of φ_g, since features of models from different random starts have nothing in common, unless a
+pretrained backbone makes them. Global features are in evaluation mode; the code leaves LoRA's dropout on for them.
 
-FedSDR (after "Federated Learning with Shortcut Discovery and Removal", ICLR 2024) as FedOA's code has it, its only
+FedSDR (after "Federated Learning with Shortcut Discovery and Removal", ICLR 2024) as in FedOA's code, its only
 definition: the same with D = (1/B) Σ_b |⟨z_b, |z_b^g − mean of z^g|⟩|. FedOA's text describes another method there.
 
 | symbol | here |
@@ -48,7 +48,7 @@ from tailorfl.training.objective import Term
 
 
 class FeatureRegularised(TwoModels):
-    """A personal model beside the global one, with a pull of its features."""
+    """A personal model in addition to the global one, with a pull on its features."""
 
     models_trained = 2
     lam: float = Field(0.5, ge=0, description="λ: pull of the personal features towards the global ones")
@@ -64,7 +64,7 @@ class FeatureRegularised(TwoModels):
 
     @abstractmethod
     def pull(self, centre: TensorDict) -> Term:
-        """Return the term that holds features near those of `centre`."""
+        """Return the term that keeps features close to those of `centre`."""
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         phi = client.fit(received)
@@ -90,7 +90,7 @@ class FeatureRegularised(TwoModels):
         )
 
     def without_pull(self, run: RunSetup) -> str:
-        """Return why nothing pulls the personal models; "" where something does."""
+        """Return why nothing pulls the personal models; "" if something does."""
         return "" if self.lam else "with λ = 0"
 
 
@@ -117,7 +117,7 @@ class FedOA(FeatureRegularised):
 class FedSDR(FeatureRegularised):
     """FedOA with a penalty on the features in which the global model differs between samples."""
 
-    # The distance of FedOA is a norm, this one a product of two features: the same λ is another pull.
+    # FedOA's distance is a norm, this one a product of two features: the same λ pulls with another strength.
     lam: float = Field(0.01, ge=0, description="λ: pull of the personal features (FedOA's code: 0.5)")
     name = "fedsdr"
     title = "FedSDR"

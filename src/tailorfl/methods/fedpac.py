@@ -1,18 +1,18 @@
 """FedPAC (Xu et al., "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023).
 
-    features near the global class means P̄, and a head mixed out of everybody's to minimise a bound on the test loss
+    features close to the global class means P̄, and a head mixed from all clients' to minimise a bound on the test loss
 
     server sends (φ, P̄, H_i)
     client i:  μ_c its class means, π_c its class shares, M_i[c] = π_c μ_c,   V_i = (mean ‖z‖² − Σ_c ‖M_i[c]‖²)/n_i
                h = LocalSGD(H_i, E_h), φ fixed;   φ = LocalSGD(φ, E) on  CE + λ MSE(z, t_y), h fixed
-               t_c = P̄_c, else the own μ_c of before; no pull in the first round
+               t_c = P̄_c if there is one, else the client's μ_c; no pull in the first round
                sends φ, h, M_i, V_i, class means μ'_c after training, class counts n_c
     server:    φ = Σ a_i φ_i;   P̄_c = Σ n_{i,c} μ'_{i,c} / Σ n_{i,c};   for every i in S:
                β = argmin over the simplex of βᵀ(diag V + G)β,   G_jk = Σ_c ⟨M_i[c] − M_j[c], M_i[c] − M_k[c]⟩
                β < 10⁻³ becomes 0, then Σβ = 1;   H_i = Σ_j β_j h_j            deployed: (φ, H_i)
 
-An active set solves that exactly. (The official code cuts eigenvalues below 0.01 and falls back to the own head where
-its solver fails.) A newcomer gets the mean of the last heads.
+An active-set method finds β exactly. (The official code cuts eigenvalues below 0.01 and falls back to the client's own
+head if its solver fails.) A newcomer gets the mean of the last heads.
 
 | symbol | here |
 |---|---|
@@ -40,12 +40,12 @@ from tailorfl.training.objective import Term
 from tailorfl.training.plan import Length
 from tailorfl.training.update import Optimizer
 
-NOBODY = 2**31  # the id of a client without a head of its own, which gets the mean
+NOBODY = 2**31  # the id of a client without its own head, which gets the mean
 
 
 @register
 class FedPAC(Method):
-    """Features aligned to global class means, heads mixed by what helps each client."""
+    """Features aligned to global class means, and heads mixed to help each client."""
 
     fixed_clients = "its server keeps the head of every client"
     name = "fedpac"

@@ -1,6 +1,6 @@
 """FedPHP (Li et al., "FedPHP: Federated Personalization with Inherited Private Models", ECML PKDD 2021).
 
-    FedAvg whose local training is taught by an inherited private model v_i, a moving average of the client's own
+    FedAvg whose local training is taught by an inherited private model v_i, a moving average of the client's models
 
     server sends w
     client i:  θ = LocalSGD(w, E) on  (1 − λ) F + λ R,   v_i in evaluation mode, no gradient
@@ -9,14 +9,13 @@
                μ = min(0.9 k_i / (qT), 0.9);   v_i = μ v_i + (1 − μ) θ;   k_i = k_i + 1            sends θ
     server:    w = Σ_S a_i θ                                                     deployed: v_i
 
-R acts from the first participation on, with v_i as it was drawn, and its temperature is the teacher's alone: both as
+R acts from the first participation on, with the initial v_i, and its temperature applies only to the teacher: both as
 in the official code. MMD² is the V-statistic with five Gaussian kernels exp(−d²/(b 2^{k−2})), k = 0..4, and b the
 mean squared distance of two different rows of the joint batch (1e-8 is added), through which no gradient flows, as in
-the official code. A batch of one sample has R = 0 with mmd: b would be the one distance there is, so in that code R
-is the same however near v_i is, with a slope of one over that distance. MMD² compares the samples of a batch, so
-sample-level privacy refuses it. Running statistics are averaged as parameters are. qT, the number of times
-that a client takes part in a run, is not known ahead where clients are sampled, so it is an option. A newcomer has
-v_i = w and k_i = 0.
+the official code. A batch of one sample has R = 0 with mmd: b would be the only distance, so in that code the value of
+R is constant and its slope is one over that distance. MMD² compares the samples of a batch, so sample-level privacy
+refuses it. Running statistics are averaged like parameters. qT, the number of times that a client takes part in a run,
+is not known beforehand if clients are sampled, so it is an option. A newcomer has v_i = w and k_i = 0.
 
 | symbol | here |
 |---|---|
@@ -46,7 +45,7 @@ from tailorfl.training.objective import Seen, Term
 
 TEMPERATURE = 4.0
 MOST = 0.9
-"""The largest share that v_i keeps of itself."""
+"""The largest weight of the old v_i in its moving average."""
 
 
 @register
@@ -86,7 +85,7 @@ class FedPHP(FedAvg):
         return TensorDict({"v": TensorDict(average), "count": count + 1}), theta
 
     def lesson(self, v: TensorDict) -> tuple[Term, ...]:
-        """Return the term λ (R − F), which beside the loss F makes (1 − λ) F + λ R; none where λ is 0."""
+        """Return the term λ (R − F), which added to the loss F makes (1 − λ) F + λ R; none if λ is 0."""
         if self.lam == 0:
             return ()
         of = predictions if self.teach == "kd" else features
@@ -105,7 +104,7 @@ class FedPHP(FedAvg):
 
 
 def mixed(mu: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return μ old + (1 − μ) new; of whole numbers, such as counters, the new ones."""
+    """Return μ old + (1 − μ) new; for integers, such as counters, the new ones."""
     return mu.to(old.dtype) * old + (1 - mu).to(old.dtype) * new if old.is_floating_point() else new
 
 

@@ -1,42 +1,42 @@
-"""Clients that share the mean features of classes: FedProto averages these prototypes, FedTGP trains them apart.
+"""Clients that share the mean features of classes: FedProto averages these prototypes, FedTGP trains them to be apart.
 
 FedProto: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022.
 FedTGP: Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data
 and Model Heterogeneity in Federated Learning", AAAI 2024.
 
-    min over θ_i:  F_i(θ_i) + λ · MSE(z, P̄_y),   z the features of a sample, y its class: no weights travel
+    min over θ_i:  F_i(θ_i) + λ · MSE(z, P̄_y),   z the features of a sample, y its class: no weights are sent
 
     server sends P̄
     client i:  θ_i = LocalSGD(θ_i, E) on  CE + λ/(B d_z) Σ_b ‖z_b − P̄_{y_b}‖²
                P_{i,c} = mean of z over its samples of class c              sends P_{i,c} of the classes it has
-    server:    P̄_c = Σ a_i P_{i,c} / Σ a_i  over the clients that sent class c;  of no client: as before
+    server:    P̄_c = Σ a_i P_{i,c} / Σ a_i  over the clients that sent class c;  without any: as before
 
-    FedTGP: FedProto whose prototypes P̂ in place of P̄ are trained on the server, apart from each other
+    FedTGP: FedProto with prototypes P̂ instead of P̄, which the server trains to be apart from each other
 
     server:    Q_c = Σ a_i P_{i,c} / Σ a_i over the clients that sent class c
-               gap_c = min_{c' ≠ c} ‖Q_c − Q_c'‖, of a class that nobody sent the smallest gap;  δ = min(max_c gap_c, τ)
+               gap_c = min_{c' ≠ c} ‖Q_c − Q_c'‖, for a class that was not sent the smallest;  δ = min(max_c gap_c, τ)
                S epochs of SGD over the pairs (P_{i,c}, c) on  CE( −(‖P − P̂_k‖ + δ 1[k = c])_k , c )
                P̂_c = L₂ relu(L₁ e_c)                       learned: e_c, L₁, L₂ (with biases)
                                                            deployed: argmin_c ‖z − P̂_c‖
 
-FedProto: Samples of a class without P̄ add nothing to the sum and count in B, so the first round trains alone. With
-uniform weights P̄ is the official code's plain mean; the paper's equation weighs by samples and divides by the number of
-clients again. The code averages features seen during the last epoch, while the weights move; here they are taken after
-it, in evaluation mode. A client deploys its network with the head it trained; or, with `predict` = prototype, it
-answers by the nearest P̄_c among the classes that it has samples of: argmin ‖z − P̄_c‖² = argmax 2⟨P̄_c, z⟩ − ‖P̄_c‖²,
-which is a linear head too.
+FedProto: Samples of a class without P̄ add nothing to the sum but count in B, so clients train alone in the first round.
+With uniform weights P̄ is the official code's plain mean; the paper's equation weights by samples and divides by the
+number of clients again. The code averages features seen during the last epoch, while the weights change; here they are
+computed after it, in evaluation mode. A client deploys its network with the head it trained; or, with `predict` =
+prototype, it answers by the nearest P̄_c among the classes that it has samples of: argmin ‖z − P̄_c‖² =
+argmax 2⟨P̄_c, z⟩ − ‖P̄_c‖², which is also a linear head.
 
-FedTGP: P̂ has all classes. Until it has come, which is after the first round, clients train and answer without it, by
-the head that they train. The server's network and its pairs begin a fresh optimizer in every round. Where there is one
-class alone, δ = τ. Only δ depends on the run's a_i; the official code weighs clients equally in Q_c: `weights` =
-uniform. A distance is taken to be at least 1e-6, where the official code's is NaN.
+FedTGP: P̂ has all classes. It exists after the first round; until then clients train without it and answer by the head
+that they train. The server's optimizer starts afresh in every round. If there is only one class, δ = τ. Only δ depends
+on the run's a_i; the official code weights clients equally in Q_c: `weights` = uniform. A distance is at least 1e-6,
+where the official code's is NaN.
 
-Clients may have networks of several architectures, as long as their features are equally wide.
+Clients may have networks of different architectures, as long as their features have the same width.
 
 | symbol | here |
 |---|---|
 | θ_i, of the client's own architecture | client state |
-| P̄ or P̂ [C, d_z], which classes have one | server state `prototypes`, `present`: only these rows travel |
+| P̄ or P̂ [C, d_z], which classes have one | server state `prototypes`, `present`: only these rows are sent |
 | λ | `lam` |
 | e, L₁, L₂ of FedTGP | server state `made_from` |
 | τ | `tau` |
@@ -116,13 +116,13 @@ class FedProto(Method):
         if self.predict == "head":
             return state
         among = received["present"] & (client.class_counts() > 0)
-        # Before any has come, the head that was trained.
+        # Before there are prototypes, it is the trained head.
         return nearest_head(client, state, received["prototypes"], among)
 
 
 @register
 class FedTGP(FedProto):
-    """FedProto with prototypes that the server trains apart from each other."""
+    """FedProto with prototypes that the server trains to be apart from each other."""
 
     name = "fedtgp"
     title = "FedTGP"
@@ -168,7 +168,7 @@ class FedTGP(FedProto):
         return min(float(gaps.max()), self.tau)
 
     def batches(self, pairs: int, replies: Replies) -> list[Tensor]:
-        """Return which of the pairs each step of the server takes: S passes, each in an order of its own."""
+        """Return the pairs of each step of the server: S passes, each in a new random order."""
         rng = generator(replies.context.seed, "prototypes", replies.round)
         orders = [
             torch.from_numpy(rng.permutation(pairs).astype(np.int64)) for _ in range(self.server_passes)
@@ -182,7 +182,7 @@ class FedTGP(FedProto):
 
 
 def drawn(ctx: Context, like: Tensor) -> dict[str, Tensor]:
-    """Return embeddings and two layers as torch draws them: those of a run's seed, for prototypes `like` [C, d_z]."""
+    """Return embeddings and two layers as torch draws them from a run's seed, for prototypes `like` [C, d_z]."""
     classes, width = like.shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(ctx.seed, "trainable prototypes"))

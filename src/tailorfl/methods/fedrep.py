@@ -5,7 +5,7 @@
     client i:  E_h epochs of v_i with u fixed, then E_b epochs of u with v_i fixed; keeps v_i, sends u_i
     server:    u = Σ_S a_i u_i
 
-a_i are samples in the paper. Before a model is used its head may be tuned once more, for epochs that are not kept.
+a_i are by samples in the paper. Before a model is used, its head can be tuned once more; these epochs are not kept.
 
 | symbol | here |
 |---|---|

@@ -6,14 +6,14 @@
 
     server sends (φ, h)
     client i, for every batch, one forward pass:   (φ, h) = (φ, h) − η ∇ BSM_i;   p_i = p_i − κη ∇ CE
-               both gradients at the models of before the step, or of the run's optimizer   sends (φ, h)
+               both gradients at the models before the step; steps by the run's optimizer   sends (φ, h)
     server:    (φ, h) = Σ_S a_i (φ, h)_i              deployed: x ↦ h(z) + p_i(z), folded into one linear head
 
-The generic task alone trains the body. p_i is a second linear head that starts at 0, so a client that never trained
-deploys the generic model (ports start it as a copy of h, or drawn anew; the authors released no code). The paper also
-makes p_i by a hypernetwork from the client's class shares, which is not here.
+Only the generic task trains the body. p_i is a second linear head that starts at 0, so a client that never trained
+deploys the generic model (ports start it as a copy of h, or at random; the authors released no code). The paper also
+makes p_i by a hypernetwork from the client's class shares, which is not implemented here.
 
-p_i has the rate κη under every optimizer, AdamW too, as a group of parameters of torch.optim has its own.
+p_i has the rate κη with every optimizer, including AdamW, like a parameter group of torch.optim with its own rate.
 
 | symbol | here |
 |---|---|
@@ -43,12 +43,12 @@ from tailorfl.training.objective import Seen, Term, class_prior
 from tailorfl.training.update import Optimizer
 
 OWN = "personal."
-"""What the names of p_i begin with while it trains beside the model."""
+"""Prefix of the names of p_i while it trains together with the model."""
 
 
 @register
 class FedRoD(FedAvg):
-    """A generic model trained as if classes were balanced, and a second head that knows the client's own classes."""
+    """A generic model trained as if classes were balanced, and a second head for the client's own classes."""
 
     name = "fedrod"
     title = "FedRoD"
@@ -90,7 +90,7 @@ class FedRoD(FedAvg):
 
 
 def two_heads(batch: Seen, prior: Tensor, names: tuple[str, ...]) -> Tensor:
-    """Return mean CE(g + prior, y) + mean CE(sg(g) + p(sg z), y); `names` are the head's, of weight and bias."""
+    """Return mean CE(g + prior, y) + mean CE(sg(g) + p(sg z), y); `names` are those of the head's weight and bias."""
     g, z, p = batch.outputs, batch.features, [batch.own[OWN + n] for n in names]
     generic = cross_entropy(g + prior, batch.y, reduction="none")
     personal = cross_entropy(g.detach() + linear(z.detach(), *p), batch.y, reduction="none")

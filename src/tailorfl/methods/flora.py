@@ -2,26 +2,26 @@
 
 "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations."
 
-    every round trains LoRA anew, of a rank r_i by client, and is merged into W: no error of averaged factors
+    every round trains new LoRA, with a rank r_i per client, and merges it into W: no error from averaging factors
 
-    client i:  A_i ~ U(−1/√in, 1/√in) anew, B_i = 0;   (A_i, B_i) = LocalSGD on W_t + s B_i A_i       sends A_i, B_i
+    client i:  new A_i ~ U(−1/√in, 1/√in), B_i = 0;    (A_i, B_i) = LocalSGD on W_t + s B_i A_i       sends A_i, B_i
     server:    A = [p_1 A_1; …; p_m A_m] (rows),  B = [B_1 … B_m] (columns)        p_i = a_i, the run's weights
     all:       W_{t+1} = W_t + s B A = W_t + s Σ_S p_i B_i A_i
 
-    server sends the stack (A, B) of the last round to who has the W before it, W to who has an older one
-    (late, or absent for a round), and neither to who has W_t: at first all have W_0, the model's own
+    server sends the stack (A, B) of the last round to clients with the W before it, W to those with an older one
+    (late, or absent for a round), and neither to those with W_t: at first all have W_0, the model's own
 
-So W_0 never travels, the stack costs Σ_S r_i (in + out) a receiver, and every client that trained keeps a W. A reply
-names the W that it is of. B of the stack holds s already. All ranks share one s, as in the official code (α_i = 2 r_i),
-which needs all clients in every round; here some may be. What else a model trains is averaged. A deployed model is W_t
-beside factors with B = 0. Where client-level privacy hides that an update was not finite, its client goes on with the W
-it has. A model without LoRA has nothing to merge: there it is FedAvg.
+So W_0 is never sent, the stack costs Σ_S r_i (in + out) per receiver, and every client that trained keeps a W. A reply
+has the version of its W. B of the stack already includes s. All ranks share one s, as in the official code
+(α_i = 2 r_i), which needs all clients in every round; here some are enough. All else that a model trains is averaged. A
+deployed model is W_t, with factors that have B = 0. If client-level privacy hides that an update was not finite, its
+client continues with the W it has. A model without LoRA has nothing to merge: the method is then FedAvg.
 
 | symbol | here |
 |---|---|
-| W | server state `w` (beside what else is shared), client state `W` |
+| W | server state `w` (with all else that is shared), client state `W` |
 | t | `version` of server and client; that of each client's W: server state `has` |
-| s Bᵀ [Σ r, out] and A [Σ r, in] of the stack | server state `stack`: `left`, `right` (or turned, as W is) |
+| s Bᵀ [Σ r, out] and A [Σ r, in] of the stack | server state `stack`: `left`, `right` (swapped if W is transposed) |
 | r_i | server state `ranks`, from `ranks` (paper: 64, 32, 16, 16, 8, 8, 4, 4, 4, 4) |
 """
 
@@ -47,7 +47,7 @@ from tailorfl.training import tree
 
 @register
 class FLoRA(RankedLoRA):
-    """LoRA of a rank by client that begins anew in every round, stacked and merged into the weights."""
+    """LoRA with a rank per client that starts afresh in every round, stacked and merged into the weights."""
 
     name = "flora"
     title = "FLoRA"
@@ -89,7 +89,7 @@ class FLoRA(RankedLoRA):
             sent: TensorDict = server["w"]
             return sent
         version, has = int(server["version"]), server["has"].tolist()
-        # One that joins late has W_0.
+        # A client that joins late has W_0.
         late = [min(version - (int(has[i]) if i < len(has) else 0), 2) for i in clients]
         kinds = list(zip(self.ranks_of(server, clients), late, strict=True))
         distinct = sorted(set(kinds))
@@ -98,9 +98,9 @@ class FLoRA(RankedLoRA):
         return PerClient(table, torch.tensor([distinct.index(kind) for kind in kinds], dtype=torch.int64))
 
     def news(self, server: TensorDict, rank: int, lag: int, anyone: set[int]) -> TensorDict:
-        """Return what a client of a rank gets that is `lag` rounds behind the present W, 2 for any more.
+        """Return the message to a client of this rank whose W is `lag` rounds behind; 2 stands for 2 or more.
 
-        Somebody who gets a message beside it is behind by each of `anyone`.
+        `anyone` are the lags of all receivers: their messages have the same entries.
         """
         w = server["w"]
         pairs = lora_pairs(map(str, w.keys()))
@@ -125,7 +125,7 @@ class FLoRA(RankedLoRA):
         return TensorDict(message, batch_size=[])
 
     def start(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
-        """Return the model that a client begins a round with: the present W, and factors drawn anew with B = 0."""
+        """Return the model with which a client begins a round: the current W, and newly drawn factors with B = 0."""
         model: dict[str, Any] = {**dict(rest_of(received).items()), **present_weights(state, received)}
         factors = {str(a): layer["present"] for a, layer in received["lora"].items()}
         pairs = lora_pairs(client.split.trainable)
@@ -170,7 +170,7 @@ class FLoRA(RankedLoRA):
 
 
 def merged_in(model: Model) -> tuple[Merge, ...]:
-    """Return where a model with LoRA merges the factors that may change; nothing without any."""
+    """Return the places where a model with LoRA merges factors that may change; () if it has none."""
     live = set(model.parameters)
     return tuple(merge for merge in merges(model.module) if {merge.a, merge.b} <= live)
 
@@ -181,13 +181,13 @@ def rows_of(left: Tensor, right: Tensor, present: Tensor) -> TensorDict:
 
 
 def gained(stack: TensorDict) -> Tensor:
-    """Return what W gains by a stack, s B A in its orientation."""
+    """Return the change of W by a stack, s B A in the orientation of W."""
     product: Tensor = stack["left"].T @ stack["right"]
     return product
 
 
 def present_weights(state: TensorDict, received: TensorDict) -> dict[str, Tensor]:
-    """Return the W of now by name, from the W of a client and what it received."""
+    """Return the current W by name, from a client's W and the message it received."""
     found: dict[str, Tensor] = dict(state["W"].items())
     groups = list(received.keys())
     if "stack" in groups:

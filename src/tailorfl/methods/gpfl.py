@@ -2,7 +2,7 @@
 
 "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated Learning."
 
-    class embeddings that all share guide one copy of the features; the personal task uses another copy
+    shared class embeddings guide one copy of the features; the personal task uses another copy
     cov(z, u) = relu(z ⊙ (1 + γ(u)) + β(u)),   V = (γ, β), each Linear, ReLU, LayerNorm
 
     server sends φ, E, V;   E⁰ is the E that was received
@@ -10,19 +10,19 @@
                (φ, h_i, E, V) by SGD on
                    CE(h_i(cov(z, q_i)), y) + CE(cos(cov(z, g), E), y) + λ ‖Z_g − E⁰_y‖_F + (μ/2) (‖E‖² + ‖V‖²)
                Z_g the rows cov(z, g) of the batch, E⁰_y those of its classes      keeps h_i, sends φ, E, V
-    server:    the mean of each           deployed: h_i(cov(z, q_i)), q_i by the last mean of E
+    server:    the mean of each           deployed: h_i(cov(z, q_i)), q_i from the last mean of E
 
-The norm is not squared and is of the whole batch, as in the official code, so it depends on the batch size and samples
-of a batch meet in it: sample-level privacy refuses it. Cosines have no temperature. μ is the official code's weight
-decay of E and V alone, beside `train.weight_decay` of everything; as a part of the loss it is clipped with it. That
-code takes g and q_i of the client's OWN trained E, since it looks before it copies what was received; they are 0 before
-a client has trained: `conditions` = released. A newcomer has h as it was drawn and the q of its own classes.
+The norm is not squared and covers the whole batch, as in the official code, so it depends on the batch size and
+combines samples: sample-level privacy refuses it. Cosines have no temperature. μ is the official code's weight decay of
+only E and V, in addition to `train.weight_decay` of everything; as a part of the loss it is clipped with it. That code
+takes g and q_i of the client's OWN trained E, since it reads E before it copies the received one; they are 0 before a
+client has trained: `conditions` = released. A newcomer has the initial h and the q of its own classes.
 
 | symbol | here |
 |---|---|
 | φ, E, V | server state; in the head `embeddings`, `conditioning` |
 | h_i | client state `head` (and, released, the E it trained last: `embeddings`) |
-| q_i | `condition` of the head, made of π_i and E whenever it is needed |
+| q_i | `condition` of the head, computed from π_i and E whenever it is needed |
 | λ, μ | `lam`, `mu` (official code: 0.01 and 0.1 for a small CNN, 1e-4 and 0 for a ResNet-18) |
 """
 
@@ -50,12 +50,12 @@ from tailorfl.training import tree
 from tailorfl.training.objective import Seen, Term
 
 OWN = ("weight", "bias", "condition")
-"""Names of what is the head's own: W, c and u."""
+"""Names of the head's own tensors: W, c and u."""
 
 
 @register
 class GPFL(ServerModel):
-    """Shared class embeddings guide the body; the personal head sees features by the client's own classes."""
+    """Shared class embeddings guide the body; the personal head sees features conditioned on the client's classes."""
 
     name = "gpfl"
     title = "GPFL"
@@ -104,7 +104,7 @@ class GPFL(ServerModel):
         return TensorDict(new), trained.select(*received.keys())
 
     def embeddings(self, state: TensorDict, received: TensorDict) -> Tensor:
-        """Return what conditions are made of, [C, d_z]."""
+        """Return the embeddings from which conditions are computed, [C, d_z]."""
         of_client = self.conditions == "released"
         embeddings: Tensor = state["embeddings"] if of_client else received[embeddings_of(received)]
         return embeddings
@@ -127,13 +127,13 @@ def guided(batch: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: 
     decayed = [t for n, t in batch.state.items() if n == name or n.startswith(f"{layer}.")]
     decay = torch.stack([t.square().sum() for t in decayed]).sum()
     classes = batch.mean(cross_entropy(cosines, batch.y, reduction="none"))
-    # The slope of this norm is 0 at 0.
+    # The gradient of this norm is 0 at 0.
     gap_norm: Tensor = torch.linalg.vector_norm(gap)
     return classes + lam * gap_norm + mu / 2 * decay
 
 
 def embeddings_of(shared: TensorDict) -> str:
-    """Return the name of E among what is shared."""
+    """Return the name of E among the shared tensors."""
     (name,) = [str(n) for n in shared.keys() if str(n).endswith("embeddings")]  # noqa: SIM118
     return name
 
@@ -176,7 +176,7 @@ def add_condition(module: nn.Module) -> None:
     """Turn the head of a network into a `ConditionalHead` with its weights and u = 0; in place.
 
     Raises:
-        ModelError: the head is no ordinary linear layer inside a network.
+        ModelError: the head is not an ordinary linear layer inside a network.
     """
     replace_head(module, ConditionalHead, "a vector changes the features before")
 

@@ -1,4 +1,4 @@
-"""A hypernetwork on the server writes every client's model.
+"""A hypernetwork on the server generates every client's model.
 
 pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021)
 
@@ -16,13 +16,13 @@ PLGU-GHN (Qu et al., CVPR 2023): sharpness-aware in φ, Δ_i not recomputed at �
     g_φ = Σ_S a_i vjp_φ(h(e_i; φ + ε), Δ_i);   g_e_i = vjp_e(h(e_i; φ + ε), Δ_i);   then the step of pFedHN
 
 The paper takes a plain step of α in both (`{server_momentum: 0, server_weight_decay: 0, server_clip: null}`), which is
-unsteady over seeds: the outer optimizer of pFedHN is the default, so that the two differ by the ascent alone.
+unstable across seeds: the default is the outer optimizer of pFedHN, so that the two methods differ only by the ascent.
 
 The hypernetwork: embedding -> `hidden`, `depth` times (ReLU, hidden -> hidden), one linear head for each tensor. The
-papers draw heads like any layer, so that h first writes models of a scale that no initialisation would choose, and
+papers draw heads like any layer, so that h first generates models of a scale that no initialisation would choose, and
 learn slowly (pFedHN: α = 0.01, 5 000 steps). By default (`start: model`) the heads' biases begin as the run's initial
 model and their weights at 0: h(e_i; φ) is then that model for every client, a step of α = 1 moves the biases as FedAvg
-does, and the weights learn how clients differ. The papers' own: `{start: drawn, server_lr: 0.01}`, and ρ = 0.05.
+does, and the weights learn how clients differ. The papers' settings: `{start: drawn, server_lr: 0.01}`, and ρ = 0.05.
 
 | symbol | here |
 |---|---|
@@ -109,16 +109,16 @@ class PFedHN(Method):
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> PerClient:
         embeddings = server["embeddings"]
-        # A client that joined later has no embedding of its own: it gets the model of the mean one.
+        # A client that joined later has no embedding: it gets the model of the mean embedding.
         rows = [embeddings[i] if i < len(embeddings) else embeddings.mean(0) for i in clients]
         template, phi = tree.tensors(server["template"]), dict(tree.leaves(server["phi"]))
-        # One by one: what a client receives must not depend, in the last bit, on who else is asked.
+        # One by one: a client's model must not depend, in the last bit, on the other receivers.
         written = [self.write(template, phi, e) for e in rows]
         payloads = {n: torch.stack([model[n] for model in written]) for n in template}
         return PerClient(TensorDict(payloads, batch_size=[len(clients)]))
 
     def write(self, template: dict[str, Tensor], phi: dict[str, Tensor], e: Tensor) -> dict[str, Tensor]:
-        """Return the model h(e; φ); what is not trained is as in `template`."""
+        """Return the model h(e; φ); tensors that are not trained are those of `template`."""
         x = F.linear(e, phi["trunk_w/0"], phi["trunk_b/0"])
         for d in range(1, self.depth + 1):
             x = F.linear(F.relu(x), phi[f"trunk_w/{d}"], phi[f"trunk_b/{d}"])
@@ -171,7 +171,7 @@ class PFedHN(Method):
         back = pulled[1]
         a = replies.weights().to(server["embeddings"].dtype)
         g_phi, g_e = back({n: along(a, t) * t for n, t in tree.tensors(replies.stack).items()})
-        # A client without samples has a = 0, and sent a change of nothing.
+        # A client without samples has a = 0, and sent a change of 0.
         return g_phi, g_e / a.clamp(min=_TINY)[:, None]
 
 

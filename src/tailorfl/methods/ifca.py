@@ -11,22 +11,22 @@ IFCA: Ghosh et al., "An Efficient Framework for Clustered Federated Learning", N
                gradients:  θ = w_j* − η ∇F_i(w_j*), all its data;   sends (j*, θ)
     server:    models:     w_j = Σ over the clients that chose j of a_i θ_i / Σ of their a_i
                gradients:  w_j = w_j + Σ over the clients that chose j of a_i (θ_i − w_j),   Σ_S a_i = 1
-               a cluster nobody chose stays as it is                          deployed: w_j* of now
+               a cluster that no client chose does not change                 deployed: the current w_j*
 
-HypCluster sends models. IFCA is its alternation with what IFCA's code has beside it: steps that are divided by all
-participants, and a start in which every model is trained on a random equal share of the clients. There all models are
-the same at first, and a client is sent the model of its share alone; after `warm_rounds` of that it chooses. The code
-weighs the clients of a cluster alike (`weights: uniform`), and by samples in its experiments built on LEAF. Its test
-clients of MNIST and CIFAR choose by the loss on their test labels; here every client, a newcomer too, chooses by its
-training loss. A common body with heads by cluster is in the paper alone, and not here.
+HypCluster sends models. IFCA is its alternation with the additions of IFCA's code: steps that are divided by all
+participants, and a start in which every model is trained on a random equal share of the clients. All models are then
+the same at first, and a client receives only the model of its share; after `warm_rounds` of that it chooses. The code
+weights the clients of a cluster equally (`weights: uniform`), and by samples in its experiments built on LEAF. Its test
+clients of MNIST and CIFAR choose by the loss on their test labels; here every client, including a newcomer, chooses by
+its training loss. A common body with heads by cluster, which is only in the paper, is not implemented here.
 
 | symbol | here |
 |---|---|
 | c | `clusters` |
 | w_j | server state, entry j |
 | a_i | shares of training samples within the cluster |
-| what IFCA averages | `send` |
-| rounds on random shares, whose they are, how many are left | `warm_rounds`, server state `member`, `warm` |
+| models or gradients | `send` |
+| rounds on random shares, the share of each client, the rounds left | `warm_rounds`, server state `member`, `warm` |
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HypCluster(Method):
     clusters: int = Field(2, ge=1, description="c: number of global models")
 
     def server_state(self, ctx: Context) -> TensorDict:
-        # Equal starts would all be chosen alike for ever; the first is the shared one, so that c = 1 is FedAvg.
+        # With equal starts all clients would always choose the first; it is the shared one, so that c = 1 is FedAvg.
         starts = {str(j): ctx.init if j == 0 else ctx.fresh(j) for j in range(self.clusters)}
         return TensorDict(starts)
 
@@ -154,7 +154,7 @@ class IFCA(HypCluster):
         return self.models(server)
 
     def choose(self, client: Client, received: TensorDict) -> tuple[Tensor, TensorDict]:
-        """Return (j*, w_j*), the first 0-d int64: what was received where that is a single model."""
+        """Return (j*, w_j*), the first 0-d int64; if a single model was received, that one."""
         if "cluster" in received:
             return received["cluster"], received.exclude("cluster")
         return super().choose(client, received)

@@ -1,14 +1,14 @@
 """kNN-Per (Marfoq et al., "Personalized Federated Learning through Local Memorization", ICML 2022).
 
     training:    FedAvg
-    deployed:    the global model beside a vote of the client's own nearest training samples
+    deployed:    the global model mixed with a vote of the client's own nearest training samples
                  memory {(z_j, y_j)}: z_j = f(x_j; φ) of own training samples;   K: the k nearest to z by ‖z − z_j‖
                  p(c|x) = Σ_{j∈K} κ_j 1[y_j = c] / Σ_{j∈K} κ_j,     κ_j = exp(−‖z − z_j‖² / (d_z s))
                  output  λ_i p + (1 − λ_i) σ(f(x; w)),   λ_i by validation accuracy, the smallest of the best
 
 Outputs are logarithms of these probabilities, so that losses and metrics read them as logits. (The official code leaves
-s unused, chooses λ and the memory's size on test samples, and unless told otherwise mixes p with logits: `mix` = logits
-gives λ_i p + (1 − λ_i) f(x; w).) λ_i is among 0, 0.1, ..., 1; a client without validation samples mixes half and half.
+s unused, chooses λ and the memory's size on test samples, and by default mixes p with logits: `mix` = logits
+gives λ_i p + (1 − λ_i) f(x; w).) λ_i is one of 0, 0.1, ..., 1; for a client without validation samples it is 0.5.
 
 In regression, which the paper does not have, the vote is the neighbours' mean, and λ_i has the least squared error:
 
@@ -16,14 +16,14 @@ In regression, which the paper does not have, the vote is the neighbours' mean, 
 
 Motley (Wu et al., 2022) has this with κ_j = 1/‖z − z_j‖ and one λ for all clients.
 Nothing is kept between rounds and nothing of the memory is sent, so a newcomer votes with its own samples at once. An
-exported model is w with the memory and λ_i, so whoever gets it gets features and labels of the client's samples.
+exported model is w with the memory and λ_i, so it contains features and labels of the client's samples.
 
 | symbol | here |
 |---|---|
 | w | server state `w` |
 | k, s | `neighbours`, `scale` |
 | λ_i | `lam`, chosen by validation if it is not given |
-| what p is mixed with | `mix` |
+| p is mixed with σ(f) or with f | `mix` |
 | size of the memory | `capacity`, a random part of the training samples (default: all) |
 """
 
@@ -45,7 +45,7 @@ from tailorfl.methods.fedavg import FedAvg
 
 @register
 class KNNPer(FedAvg):
-    """FedAvg whose deployed model asks the client's nearest training samples."""
+    """FedAvg whose deployed model is mixed with a vote of the client's nearest training samples."""
 
     name = "knn_per"
     title = "kNN-Per"

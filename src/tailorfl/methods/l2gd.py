@@ -7,18 +7,18 @@ Every iteration has a coin ζ ~ Bernoulli(p) that all clients and the server sha
     ζ = 0:  x_i = x_i − (α / (N(1−p))) ∇F_i(x_i)                          one mini-batch gradient
     ζ = 1:  x_i = x_i − (αλ / (Np)) (x_i − x̄)
 
-so the expected step is α times the gradient of the objective. Models travel only where the coin turns from 0 to 1:
-clients send x_i, the server sends x̄ back. A further 1 leaves x̄ where it is, so clients go on with the one they have.
-That makes p(1−p) exchanges an iteration.
+so the expected step is α times the gradient of the objective. Models are sent only when the coin turns from 0 to 1:
+clients send x_i, the server sends x̄ back. A further 1 does not change x̄, so clients use the one they have.
+That makes p(1−p) exchanges per iteration.
 
 A round lasts until the next exchange, as with every other method: a run of ones, Geometric(1 − p) of them, then a run
 of zeros, Geometric(p), that is 1/p gradients and one exchange on average. Before the first exchange all models are
 equal, so the first round has no ones. With `per_round: coin` a round is a single iteration, as in the paper's plots;
-the next coin is known, so clients send at the end of a 0 that a 1 follows.
+the next coin is known, so clients send at the end of a 0 that is followed by a 1.
 
 All clients train in every round. With a sampled fraction below 1 only the sampled ones send, and x̄ is their mean.
-Coins depend on `coin_seed` and the round, not on the run's seed: runs over several seeds share their coins unless it is
-varied, too.
+Coins depend on `coin_seed` and the round, not on the run's seed: runs with several seeds share their coins unless
+`coin_seed` varies, too.
 
 | symbol | here |
 |---|---|
@@ -57,7 +57,7 @@ class L2GD(Method):
     family = "two models"
     use = "few, random exchanges between local steps"
     grid = {"lam": (0.1, 0.3, 1.0), "p": (0.1, 0.3, 0.5)}
-    # A client that idles would miss an exchange and later step towards a mean of long ago.
+    # A client that idles would miss an exchange and later step towards an outdated mean.
     participation: Literal["all"] = Field(default="all", description="which clients train in a round")
     lam: float = Field(0.3, gt=0, description="λ: strength of the pull towards the mean")
     p: float = Field(0.1, gt=0, lt=1, description="probability of a step towards the mean")
@@ -73,15 +73,15 @@ class L2GD(Method):
 
     @property
     def probability(self) -> float:
-        """P."""
+        """Probability p of ζ = 1."""
         return self.p if self.smoothness is None else self.lam / (self.lam + self.smoothness)
 
     def pull(self, lr: float) -> float:
-        """Return αλ/(Np), the share of the way to the mean that an iteration of ζ = 1 goes, for η = `lr`."""
+        """Return αλ/(Np), the share of the distance to the mean that an iteration with ζ = 1 covers, for η = `lr`."""
         return lr * self.lam * (1 - self.probability) / self.probability
 
     def coins(self, round: int) -> tuple[int, int]:
-        """Return how many iterations with ζ = 1 a round begins with, and how many with ζ = 0 follow."""
+        """Return the number of iterations with ζ = 1 at the start of a round, and of those with ζ = 0 that follow."""
         if self.per_round == "coin":
             return (1, 0) if self.averages(round) else (0, 1)
         rng, p = generator(self.coin_seed, "coins of a round", round), self.probability
@@ -89,11 +89,11 @@ class L2GD(Method):
         return (ones if round else 0), zeros
 
     def averages(self, round: int) -> bool:
-        """Whether ζ = 1 in a round of one coin; before the first models are equal, as after a step to the mean."""
+        """Return whether ζ = 1 in a round of one coin; before round 0 models are equal, as after a step to the mean."""
         return round < 0 or bool(generator(self.coin_seed, "coin", round).random() < self.probability)
 
     def exchanges(self, round: int) -> bool:
-        """Whether ζ turns from 0 to 1 at a round: the server sends in it, clients sent at the end of the one before."""
+        """Whether ζ turns from 0 to 1 at a round: the server sends in it, clients at the end of the one before."""
         if self.per_round == "exchange":
             return round > 0
         return self.averages(round) and not self.averages(round - 1)
@@ -144,7 +144,7 @@ class L2GD(Method):
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if any(self.coins(r)[0] for r in range(run.rounds)):
             return ()
-        # Then it is one round, or each has one coin: all have the same number of steps.
+        # There is one round, or each has one coin: all have the same number of steps.
         steps = self.coins(0)[1]
         because = f"with coins that never say average in its rounds ({run.rounds})"
         everyone = {"participation": "all"}

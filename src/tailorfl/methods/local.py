@@ -1,4 +1,4 @@
-"""The two ends between which personalization lives: no collaboration, and all data in one place.
+"""The two extremes of personalization: no collaboration, and all data in one place.
 
 LocalTrain:   v_i = LocalSGD(v_i, E) on every client alone; nothing is sent.
 Centralized:  w = LocalSGD(w, E) on the union of all training data; not federated, a reference.
@@ -25,7 +25,7 @@ from tailorfl.training import tree
 
 
 class Alone(OwnModel):
-    """Every client has a model that it alone trains."""
+    """Every client trains its own model, alone."""
 
     @property
     def averages_replies(self) -> bool:

@@ -1,37 +1,37 @@
-"""LoRA of which one factor travels: FFA-LoRA freezes the factors A for ever, FedSA-LoRA keeps the factors B at home.
+"""LoRA of which only one factor is sent: FFA-LoRA freezes the factors A, FedSA-LoRA keeps the factors B on clients.
 
 FFA-LoRA: Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024.
 FedSA-LoRA: Guo et al., "Selective Aggregation for Low-Rank Adaptation in Federated Learning", ICLR 2025.
 
-    FFA-LoRA: FedIT whose factors A never leave their common random start:   y = W x + s B A x,   mean(B) A = mean(B A)
+    FFA-LoRA: FedIT whose factors A keep their common random values:   y = W x + s B A x,   mean(B) A = mean(B A)
 
-    server sends φ: the factors B of LoRA, and what else the model trains
+    server sends φ: the factors B of LoRA, and all else that the model trains
     client i:  φ_i = LocalSGD(φ, E), A fixed          sends φ_i
     server:    φ = Σ_S a_i φ_i                         deployed: φ
 
-    FedSA-LoRA: y = W x + s B_i A x:   factors A learn what clients have in common and are averaged, B_i stay at home
+    FedSA-LoRA: y = W x + s B_i A x:   factors A learn what clients have in common and are averaged, B_i stay personal
 
     server sends A
     client i:  (A_i, B_i) = LocalSGD((A, B_i), E), both together;   keeps B_i, sends A_i
     server:    A = Σ_S a_i A_i                                      deployed: (A, B_i)
 
-FFA-LoRA: So the mean of factors is the mean of what clients add to the weights, and noise of privacy is not squared. A
-is drawn once, with the frozen weights of the model, and is in no state and no message.
+FFA-LoRA: The mean of the factors is then the mean of what clients add to the weights, and privacy noise is not squared.
+A is drawn once, with the frozen weights of the model, and is in no state and no message.
 
-FedSA-LoRA: What else the model trains is shared, too; with `personal_part` = lora_B+head the classifier is personal, as
-in the paper's experiments on GLUE. A newcomer has B = 0, the function of the base; `final_personal_epochs` tunes its B
-first. The released settings make all clients one model object (by reading), so that B passes from client to client;
-here every client has its own.
+FedSA-LoRA: All else that the model trains is shared, too; with `personal_part` = lora_B+head the classifier is
+personal, as in the paper's experiments on GLUE. A newcomer has B = 0, the function of the base model;
+`final_personal_epochs` tunes its B first. With the released settings all clients are one model object (from reading the
+code), so that B passes from client to client; here every client has its own.
 
-A model without LoRA has nothing to freeze and nothing personal: there both are FedAvg. The official setting of both is
-r = 8, α = 16, dropout 0.05.
+A model without LoRA has nothing to freeze and nothing personal: both methods are then FedAvg. The official setting of
+both is r = 8, α = 16, dropout 0.05.
 
 | symbol | FFA-LoRA | FedSA-LoRA |
 |---|---|---|
 | φ | server state `w` | |
-| A, and what is trained beside it | | server state |
+| A, and all else that is trained and shared | | server state |
 | B_i | | client state |
-| what stays at home | | `personal_part` |
+| the personal tensors | | `personal_part` |
 | A, B | parameters `…lora_A…weight` [r, in], `…lora_B…weight` [out, r] | the same |
 | E, η | the run's training settings | the same |
 """
@@ -50,7 +50,7 @@ from tailorfl.models.split import Split
 
 @register
 class FFALoRA(FedAvg):
-    """FedIT that trains the factors B alone."""
+    """FedIT that trains only the factors B."""
 
     name = "ffa_lora"
     title = "FFA-LoRA"

@@ -1,34 +1,35 @@
-"""LoRA of a rank by client: FlexLoRA averages products and cuts them anew, HetLoRA averages factors and prunes them.
+"""LoRA with a rank per client: FlexLoRA averages and truncates products, HetLoRA averages factors and prunes them.
 
 FlexLoRA: Bai et al., "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources",
 NeurIPS 2024.
 HetLoRA: Cho et al., "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models", EMNLP 2024.
 
-    FlexLoRA: clients have LoRA of ranks r_i; the server averages what they add to the weights and cuts it anew
+    FlexLoRA: clients have LoRA of ranks r_i; the server averages what they add to the weights and truncates it
 
     server sends client i the r_i largest singular values of ΔW:   B = U_{:r_i} Σ_{:r_i} / s_i,   A = V_{:r_i}ᵀ
     client i:  (A_i, B_i) = LocalSGD((A, B), E)            with the scale s_i = α / r_i       sends A_i, B_i
-    server:    ΔW = Σ_S a_i s_i B_i A_i = U Σ Vᵀ           by layer, from the factors: ΔW is never made
+    server:    ΔW = Σ_S a_i s_i B_i A_i = U Σ Vᵀ           by layer, from the factors: ΔW is never computed
 
-    HetLoRA: clients have LoRA of ranks r_i, which they may prune; factors are averaged with zeros beneath
+    HetLoRA: clients have LoRA of ranks r_i, which they may prune; factors are padded with zeros and averaged
 
     server sends client i the first r_i rows of A and columns of B
     client i:  (A_i, B_i) = LocalSGD on F_i + λ R,   R = Σ_layers ‖B[:, ⌊γ r_i⌋:]‖ ‖A[⌊γ r_i⌋:, :]‖   (Frobenius)
-               if R has fallen in the training:  r_i = max(r_min, ⌊γ r_i⌋)                sends the first r_i ranks
+               if training has reduced R:  r_i = max(r_min, ⌊γ r_i⌋)                      sends the first r_i ranks
     server:    A = Σ_S S_i A_i / Σ_S S_i,  B likewise,   S_i = ‖B_i A_i‖ over all layers
 
-The model has the largest rank r. A client of rank r_i has the first r_i rows of A and columns of B; the others are 0 to
-it, by a vector in the model (`models/lora.py`), so tensors of all clients have one shape, train side by side in every
-engine, and privacy noise in a row that is cut off changes nothing. Of a message the first r_i rows are `present`, and
-these alone are counted. What else a model trains is averaged. A client deploys its own cut, the global model has all
-ranks, a newcomer the rank of its place in `ranks`. A model without LoRA has nothing to cut: there both are FedAvg.
+The model has the largest rank r. A client of rank r_i has the first r_i rows of A and columns of B; a vector in the
+model (`models/lora.py`) sets the others to 0, so tensors of all clients have one shape and train together in every
+engine, and privacy noise in a row that is cut off changes nothing. The first r_i rows of a message are `present`, and
+only these are counted. All else that a model trains is averaged. A client deploys its own ranks, the global model has
+all ranks, and a newcomer the rank of its place in `ranks`. A model without LoRA has nothing to cut: both methods are
+then FedAvg.
 
-FlexLoRA: Before the first round ΔW = 0, and A is as it was drawn. The server keeps the r largest singular values. The
-official code averages factors where all ranks are equal; here that is no exception.
+FlexLoRA: Before the first round ΔW = 0, and A has its initial values. The server keeps the r largest singular values.
+The official code averages factors if all ranks are equal; here products are averaged then, too.
 
-HetLoRA: One scale s serves all ranks, else cutting would rescale. Zeros dilute rows that few clients have: that is the
-method. Where all S_i are 0 clients count as the run says, and so does what else a model trains. There is no code of the
-authors; r_min is never more than a client has.
+HetLoRA: All ranks share one scale s, since cutting would otherwise rescale. Zeros dilute rows that few clients have:
+that is part of the method. If all S_i are 0, factors have the run's weights, as all else that a model trains always
+has. The authors have published no code; r_min is never more than a client's rank.
 
 | symbol | here |
 |---|---|
@@ -144,7 +145,7 @@ class RankedLoRA(Method):
         return TensorDict({"lora": TensorDict(layers), "rest": other_tensors}, batch_size=[])
 
     def whole(self, received: TensorDict) -> TensorDict:
-        """Return the model of a client, from what it received."""
+        """Return the model of a client, from the message it received."""
         model: dict[str, Any] = dict(rest_of(received).items())
         for a, layer in received["lora"].items():
             present = layer["present"]
@@ -155,7 +156,7 @@ class RankedLoRA(Method):
         return TensorDict(model, batch_size=[])
 
     def reply(self, trained: TensorDict, received: TensorDict, rank: Tensor) -> TensorDict:
-        """Return what goes up: the first ranks of the trained factors, and all else that is shared."""
+        """Return the reply: the first ranks of the trained factors, and all else that is shared."""
         layers = {}
         for a, layer in received["lora"].items():
             present = layer["present"] & (torch.arange(len(layer["present"]), device=rank.device) < rank)
@@ -174,7 +175,7 @@ def cut(a: Tensor, b: Tensor, present: Tensor) -> TensorDict:
 
 
 def rest_of(message: TensorDict) -> TensorDict:
-    """Return what a message has beside the factors of LoRA; an empty part does not travel."""
+    """Return the part of a message without the factors of LoRA; an empty part is not sent."""
     other_tensors: TensorDict = message["rest"] if "rest" in list(message.keys()) else tree.empty()
     return other_tensors
 
@@ -188,7 +189,7 @@ def own_rank(received: TensorDict) -> Tensor:
 
 @register
 class FlexLoRA(RankedLoRA):
-    """LoRA of a rank by client, of which the products are averaged and cut by their singular values."""
+    """LoRA with a rank per client, whose products are averaged and truncated by their singular values."""
 
     name = "flexlora"
     title = "FlexLoRA"
@@ -223,7 +224,7 @@ class FlexLoRA(RankedLoRA):
 
 @register
 class HetLoRA(RankedLoRA):
-    """LoRA of a rank by client, averaged factor by factor, whose last ranks are pruned where they fade."""
+    """LoRA with a rank per client, averaged factor by factor, whose last ranks are pruned if they shrink."""
 
     name = "hetlora"
     title = "HetLoRA"
@@ -284,7 +285,7 @@ class HetLoRA(RankedLoRA):
 def size_of(
     state: TensorDict | dict[str, Tensor], pairs: tuple[tuple[str, str], ...], last: Tensor
 ) -> Tensor:
-    """Return R: Σ over layers of ‖B‖ ‖A‖ of the ranks where `last` [r] is 1, 0-d; its slope at 0 is 0."""
+    """Return R: Σ over layers of ‖B‖ ‖A‖ of the ranks where `last` [r] is 1, 0-d; its gradient at 0 is 0."""
     norm = torch.linalg.vector_norm
     return torch.stack([norm(state[b] * last) * norm(state[a] * last[:, None]) for a, b in pairs]).sum()
 

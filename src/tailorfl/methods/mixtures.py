@@ -58,8 +58,8 @@ def mixing_weights(variance: Tensor, moment: Tensor) -> Tensor:
 def least_quadratic(a: Matrix) -> Matrix:
     """Return argmin βᵀAβ over the simplex for a positive semi-definite A [m, m].
 
-    x = argmin over x ≥ 0 of xᵀAx − 2·1ᵀx has the conditions of β but for its scale, and is non-negative least squares.
-    Of several minima it is the one of least norm, up to 10⁻¹² of the size of A.
+    x = argmin over x ≥ 0 of xᵀAx − 2·1ᵀx meets the conditions of β up to its scale, and is non-negative least squares.
+    If there are several minima, it is the one of least norm, up to 10⁻¹² of the size of A.
     """
     from scipy.optimize import nnls
 
@@ -90,12 +90,12 @@ def squared_gaps(models: TensorDict, rows: Tensor) -> Tensor:
 
 
 def cosines(models: TensorDict, rows: Tensor) -> Tensor:
-    """Return cos(w_i, w_j) of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64; 0 of a zero."""
+    """Return cos(w_i, w_j) of the models at `rows` [m] and all N of a stack [N, ...], [m, N] float64; 0 for w = 0."""
     flats = _flat(models)
     inner = torch.zeros(len(rows), len(flats[0]), dtype=torch.float64)
     square = torch.zeros(inner.shape[1], dtype=torch.float64)
     for flat in flats:
-        # One by one: a product of matrices rounds by how many rows there are.
+        # One by one: the rounding of a matrix product depends on the number of rows.
         for k, i in enumerate(rows.tolist()):
             inner[k] += flat @ flat[i]
         square += flat.square().sum(1)
@@ -106,7 +106,7 @@ def cosines(models: TensorDict, rows: Tensor) -> Tensor:
 def mixed(models: TensorDict, weights: Tensor) -> TensorDict:
     """Return Σ_j weights[i, j] · model j of a stack [N, ...] for every row, [m, ...]; counters are the first model's.
 
-    A row comes out the same to the bit, whatever the others are.
+    Each row is the same to the bit, whatever the others are.
     """
     rows = [tree.weighted_mean(models, row) for row in weights]
     return TensorDict(
@@ -120,7 +120,7 @@ def copies(model: TensorDict, count: int) -> TensorDict:
 
 
 def replaced(models: TensorDict, rows: Tensor, new: TensorDict | Mapping[str, Tensor]) -> TensorDict:
-    """Return a stack [N, ...] with other models, of which `new` [m, ...] may hold more tensors, at `rows` [m]."""
+    """Return a stack [N, ...] with the models `new` [m, ...], which may have more tensors, at `rows` [m]."""
     return TensorDict({n: t.index_copy(0, rows, new[n]) for n, t in tree.tensors(models).items()})
 
 

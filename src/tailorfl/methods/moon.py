@@ -1,7 +1,7 @@
 """MOON (Li et al., "Model-Contrastive Federated Learning", CVPR 2021).
 
-    FedAvg whose features are pulled to those of the received model and pushed away from those of the client's models of
-    before:   ℓ = −log( e^{cos(z, z^w)/τ} / (e^{cos(z, z^w)/τ} + Σ_{k≤Q} e^{cos(z, z^(k))/τ}) ),   mean over samples
+    FedAvg whose features are pulled to those of the received model and pushed away from those of the client's previous
+    models:   ℓ = −log( e^{cos(z, z^w)/τ} / (e^{cos(z, z^w)/τ} + Σ_{k≤Q} e^{cos(z, z^(k))/τ}) ),   mean over samples
 
     server sends w
     client i:  θ = LocalSGD(w, E) on  CE + μ·ℓ;   z^w of the RECEIVED w, z^(k) of θ^(k): evaluation mode, no gradient
@@ -9,15 +9,15 @@
     server:    w = Σ_S a_i θ
 
 Before a client has trained there is no θ^(k): the term is log 1 = 0. (Ports that start with θ^(1) = w differ by log 2
-in the value and by nothing in the gradient.) z is what goes into the head of the run's own model; `projection` puts two
-layers (d_z → d_z, ReLU, → `projection`; official code: 256) before the head, as the official networks have them.
+in the value and not at all in the gradient.) z is the input of the head of the run's own model; `projection` puts two
+layers (d_z → d_z, ReLU, → `projection`; official code: 256) before the head, as in the official networks.
 
 | symbol | here |
 |---|---|
 | w | server state `w` |
 | θ^(1) … θ^(Q), how many of them there are | client state `1` … `Q`, `trained` |
 | μ, τ, Q | `mu`, `tau`, `history` |
-| width of z, where it is projected | `projection` |
+| width of z, if it is projected | `projection` |
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tailorfl.training.objective import Seen, Term
 
 @register
 class MOON(FedAvg):
-    """FedAvg with features that stay near the global model's and leave those of the client's last models."""
+    """FedAvg with features that stay close to the global model's and away from those of the client's last models."""
 
     name = "moon"
     title = "MOON"
@@ -52,7 +52,7 @@ class MOON(FedAvg):
     family = "one model"
     use = "one model of images whose features drift apart"
     grid = {"mu": (0.1, 1.0, 5.0), "tau": (0.1, 0.5, 1.0)}
-    # With a projection it is at most FedAvg of another network.
+    # With a projection it could only equal FedAvg of another network.
     special_cases = [
         to_fedavg("with μ = 0", projection=0, mu=0),
         to_fedavg("with Q = 0", projection=0, history=0),
@@ -80,7 +80,7 @@ class MOON(FedAvg):
         return TensorDict({**new, "trained": state["trained"] + 1}), theta
 
     def contrast(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[Term, ...]:
-        """Return the term −μ log softmax of the received model among the models, none where it is 0."""
+        """Return the term −μ log softmax of the received model among the models; none if it is 0."""
         if self.mu == 0 or self.history == 0 or client.round == 0:
             return ()
 
@@ -97,7 +97,7 @@ class MOON(FedAvg):
 
 
 def project(module: nn.Module, width: int) -> None:
-    """Put Linear(d, d), ReLU, Linear(d, width) before the head, which is drawn anew on that width; in place.
+    """Put Linear(d, d), ReLU, Linear(d, width) before a new head for that width; in place.
 
     Raises:
         ModelError: the network has no linear head, or the head is the whole network.

@@ -1,4 +1,4 @@
-"""MR-MTL: mean-regularised multi-task learning, the reading of "MTL" as a baseline of PerAda (CVPR 2024).
+"""MR-MTL: mean-regularised multi-task learning, our reading of the baseline "MTL" in PerAda (CVPR 2024).
 
     min  Σ_i p_i ( F_i(v_i) + (λ/2)‖v_i − v̄‖² ),   v̄ = Σ_j p_j v_j over ALL clients
 
@@ -7,8 +7,8 @@
     server:    v̄ = v̄ + Σ_S p_i (v_i⁺ − v_i)
 
 Sending the change keeps v̄ the exact mean of all clients' latest models without storing them on the server. With `mean`
-= sampled, the variant "L2SGD" in Ditto's code, clients send v_i⁺ − v̄ and the server steps towards the mean of the
-sampled ones alone, which is another thing where not all take part:
+= sampled, the variant "L2SGD" in Ditto's code, clients send v_i⁺ − v̄ and the server steps towards the mean of only
+the sampled ones, which is different if not all take part:
 
     server:    v̄ = v̄ + (m/N) mean_S (v_i⁺ − v̄)
 

@@ -11,7 +11,7 @@
 | LG-FedAvg | Liang et al., 2020 | feature extractor | together | uniform |
 | FedBN | Li et al., ICLR 2021 | norm layers, parameters and running statistics | together | samples |
 
-FedRep (`fedrep.py`), FedAlt and FedSim (`fedalt.py`) and FedBABU (`fedbabu.py`) are built on what stands here.
+FedRep (`fedrep.py`), FedAlt and FedSim (`fedalt.py`) and FedBABU (`fedbabu.py`) are built on the classes here.
 
 | symbol | here |
 |---|---|
@@ -71,11 +71,11 @@ class SplitMethod(ServerModel):
 
     @property
     def server_step(self) -> float:
-        """How far the server goes towards the mean of what clients send."""
+        """The server's step size towards the mean of the replies."""
         return 1.0
 
     def everywhere(self, **train: Any) -> tuple[Reduction, ...]:
-        """Without a personal part it is FedAvg."""
+        """Return the reduction to FedAvg, which holds without a personal part."""
         options = {"weights": self.weights, "server": {"lr": self.server_step}}
         return (
             Reduction(
@@ -85,7 +85,7 @@ class SplitMethod(ServerModel):
 
 
 class KeepsPart(SplitMethod):
-    """A personal part that is trained in every round, and once more before a model is used if asked to."""
+    """A personal part that is trained in every round, and optionally once more before a model is used."""
 
     final_personal_epochs: int = Field(
         0,
@@ -113,7 +113,7 @@ class KeepsPart(SplitMethod):
         return not nothing(self.length("final_personal"))
 
     def alone(self, length: Length = RUN) -> tuple[Reduction, ...]:
-        """With nothing shared it is LocalTrain, of so many epochs or steps; without both the run's."""
+        """Return the reduction to LocalTrain of a length, by default the run's, which holds if nothing is shared."""
         because = f"with all of this model in its personal part ('{self.personal_part}')"
         if nothing(length):
             return (Reduction(because, "personal"),)
@@ -159,7 +159,7 @@ class LGFedAvg(KeepsPart):
 
 @register
 class FedBN(KeepsPart):
-    """Everything is shared but the norm layers; without norm layers it is FedAvg."""
+    """Everything except the norm layers is shared; without norm layers it is FedAvg."""
 
     name = "fedbn"
     title = "FedBN"

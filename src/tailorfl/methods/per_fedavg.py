@@ -12,11 +12,11 @@ which one step of a client leads to a good personal one.
         HF:    w = w − β (g − α Hg),   Hg = (∇F(w + δg; B3) − ∇F(w − δg; B3)) / (2δ)
     server:    w = mean_S w_i
 
-FO leaves the Hessian out, and so stands still where Σ ∇F_i(w − α∇F_i(w)) = 0 instead of at a minimum. A client deploys
+FO omits the Hessian, so its fixed point is where Σ ∇F_i(w − α∇F_i(w)) = 0 instead of at a minimum. A client deploys
 w after A steps of size α on batches of its own TRAINING data (one re-implementation adapts on test labels).
 
-An epoch is a pass over a client's data: as each step takes two or three batches, it has a half or a third of the
-steps that FedAvg would take. Sample-level privacy adds noise to every gradient; in HF the noise of the two behind Hg is
+An epoch is a pass over a client's data: as each step takes two or three batches, it has half or a third of the
+steps that FedAvg would take. Sample-level privacy adds noise to every gradient; in HF the noise of the two in Hg is
 multiplied by α/(2δ), so δ should then be larger than the default.
 
 | symbol | here |
@@ -44,7 +44,7 @@ from tailorfl.training.update import Optimizer
 
 @register
 class PerFedAvg(ServerModel):
-    """A global model that is trained for what it becomes after a step of adaptation."""
+    """A global model that is trained for its loss after a step of adaptation."""
 
     name = "per_fedavg"
     title = "Per-FedAvg"
@@ -84,6 +84,6 @@ class PerFedAvg(ServerModel):
         return client.fit(
             received,
             length=Length(steps=self.adapt_steps),
-            optimizer=Optimizer.plain(lr=self.alpha),  # of the objective, so it does not fall with the rounds
+            optimizer=Optimizer.plain(lr=self.alpha),  # α is in the objective, so it does not decay by round
             purpose="finetune",
         )

@@ -1,6 +1,6 @@
 """PerAda: parameter-efficient federated learning personalization (Xie et al., CVPR 2024).
 
-    f(u, ·): a frozen pretrained backbone u and a small adapter set; what is written here is the adapter set alone
+    f(u, ·): a frozen pretrained backbone u and a small adapter set; v_m, w and θ_m are adapter sets only
     min over v_m:  F_m(u, v_m) + (λ/2)‖v_m − w‖²
     min over w:    Σ_{x in P} KL( σ(mean_m f(u, θ_m; x)) ‖ σ(f(u, w; x)) ),   θ_m locally trained copies of w
 
@@ -8,15 +8,15 @@
     client m:  θ_m = LocalSGD(w, E, η);   v_m = LocalSGD(v_m, S, η_p, prox (λ, w));   sends θ_m
     server:    w = mean_S θ_m;   then R steps of Adam on the second objective, with the θ_m as teachers
 
-What the backbone is, the model says (`model.trainable`, such as adapter+head): this file trains, sends and keeps what
-is not frozen. With R = 0 ("w/o KD") it is Ditto on that part, and needs no public set.
+The model defines the backbone (`model.trainable`, such as adapter+head): PerAda trains, sends and keeps all that is
+not frozen. With R = 0 ("w/o KD") it is Ditto on that part, and needs no public set.
 
-The paper and its released code differ. Followed is the paper; `variant` = released takes the code's penalty
+The paper and its released code differ. The default is the paper's; `variant` = released takes the code's penalty
 λ‖·‖², which is twice as strong, and distils in the first 30 rounds only (5 for multilabel tasks). The code keeps the
 best of the distilled models on labelled validation samples of the server, or the average if none is better: `distil:
 {select: best}`. Its teachers are in training mode, and distillation overwrites their running statistics; here they
-are fixed models. It distils multilabel tasks by a softmax over the labels, the default here too; `distil: {link:
-sigmoid}` takes each label by itself.
+are fixed models. It distils multilabel tasks by a softmax over the labels, which is also the default here; `distil:
+{link: sigmoid}` treats each label separately.
 
 | symbol | here |
 |---|---|

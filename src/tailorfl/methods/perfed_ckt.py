@@ -11,17 +11,17 @@ architecture exchange class probabilities on a public set P, never weights.
                      w ← w − η (∇F + (2λ/b') Σ_x Jᵀ(s − s̄_k));   sends the new s_k
     server:    k-means on the |P|·C numbers of each s_k;   a centroid is the mean of its members
 
-The paper calls s "logits", yet defines it on the simplex; probabilities it is. Its run begins with an upload of m
-clients' initial predictions. Here clients first train alone for a round and upload then: T + 1 rounds send what that
-upload and T rounds send. `first_round` = upload is the paper's order: in the first of T + 1 rounds the sampled clients
+The paper calls s "logits", but defines it on the simplex, so here s are probabilities. Its run begins with an upload of
+m clients' initial predictions. Here clients first train alone for a round and then upload: T + 1 rounds send as much as
+that upload and T rounds. `first_round` = upload is the paper's order: in the first of T + 1 rounds the sampled clients
 upload and do not train, so that all training is with distillation. Models that have learned little predict alike, and
-the first centroids pull everybody there: in `warm_rounds` before all this clients train alone and send nothing.
+the first centroids pull all clients there: in `warm_rounds` before this, clients train alone and send nothing.
 
 Settings of the paper that belong to the run: `train.lr=0.001`, `train.batch_size=64`, `train.steps=50` (τ), 2000 public
 samples, and clients sampled without replacement with probabilities p_k = n_k / Σ n (`sampling=proportional`).
 
-k-means: k-means++, ten restarts, an emptied cluster is placed anew at the farthest point; there are at most as many
-clusters as distinct predictions. So clients that all start alike (`own_init=false`) have one centroid at first.
+k-means: k-means++, ten restarts, an emptied cluster is moved to the farthest point; there are at most as many clusters
+as distinct predictions. So clients that all have the same start (`own_init=false`) have one centroid at first.
 
 | symbol | here |
 |---|---|
@@ -97,7 +97,7 @@ class PerFedCKT(OwnModel):
                 f"{self.title} exchanges probabilities of two or more classes (a softmax), which a task of {ctx.task} "
                 "does not have"
             )
-        assert ctx.public is not None  # as `needs_public` says
+        assert ctx.public is not None  # `needs_public` ensures it
         outputs = ctx.model(ctx.init, ctx.public.take(torch.zeros(1, dtype=torch.int64)))
         return TensorDict({"centroids": torch.zeros(0, len(ctx.public), outputs.shape[-1])})
 
@@ -149,7 +149,7 @@ class PerFedCKT(OwnModel):
 
 
 def _before_any_pull(rounds: int, warm: int) -> str:
-    """Why nothing pulls in a run of so many rounds, all before there are centroids."""
+    """Return why nothing pulls in a run of this many rounds, all before there are centroids."""
     if rounds == 1:
         return "in its only round, before which nobody has uploaded,"
     return f"in {rounds} rounds, of which the first {warm} are warm ones,"
@@ -187,13 +187,13 @@ def nearest(centroids: Tensor, s: Tensor) -> Tensor:
 def cluster(vectors: Tensor, weights: Tensor, clusters: int, seed: int) -> tuple[NDArray[Any], Tensor]:
     """Return (the cluster of every client, int [clients]; centroids [c', numbers]) by k-means.
 
-    Fewer than `clusters` where there are fewer distinct vectors; no cluster is empty.
+    There are fewer than `clusters` if there are fewer distinct vectors; no cluster is empty.
 
     Args:
         vectors: [clients, numbers].
-        weights: [clients] what each counts in the k-means objective and in its centroid, positive.
+        weights: [clients] positive weights in the k-means objective and in the centroids.
         clusters: c.
-        seed: of the k-means++ starts.
+        seed: seed of the k-means++ starts.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -206,6 +206,6 @@ def cluster(vectors: Tensor, weights: Tensor, clusters: int, seed: int) -> tuple
         warnings.simplefilter("ignore", ConvergenceWarning)
         assigned = kmeans.fit_predict(points, sample_weight=weights.numpy() * len(weights))
     labels = np.unique(assigned, return_inverse=True)[1]
-    # Means of the members, not the centres k-means stopped at: those differ from them by its tolerance.
+    # Means of the members, not the centres at which k-means stopped, which differ from them by its tolerance.
     member = torch.nn.functional.one_hot(torch.from_numpy(labels)).double() * weights[:, None]
     return labels, ((member / member.sum(0)).T @ vectors.double()).to(vectors.dtype)

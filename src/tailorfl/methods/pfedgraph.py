@@ -9,9 +9,9 @@
 
 The official code solves that projection with a quadratic program. Its four ports ADD λ cos, which drives a model away
 from those it is mixed with, against its own graph: `released=True` does that. Its variant `approximate` pulls along
-cos(u_i, w), and only u_i travels. Deployed is the last w_i, not the best by validation. Cosines and the term look at
-all trainable parameters or at `measure=head` alone. A client that was not in S keeps its last u_i and g_i; a newcomer
-gets the mean of the last cohort's models.
+cos(u_i, w), and only u_i is sent. The last w_i is deployed, not the best by validation. Cosines and the term are of
+all trainable parameters, or with `measure=head` of the head. A client that was not in S keeps its last u_i and g_i; a
+newcomer gets the mean of the last cohort's models.
 
 | symbol | here |
 |---|---|
@@ -46,7 +46,7 @@ ALIKE = 0.9
 
 @register
 class PFedGraph(OwnModel):
-    """Every client starts from a mixture of models whose updates point where its own does, and is pulled to them."""
+    """Every client starts from a mixture of models with updates in similar directions, and is pulled to them."""
 
     fixed_clients = "its server keeps the model of every client"
     name = "pfedgraph"

@@ -8,21 +8,21 @@
                keeps θ as its personal model, sends w_i
     server:    w = (1 − β) w + β Σ_S a_i w_i
 
-θ is warm-started across the R repetitions, as in the official code. The optimizer of the run takes its steps, anew on
-every batch. What that code evaluates as the personal model is not θ but w_i after the last repetition: `keep: w`.
+θ is warm-started across the R repetitions, as in the official code. The run's optimizer takes its steps, and starts
+afresh on every batch. That code evaluates as the personal model not θ but w_i after the last repetition: `keep: w`.
 
-With `personal_epochs` (or `personal_steps`) a client instead trains its θ of the round before for so many epochs with
-the same penalty and then takes one step of w, as the baseline of that name in FedOA (2025) does; its step
+With `personal_epochs` (or `personal_steps`) a client instead trains its θ of the previous round for that long with
+the same penalty and then takes one step of w, like the baseline of the same name in FedOA (2025), whose step
 φ − 2λη(φ − φ_e) is `lr` = 2η. The released code of that baseline has a pull without gradient, which is `lam` = 0.
 
 The official code's settings are `{lam: 15, local_rounds: 20, lr: 0.005, personal_lr: 0.09}`; they need η_p λ < 2, which
-a learning rate of 0.2 breaks, and 100 gradients a round. The defaults here are stable up to a rate of 1 and take 25.
+a learning rate of 0.2 violates, and 100 gradients a round. The defaults here are stable up to a rate of 1 and take 25.
 
 | symbol | here |
 |---|---|
 | λ | `lam` |
 | K, R | `inner_steps`, `local_rounds` |
-| η, η_p | `lr`, `personal_lr` (default: the run's learning rate), times what `train.round_schedule` leaves |
+| η, η_p | `lr`, `personal_lr` (default: the run's learning rate), times the factor of `train.round_schedule` |
 | β | `beta` |
 | θ_i, or w_i with `keep: w` | client state |
 """
@@ -140,7 +140,7 @@ class PFedMe(TwoModels):
         return (Reduction("with ηλ = 1 and K = 1", "global", "fedavg", "global", options, train),)
 
     def _as_fedclup(self, run: RunSetup) -> tuple[Reduction, ...]:
-        """With ηλ = 1 a client that trains for epochs sends its personal model, as in FedCLUP with γ = 1/λ."""
+        """Return the reduction with ηλ = 1 and epochs: clients send their personal model, as FedCLUP with γ = 1/λ."""
         if self.beta != 1:
             return ()
         options = {"lam": self.lam, "weights": self.weights}

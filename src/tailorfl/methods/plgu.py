@@ -13,9 +13,9 @@ PLGU-LF, layer freezing:
     server:    w = w + mean_S (ω − w)
 
 "Freeze" means that w does not overwrite the D personal layers; all layers of θ and ω are trained. The subscript of the
-paper's g̃ says derivative at w + ε, its argument prints F(θ + ε): the former is `grad_at = global`. The g of ε is θ's,
-which saves a gradient; `eps_from = global` takes a third one at ω, so that ω climbs where it stands.
-ε is written for p = 2; `p` is the general one of `tailorfl.training.ascent`, p = inf climbs by the sign of each entry.
+paper's g̃ means the derivative at w + ε, while its argument is F(θ + ε): the former is `grad_at = global`. The g of ε is
+θ's, which saves a gradient; `eps_from = global` takes a third one at ω, so that ω ascends along its own gradient.
+ε is written for p = 2; `p` is the general one of `tailorfl.training.ascent`, p = inf ascends by the sign of each entry.
 
 PLGU-GRep, on FedRep:
 
@@ -25,7 +25,7 @@ PLGU-GRep, on FedRep:
                sends φ_i
     server:    φ = mean_S φ_i
 
-The last line of the paper's update prints the plain gradient in place of g̃, which would leave ε unused. The two steps
+The last line of the paper's update prints the plain gradient instead of g̃, which would leave ε unused. The two steps
 of the body are plain ones, whatever the run's optimizer; `train.clip` bounds each of the three gradients.
 
 | symbol | here |
@@ -127,7 +127,7 @@ class PLGULF(TwoModels):
         return server + replies.mean()
 
     def kept(self, layers: int) -> int:
-        """Return D on a model of so many layers: by default 5/21 of them, at least one, and never all."""
+        """Return D for a model with `layers` layers: by default 5/21 of them, at least one, and never all."""
         if self.personal_layers is not None:
             return self.personal_layers
         return min(max(1, round(SHARE * layers)), layers - 1)
@@ -202,7 +202,7 @@ class PLGUGRep(FedRep):
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Return which layers have the `count` largest scores, bool [layers]; of equals the deeper come first."""
+    """Return which layers have the `count` largest scores, bool [layers]; of equal ones the deeper come first."""
     layers = scores.shape[0]
     deepest_first = torch.argsort(scores.flip(0), descending=True, stable=True)
     chosen = layers - 1 - deepest_first[: min(count, layers)]

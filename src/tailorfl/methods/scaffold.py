@@ -8,12 +8,12 @@ measured and subtracted.
                sends y − w and c_i⁺ − c_i;   c_i = c_i⁺
     server:    w = w + η_g mean_S (y − w);   c = c + Σ_S p_i (c_i⁺ − c_i)
 
-`train.clip` bounds ∇F_i(y), not the step: so (w − y)/(Kη) = mean ∇F_i − c_i + c still, and c_i⁺ is the mean of the
-clipped gradients that were followed. Of a clipped step, what clipping took away would count as a gradient.
+`train.clip` bounds ∇F_i(y), not the step: so (w − y)/(Kη) is still mean ∇F_i − c_i + c, and c_i⁺ is the mean of the
+clipped gradients that were followed. If steps were clipped, the clipped part would count as a gradient.
 
 p_i is the weight of client i among ALL clients: n_i/Σn, or the paper's 1/N with `weights: uniform`. At any
-participation c = Σ_i p_i c_i. It reaches the minimum of Σ_i p_i F_i with K > 1 steps and partial participation, where
-FedAvg is biased.
+participation c = Σ_i p_i c_i. The method reaches the minimum of Σ_i p_i F_i with K > 1 steps and partial participation,
+where FedAvg is biased.
 
 | symbol | here |
 |---|---|
@@ -77,7 +77,7 @@ class Scaffold(Corrected):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w, c, c_i = received["w"], received["correction"], state
-        # Momentum, weight decay, AdamW or a decaying rate would make (w − y)/(Kη) another thing than a mean gradient.
+        # With momentum, weight decay, AdamW or a decaying rate (w − y)/(Kη) would not be a mean gradient.
         y = client.fit(w, direction=corrected, given=(c_i, c), optimizer=Optimizer.plain(clip_each=True))
         moved = client.parameters(w) - client.parameters(y)
         c_new = c_i - c + moved / (client.steps().clamp(min=1.0) * client.config.lr)
@@ -96,5 +96,5 @@ class Scaffold(Corrected):
 
 
 def corrected(y: TensorDict, grad: Gradient, c_i: TensorDict, c: TensorDict) -> TensorDict:
-    """∇F(y) − c_i + c."""
+    """Return ∇F(y) − c_i + c."""
     return grad(y) - c_i + c

@@ -1,19 +1,19 @@
-"""Gradient-boosted decision trees beside networks, for tables: at home, on pooled data, and federated by bagging.
+"""Gradient-boosted decision trees for tables, as a reference for networks: local, pooled, and federated by bagging.
 
 LocalTrees:      each client grows scikit-learn's HistGradientBoosting on its own samples; nothing is sent.
 PooledTrees:     the same on the union of all training data; not federated, a reference.
-FederatedTrees:  bagging of clients' trees, as Flower's example for XGBoost: in each round every sampled client grows
+FederatedTrees:  bagging of clients' trees, as in Flower's XGBoost example: in each round every sampled client grows
                  `max_iter` iterations on top of the ensemble F that it receives, and the server appends all of them:
 
     T_i = trees of client i from the derivatives of its loss at F,      F ← F + Σ_{i in S} T_i / |S|
 
-F starts at the weighted mean of the baselines of the first round's clients, where XGBoost's starts at 0. With `scaled`
+F starts at the weighted mean of the baselines of the first round's clients, while XGBoost's starts at 0. With `scaled`
 false values add up, as in Flower's example by default; a round of many clients then steps too far.
 
-A client's ensemble, or the server's, is tensors like any other state (`tailorfl.models.tree_ensemble`); the run's model
-and the settings of its training mean nothing to trees. Grown are whole ensembles in a
-client's first round, and newcomers after k steps have k iterations. Missing values and words are taken as they are in a
-table (`tailorfl.training.boosting`).
+A client's ensemble, or the server's, is tensors like any other state (`tailorfl.models.tree_ensemble`); trees ignore
+the run's model and the settings of its training. Local and pooled ensembles are grown whole in a client's first round,
+and newcomers after k steps have k iterations. Missing values and words are used as they are in a table
+(`tailorfl.training.boosting`).
 
 | symbol | here |
 |---|---|
@@ -46,7 +46,7 @@ from tailorfl.training.boosting import TASKS, continued, ensemble, fitted
 
 
 class Trees(Method):
-    """Trees of scikit-learn, with its names of their settings."""
+    """Trees of scikit-learn, with its names for their settings."""
 
     family = "trees"
     of_networks = False
@@ -62,7 +62,7 @@ class Trees(Method):
     max_iter: int = Field(100, ge=1, description="trees of each output")
 
     def grown(self, client: Client, of: Callable[..., dict[str, Tensor]], state: TensorDict) -> TensorDict:
-        """Return what a function of `boosting` grows on a client's samples, and report how many nodes have children."""
+        """Return the trees that a function of `boosting` grows on a client's samples; report the number of splits."""
         names = Trees.model_fields.keys() - Method.model_fields.keys()
         new = client.compute(partial(of, **{name: getattr(self, name) for name in names}), state)
         client.metrics["splits"] = (new["left"] != new["right"]).sum().float()
@@ -108,7 +108,7 @@ class PooledTrees(Trees, ServerModel):
 
 @register
 class FederatedTrees(Trees):
-    """Clients grow trees on top of everybody's."""
+    """Clients grow trees on top of those of all clients."""
 
     name = "federated_trees"
     title = "Federated trees"

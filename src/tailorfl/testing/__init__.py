@@ -1,11 +1,11 @@
-"""Checks that every method has to pass: for authors of methods, and for the library's own.
+"""Checks that every method has to pass: for authors of methods, and for the library's own methods.
 
 from tailorfl.testing import Contract, check_method, parametrize_with_checks
 
 check_method(MyMethod(lam=0.5))  # raises AssertionError at the first check that fails
 
 @parametrize_with_checks(Contract(MyMethod(lam=0.5), down=whole, up=whole))
-def test_contract(check):  # with pytest, each check a test of its own
+def test_contract(check):  # with pytest, one test per check
     check()
 """
 

@@ -1,8 +1,8 @@
-"""The checks. Each trains a method for some rounds on five tiny clients, most of them in milliseconds.
+"""The checks. Each trains a method for a few rounds on five tiny clients, most of them in milliseconds.
 
-What they hold: engines agree, a resumed run is the uninterrupted one, clients are interchangeable, those that are not
-sampled stay as they are, evaluation changes nothing, traffic is what was promised, privacy reaches every gradient or
-is refused, newcomers get a model, and models leave the tool.
+They check that engines agree, a resumed run equals the uninterrupted one, clients are interchangeable, those that are
+not sampled stay as they are, evaluation changes nothing, traffic is as promised, privacy covers every gradient or is
+refused, newcomers get a model, and models can be exported.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from tailorfl.training.sample_privacy import SampleDP
 NORMED = "batch_norm"
 ALL = (*range(len(SIZES)), NEWCOMER)
 CLOSE = {"atol": 1e-9, "rtol": 1e-7}
-"""What runs in float64 may differ by."""
+"""Tolerances between runs in float64."""
 RESUMED: dict[str, Any] = {"fraction": 0.4, "seed": 2}
 PLAIN = replace(TRAIN, momentum=0.0, weight_decay=0.0)
 NOISY = replace(PLAIN, dp=SampleDP(0.5, 1.0, "shuffle"))
 
 
 def _outcome(sim: Simulation) -> dict[str, Tensor]:
-    """States, deployable models (of the newcomer too) and the newcomer's model after two steps."""
+    """Return states, deployable models (of the newcomer too) and the newcomer's model after two steps."""
     ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 2)
     return {
         **everything(sim),
@@ -72,10 +72,10 @@ def _of_clients(sim: Simulation, ids: tuple[int, ...]) -> dict[str, Tensor]:
 
 @check(("logistic",), (NORMED,), ("dropout",))
 def engines_agree(contract: Contract, model_name: str) -> None:
-    """All clients at once give the numbers of one after the other.
+    """Check that training all clients at once gives the same numbers as one after the other.
 
-    In float64: what single precision rounds away depends on the processor, and the first steps of Adam make a whole
-    step of the sign of a gradient near zero.
+    In float64: rounding in single precision depends on the processor, and the first steps of Adam turn the sign of a
+    gradient near zero into a whole step.
     """
     runs = [
         simulation(contract.method, model_name + EXACT, e, rounds=2) for e in ("sequential", "vectorized")
@@ -85,7 +85,7 @@ def engines_agree(contract: Contract, model_name: str) -> None:
 
 @check((1,), (3,))
 def cohorts_may_be_cut_up(contract: Contract, chunk: int) -> None:
-    """How many clients run at once changes no number."""
+    """Check that the number of clients that run at once changes no result."""
     runs = [
         simulation(contract.method, "mlp" + EXACT, engine, chunk=size, rounds=2)
         for engine, size in (("sequential", None), ("vectorized", chunk))
@@ -95,7 +95,7 @@ def cohorts_may_be_cut_up(contract: Contract, chunk: int) -> None:
 
 @check()
 def losses_and_traffic_do_not_depend_on_the_engine(contract: Contract) -> None:
-    """Nor does who takes part and whose reply is refused."""
+    """Check the losses and the traffic, and also which clients take part and whose replies are rejected."""
     a, b = (
         simulation(contract.method, NORMED, engine, fraction=0.6) for engine in ("sequential", "vectorized")
     )
@@ -113,8 +113,8 @@ def losses_and_traffic_do_not_depend_on_the_engine(contract: Contract) -> None:
 
 @check(("dropout", "sequential"), ("dropout", "vectorized"), (NORMED, "vectorized"), where=is_federated)
 def order_and_company_of_clients_do_not_matter(contract: Contract, model_name: str, engine: str) -> None:
-    """Client i's update is the same alone, among all, and in any order."""
-    # Bit for bit where clients run one by one; in float64, so that nothing has to be allowed for roundings, together.
+    """Check that client i's update is the same alone, among all, and in any order."""
+    # Bit for bit if clients run one by one; if they run together, in float64, where rounding hardly matters.
     exact = engine == "sequential"
     sim = simulation(contract.method, model_name if exact else model_name + EXACT, engine, rounds=1)
     everyone = _of_clients(sim, (0, 1, 2, 3, 4))
@@ -139,7 +139,7 @@ def the_data_of_others_does_not_matter_within_a_round(contract: Contract, engine
 
 @check(where=lambda contract: not contract.by_id)
 def relabelling_clients_permutes_the_results(contract: Contract) -> None:
-    """With full batches nothing random depends on the id, so new names for clients are only new names."""
+    """Check that new ids change nothing else with full batches, where nothing random depends on the id."""
     base = federation()
     order = [4, 2, 0, 1, 3]
     moved = [*order, NEWCOMER]
@@ -167,7 +167,7 @@ def relabelling_clients_permutes_the_results(contract: Contract) -> None:
 
 @check(("sequential",), ("vectorized",))
 def resumed_equals_uninterrupted(contract: Contract, engine: str) -> None:
-    """Check that a run goes on exactly from what it dumps, in memory and through files."""
+    """Check that a run continues exactly from its dump, in memory and through files."""
     first = simulation(contract.method, BOTH, engine, rounds=2, **RESUMED)
     tensors, facts = first.dump()
     memory, disk = (simulation(contract.method, BOTH, engine, **RESUMED) for _ in range(2))
@@ -186,7 +186,7 @@ def resumed_equals_uninterrupted(contract: Contract, engine: str) -> None:
 
 @check()
 def loading_forgets_what_was_before_and_copies(contract: Contract) -> None:
-    """Nothing of what a simulation did before `load` survives it, and it does not write into what it was given."""
+    """Check that `load` discards all that a simulation did before, and that runs do not write into loaded tensors."""
     fresh, used = (simulation(contract.method, NORMED, rounds=r, **RESUMED) for r in (0, 2))
     dumped, facts = used.dump()
     copies = {p: t.clone() for p, t in dumped.items()}
@@ -211,7 +211,7 @@ def _assert_equal_runs(a: Simulation, b: Simulation) -> None:
 
 @check(where=lambda contract: is_federated(contract) and contract.method.participation != "all")
 def clients_that_are_not_sampled_stay_bit_identical(contract: Contract) -> None:
-    """Check that a round changes the states of those that train in it; a client that never trained takes no memory."""
+    """Check that a round changes only states of clients that train in it; one that never trained takes no memory."""
     sim, trained = simulation(contract.method, NORMED, fraction=0.4), set()
     for _ in range(3):
         ids = tuple(i for i in range(len(SIZES)) if i not in sim.sample(sim.round))
@@ -223,7 +223,7 @@ def clients_that_are_not_sampled_stay_bit_identical(contract: Contract) -> None:
 
 @check()
 def participation_all_trains_everyone_and_aggregates_the_sampled(contract: Contract) -> None:
-    """Idle clients now train too; the server moves as if they had not, as long as their states did not meet it."""
+    """Check that idle clients train too, and that after the first round the server is as if they had not."""
     everyone = simulation(contract.having(participation="all"), rounds=1, fraction=0.4)
     sampled = simulation(contract.method, rounds=1, fraction=0.4)
     assert_same(dict(tree.leaves(everyone.server)), dict(tree.leaves(sampled.server)))
@@ -237,7 +237,7 @@ def participation_all_trains_everyone_and_aggregates_the_sampled(contract: Contr
 
 @check()
 def the_runs_weights_are_those_of_a_method_that_has_none_of_its_own(contract: Contract) -> None:
-    """So that a comparison asks one question; a method's line may say others."""
+    """Check that a method takes the run's weights, as a fair comparison needs, unless its own options set others."""
     settings: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
     assert contract.method.weights is None, "the class brings weights of its own"
     plain = everything(simulation(contract.method, **settings))
@@ -252,7 +252,7 @@ def the_runs_weights_are_those_of_a_method_that_has_none_of_its_own(contract: Co
 
 @check()
 def one_sampled_client_is_the_whole_average(contract: Contract) -> None:
-    """Then weights cannot matter. Sums over ALL clients have the sampled one's share: there sizes are equal."""
+    """Check that weights then do not matter. Sums over ALL clients have its share, so sizes are equal there."""
     data = federation((6,) * 5) if contract.over_all else federation()
     uniform, samples = (
         simulation(contract.having(weights=w), data=data, rounds=3, fraction=0.2)
@@ -264,7 +264,7 @@ def one_sampled_client_is_the_whole_average(contract: Contract) -> None:
 
 @check()
 def reruns_are_bit_identical_and_seeds_matter(contract: Contract) -> None:
-    """Whatever the global random generators do meanwhile."""
+    """Check this whatever the global random generators do in between."""
     first = simulation(contract.method, "dropout", rounds=2, fraction=0.6, seed=5)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(99)
@@ -279,7 +279,7 @@ def reruns_are_bit_identical_and_seeds_matter(contract: Contract) -> None:
 
 @check()
 def evaluation_leaves_states_buffers_and_random_streams_unchanged(contract: Contract) -> None:
-    """Nor does the next round notice that models were looked at."""
+    """Check also that the next round is the same as without an evaluation."""
     evaluated, left_alone = (simulation(contract.method, BOTH, rounds=2, fraction=0.6) for _ in range(2))
     modes = [m.training for m in evaluated.model.module.modules()]
     streams = _random_streams()
@@ -299,7 +299,7 @@ def evaluation_leaves_states_buffers_and_random_streams_unchanged(contract: Cont
 
 
 def _random_streams() -> tuple[Any, ...]:
-    """States of the global generators of torch, numpy and Python."""
+    """Return the states of the global generators of torch, numpy and Python."""
     legacy = np.random.get_state(legacy=False)  # noqa: NPY002  (the stream that must not be touched)
     return torch.get_rng_state().tolist(), str(legacy), random.getstate()
 
@@ -319,7 +319,7 @@ def models_that_come_out_are_complete_and_own_their_memory(contract: Contract, e
 
 @check()
 def the_federation_and_the_initial_model_are_not_written_to(contract: Contract) -> None:
-    """Two rounds and an evaluation leave them as they are."""
+    """Check that two rounds and an evaluation leave them as they are."""
     data = federation()
     x, y = data.source.x.clone(), data.source.y.clone()
     sim = simulation(contract.method, NORMED)
@@ -334,7 +334,7 @@ def the_federation_and_the_initial_model_are_not_written_to(contract: Contract) 
 
 @check(("sequential",), ("vectorized",))
 def one_client_and_one_sample_run(contract: Contract, engine: str) -> None:
-    """Batch norm leaves a single sample out, where another model trains on it."""
+    """Check it with and without batch norm, which leaves a single sample out; other models train on it."""
     for sizes, models in (((7,), (NORMED,)), ((1,), ("mlp",)), ((1, 1, 1), ("mlp", NORMED))):
         for model_name in models:
             sim = simulation(contract.method, model_name, engine, rounds=2, data=federation(sizes))
@@ -344,7 +344,7 @@ def one_client_and_one_sample_run(contract: Contract, engine: str) -> None:
 
 @check(where=lambda contract: not (contract.chooses or contract.own_rate))
 def no_training_changes_no_model(contract: Contract) -> None:
-    """Without local steps a method is the identity on its models (a rate of 0 is refused, so it is 1e-30)."""
+    """Check that a method without local steps changes no model (a rate of 0 is refused, so it is 1e-30)."""
     train = replace(TRAIN, lr=1e-30, momentum=0.0, weight_decay=0.0)
     sim = simulation(contract.having(**contract.still), train=train, rounds=2)
     for name, tensor in personal(sim).items():
@@ -353,7 +353,7 @@ def no_training_changes_no_model(contract: Contract) -> None:
 
 @check(where=lambda contract: not contract.chooses)
 def newcomers_without_steps_deploy_what_they_receive(contract: Contract) -> None:
-    """With 0 steps no data of the newcomer's enters, and no step of a newcomer reaches anybody else."""
+    """Check that a newcomer's data have no effect with 0 steps, and with steps only if models are personal."""
     sim = simulation(contract.method, NORMED, rounds=2)
     ((_, at_once),) = sim.newcomer_models((NEWCOMER,), 0)
     ((_, of_another),) = sim.newcomer_models((0,), 0)
@@ -379,7 +379,7 @@ def evaluated_models_are_those_promised(contract: Contract) -> None:
 
 @check()
 def exported_networks_answer_as_personal_models_do(contract: Contract) -> None:
-    """The network that an export writes gives the outputs of a client and of a newcomer in the run."""
+    """Check that exported networks give the outputs of a client and of a newcomer in the run."""
     sim = simulation(contract.method, BOTH, rounds=1)
     x = sim.federation.source.x[:4]
     ((_, adapted),) = sim.newcomer_models((NEWCOMER,), 1)
@@ -390,7 +390,7 @@ def exported_networks_answer_as_personal_models_do(contract: Contract) -> None:
 
 
 def _exported(network: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a network as what an export writes: code that needs torch alone, or a program where that cannot be."""
+    """Return a network in its exported form: code that needs only torch, or a program if that is not possible."""
     namespace: dict[str, Any] = {}
     try:
         exec(written(network), namespace)

@@ -1,4 +1,4 @@
-"""The contract of a method, the registry of checks, and what runs them."""
+"""The contract of a method, the registry of checks, and the functions that run them."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def twice(parts: Parts) -> int:
 
 @dataclass(frozen=True)
 class Contract:
-    """A method and what it promises. What is left out is not checked, or is what most methods do.
+    """A method and its promises. A promise that is left out is not checked, or is what most methods do.
 
     Attributes:
         method: the method with options that make it quick, and that do not turn it into another one.
         down: scalars that a sampled client receives in a round.
         up: scalars that it sends.
-        by_round: in place of both, (down, up) of a round, counted from 0, where rounds differ; two clients are sampled.
-        at_most: whether `down` and `up` are upper bounds: messages leave out what is not there yet.
+        by_round: instead of both, (down, up) of a round, counted from 0, if rounds differ; two clients are sampled.
+        at_most: whether `down` and `up` are upper bounds: messages leave out entries that do not exist yet.
         trained: scalars of the models that a client trains.
-        beside: scalars that its training makes beside models, such as corrections.
-        personal: whether clients deploy a model of their own; None: as the class says.
-        shared: whether there is a global model; None: as the class says.
-        chooses: whether clients start with different models, their own or some picked by their data.
+        beside: scalars that its training produces in addition to models, such as corrections.
+        personal: whether clients deploy personal models; None: as the class declares.
+        shared: whether there is a global model; None: as the class declares.
+        chooses: whether clients start with different models, their own or ones chosen by their data.
         still: options under which nothing but local training moves a model, and all clients start alike.
         alike: options under which clients with equal data are equal.
-        by_id: whether results depend on the numbers of clients: embeddings, noise or turns go by them.
-        in_turn: whether one client a round takes part, in an order by ids, however the run samples.
-        own_rate: whether it takes steps at a rate of its own, whatever the run's.
+        by_id: whether results depend on the ids of clients, as with embeddings, noise or turns by id.
+        in_turn: whether one client per round takes part, in an order by ids, however the run samples.
+        own_rate: whether it takes steps at its own learning rate, whatever the run's.
         mixes_samples: whether its loss compares the samples of a batch, which sample-level privacy refuses.
-        unweighted: whether no average counts clients by their samples.
+        unweighted: whether no average weights clients by their samples.
         over_all: whether the server's sums are over all clients, sampled or not.
         not_on: the tiny models on which the method has nothing to split.
     """
@@ -87,7 +87,7 @@ class Contract:
 
 @dataclass(frozen=True)
 class Check:
-    """One check of one method: a call raises AssertionError where the method breaks its contract."""
+    """One check of one method: a call raises AssertionError if the method breaks its contract."""
 
     name: str
     contract: Contract
@@ -111,7 +111,7 @@ CHECKS: list[tuple[Callable[..., None], tuple[tuple[Any, ...], ...], Applies]] =
 def check(
     *variants: tuple[Any, ...], where: Applies = lambda contract: True
 ) -> Callable[[Function], Function]:
-    """Register a check, with the arguments that it runs with in turn, of methods `where` it applies."""
+    """Register a check that runs with each of the arguments `variants`, on the methods for which `where` is true."""
 
     def add(function: Function) -> Function:
         CHECKS.append((function, variants or ((),), where))
@@ -158,7 +158,7 @@ def parametrize_with_checks(*methods: Contract | Method | type[Method]) -> Any:
 
 
 def is_federated(contract: Contract) -> bool:
-    """Whether clients train by themselves."""
+    """Whether clients train separately, not on pooled data."""
     return not contract.method.pooled
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a method promises: the work and traffic of a round, and privacy in every gradient or a refusal."""
+"""Checks of a method's promises: the work and traffic of a round, and privacy in every gradient or a refusal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tailorfl.training.sample_privacy import SampleDP
 
 @check()
 def the_work_of_a_round_is_known_before_it(contract: Contract) -> None:
-    """Gradients and bytes that are estimated are those that are counted."""
+    """Check that the estimated gradients and bytes are those that are counted."""
     sim = simulation(contract.method, rounds=1)
     before = (sim.gradients, sim.traffic.bytes_down, sim.traffic.bytes_up)
     clients = sim.trainees(sim.sample(1))
@@ -52,7 +52,7 @@ def the_work_of_a_round_is_known_before_it(contract: Contract) -> None:
 
 @check(where=lambda contract: contract.by_round is not None or contract.down is not None)
 def traffic_is_what_was_promised(contract: Contract) -> None:
-    """Scalars up, down to each client, and down once for all, over four rounds of two clients."""
+    """Check scalars up, down to each client, and down once for all, over four rounds of two clients."""
     size, sim = parts(model(NORMED)), simulation(contract.method, NORMED, fraction=0.4)
     assert contract.by_round or (contract.down and contract.up), "a contract with `down` needs `up`"
     by_round = contract.by_round or (lambda r, s: (contract.down(s), contract.up(s)))  # type: ignore[misc]
@@ -80,7 +80,7 @@ def traffic_is_what_was_promised(contract: Contract) -> None:
         assert all(a <= b for a, b in zip(counted, promised, strict=True)), (counted, promised)
     else:
         assert counted == promised, f"(up, down, down once for all) is {counted}, not {promised}"
-    # Buffers are floats of four bytes but for batch norm's int64 counters.
+    # Buffers are floats of four bytes, except for batch norm's int64 counters.
     sent = sim.traffic.up + sim.traffic.buffers_up
     assert sim.traffic.bytes_up >= 4 * sent
     assert (sim.traffic.bytes_up > 0) == (sent > 0)
@@ -88,7 +88,7 @@ def traffic_is_what_was_promised(contract: Contract) -> None:
 
 @check(where=lambda contract: contract.trained is not None)
 def trained_scalars_are_those_promised(contract: Contract) -> None:
-    """Collect what one client's training produced: tensors of its new state and reply that were not there before.
+    """Check the size of a client's trained tensors: those of its new state and reply that did not exist before.
 
     A model that is kept and sent counts once; two models count twice.
     """
@@ -121,7 +121,7 @@ def _without_distillation(contract: Contract) -> Method:
 
 @check(where=is_covered)
 def sample_privacy_without_clip_and_noise_changes_nothing(contract: Contract) -> None:
-    """On a cohort at once; the next check compares it with the loop."""
+    """Check it for a cohort trained at once; the next check compares it with the loop."""
     private = replace(PLAIN, dp=SampleDP(math.inf, 0.0, "shuffle"))
     a, b = (
         everything(simulation(_without_distillation(contract), "mlp", "vectorized", train=t, rounds=2))
@@ -132,7 +132,7 @@ def sample_privacy_without_clip_and_noise_changes_nothing(contract: Contract) ->
 
 @check(("logistic",), where=is_covered)
 def private_training_is_the_same_in_every_engine_and_again(contract: Contract, model_name: str) -> None:
-    """Noise is a function of the seed, the client and the round."""
+    """Check that noise depends only on the seed, the client and the round."""
     run = [
         everything(
             simulation(
@@ -148,12 +148,12 @@ def private_training_is_the_same_in_every_engine_and_again(contract: Contract, m
 
 @check(where=is_covered)
 def clipped_training_moves_by_no_more_than_the_clip(contract: Contract) -> None:
-    """Check a crude bound, but a gradient that escapes the clip breaks it by orders of magnitude."""
+    """Check a crude bound, which a gradient that escapes the clip breaks by orders of magnitude."""
     clipped = replace(PLAIN, dp=SampleDP(1e-4, 0.0, "shuffle"), lr=0.01)
     sim = simulation(contract.method, "mlp", train=clipped, rounds=1)
     moved = everything(sim)
     start = everything(simulation(contract.method, "mlp", train=replace(clipped, lr=1e-30), rounds=1))
-    steps = 60  # more than any method takes here in a round, with rates of its own up to 0.1
+    steps = 60  # more than any method takes here in a round, with its own rates up to 0.1
     for path, tensor in moved.items():
         if path.startswith("client/") and path.rpartition("/")[2] in sim.model.parameters:
             assert float((tensor - start[path]).abs().max()) <= steps * 0.1 * 1e-4 * 10, path
@@ -161,13 +161,13 @@ def clipped_training_moves_by_no_more_than_the_clip(contract: Contract) -> None:
 
 @check((NORMED,), where=is_covered)
 def batch_norm_is_refused_where_its_batches_would_leak(contract: Contract, model_name: str) -> None:
-    """Sample-level privacy is of each sample alone."""
+    """Check it: sample-level privacy needs the gradient of each sample alone."""
     _assert_refused(contract, model_name)
 
 
 @check(where=lambda contract: not is_covered(contract))
 def sample_privacy_that_does_not_cover_the_method_is_refused(contract: Contract) -> None:
-    """At the start of the run, or in its first round."""
+    """Check that it is refused at the start of the run or in its first round."""
     _assert_refused(contract, "mlp")
 
 
@@ -181,7 +181,7 @@ def _assert_refused(contract: Contract, model_name: str) -> None:
 
 @check(where=is_federated)
 def client_privacy_without_clip_and_noise_changes_nothing_or_is_refused(contract: Contract) -> None:
-    """Whatever its server does with replies: one that says it needs only the mean must not need more."""
+    """Check it for any aggregation: a method that declares that it needs only the mean must not need more."""
     method = type(contract.method)(**{**_without_distillation(contract).all_options(), "weights": "uniform"})
     settings: dict[str, Any] = {"rounds": 3, "fraction": 0.6, "train": PLAIN}
     private = ClientDP(math.inf, 0.0)

@@ -25,11 +25,11 @@ from tailorfl.training import tree
 from tailorfl.training.cohort import TrainConfig
 
 CLASSES = 4
-"""Of the tiny federation."""
+"""Classes of the tiny federation."""
 SIZES = (15, 1, 7, 9, 3)
 """Training samples of the training clients; client 1 has one sample, client 2 one class.
 
-In batches of 4 none leaves a rest of two: batch norm of two samples turns rounding errors into visible
+In batches of 4 none leaves a remainder of two: batch norm of two samples turns rounding errors into visible
 differences.
 """
 PUBLIC = 6
@@ -41,9 +41,9 @@ TRAIN = TrainConfig(epochs=1, batch_size=4, lr=0.05, momentum=0.5, weight_decay=
 
 @cache
 def federation(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Federation:
-    """Clients of `sizes` training samples of 1x8x8 images in four classes.
+    """Return clients with `sizes` training samples, which are 1x8x8 images in four classes.
 
-    Two for validation, three for testing each, and one held-out client.
+    Each also has two samples for validation and three for testing; one more client is held out.
     """
     rng = np.random.default_rng(seed)
     train, val, test, y = [], [], [], []
@@ -108,7 +108,7 @@ FACTORIES: dict[str, Callable[[], nn.Module]] = {
 }
 
 BOTH = "batch norm and dropout"
-"""A model that draws while it trains and keeps statistics: for tests of what is kept, where one model is enough."""
+"""A model with random masks and running statistics: for tests of saved states for which one model is enough."""
 
 
 def _both() -> nn.Module:
@@ -117,7 +117,7 @@ def _both() -> nn.Module:
 
 @cache
 def model(name: str) -> Model:
-    """Return a model of the table, or `BOTH`, made once; that of a name with `EXACT` after it calculates in float64."""
+    """Return a model of `FACTORIES`, or `BOTH`, built once; if `EXACT` follows the name, it computes in float64."""
     factory = {**FACTORIES, BOTH: _both}[name.removesuffix(EXACT)]
     return Model(_in_float64(factory) if name.endswith(EXACT) else factory)
 
@@ -144,10 +144,10 @@ class Parts:
 
 
 def parts(of: Model) -> Parts:
-    """Parameter scalars of a model's parts."""
+    """Return the parameter scalars of a model's parts."""
 
     def count(word: str) -> int:
-        if isinstance(of.module, Mixture):  # networks that answer together have several heads, and none
+        if isinstance(of.module, Mixture):  # a mixture has the heads of its networks and so no single one
             return 0
         return sum(of.sizes[n] for n in select(of.module, word, allow_empty=True) if n in of.parameters)
 
@@ -180,7 +180,7 @@ def simulation(
 
 
 def everything(sim: Simulation, clients: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """Server state and the private states of `clients` (default: all training clients), by path."""
+    """Return the server state and the private states of `clients` (default: all training clients), by path."""
     ids = tuple(range(sim.participants) if clients is None else clients)
     out = {f"server/{p}": t for p, t in tree.leaves(sim.server)}
     return {**out, **{f"client/{p}": t for p, t in tree.leaves(sim.states.get(ids))}}
@@ -202,7 +202,7 @@ def shared(sim: Simulation) -> dict[str, Tensor]:
 
 
 def assert_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
-    """Equal names and bit-identical tensors."""
+    """Assert equal names and bit-identical tensors."""
     assert a.keys() == b.keys()
     for name, tensor in a.items():
         assert torch.equal(tensor, b[name]), f"{name} differs by {(tensor - b[name]).abs().max():.3g}"
@@ -211,7 +211,7 @@ def assert_same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
 def assert_close(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], atol: float = 2e-5, rtol: float = 2e-4
 ) -> None:
-    """Equal names and tensors equal up to float32 rounding that a few training steps amplify."""
+    """Assert equal names, and tensors equal up to float32 rounding that a few training steps amplify."""
     assert a.keys() == b.keys()
     for name, tensor in a.items():
         message = partial("{}: {}".format, name)

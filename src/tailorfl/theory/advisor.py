@@ -1,8 +1,8 @@
-"""The advisor: what the papers' formulas need, estimated from a federation, and the settings that follow.
+"""The advisor: the numbers in the papers' formulas, estimated from a federation, and the settings that follow.
 
     pilot -> R, V, rho, L, mu, v_k -> lam -> step sizes, local steps and rounds of each method
 
-How each number is found stands with the module that finds it: `pilot` (training), `spread` (R, V, v_k),
+Each number is documented in the module that estimates it: `pilot` (training), `spread` (R, V, v_k),
 `measures` (rho, L, mu), `recommend` (lam, errors, settings).
 """
 
@@ -40,7 +40,7 @@ from tailorfl.training.objective import LOSSES
 
 @dataclass(frozen=True)
 class Facts:
-    """What was measured; squared distances are those of weights."""
+    """Measured quantities; squared distances are between weights."""
 
     mode: Mode
     clients: int
@@ -48,7 +48,7 @@ class Facts:
     used: int
     """Clients in the pilot."""
     samples: float
-    """n, harmonic mean over the pilot's clients: estimates of single clients err as 1/n_i."""
+    """n, harmonic mean over the pilot's clients: the error of one client's estimate goes as 1/n_i."""
     median_samples: float
     total_samples: int
     dim: int
@@ -56,16 +56,16 @@ class Facts:
     radius: SpreadInterval
     """R, root mean square distance of the clients' optima from their mean."""
     radius2: float
-    """R^2 as estimated, free of bias; may be below 0 where clients are alike."""
+    """Unbiased estimate of R^2; may be below 0 if clients are alike."""
     noise: SpreadInterval
     """V, squared error of a client that trains alone."""
     excess: float
-    """E, twice the loss by which such a client misses its optimum."""
+    """E, twice the excess loss of such a client over its optimum."""
     rho: SpreadInterval
     """Standard deviation of one sample's gradient at the client's own optimum."""
     curvature: Curvature
     gain: SpreadInterval
-    """Loss by which own models beat their mean on samples that neither has been trained on."""
+    """Loss of the mean model minus that of the clients' own models, on samples that neither was trained on."""
     travelled: float
     """Squared distance from the initial model to the clients' mean."""
     seconds: float
@@ -79,13 +79,13 @@ class Transfer:
     v2: tuple[float, ...]
     """v_k^2, variance of one weight of the client's optimum around the common one."""
     pull: tuple[float, ...]
-    """lambda_k as a pull on weights beside the client's mean loss; infinite where no spread is seen."""
+    """lambda_k as a pull on weights that is added to the client's mean loss; infinite if no spread is measured."""
     lam: tuple[float, ...]
-    """lambda_k as the method has it, on predictions of public samples (of training samples where none)."""
+    """lambda_k as in the method, on predictions for public samples (for training samples if there are none)."""
     alpha: tuple[float, ...]
-    """Weight of the client's model in everybody's teacher; they sum to 1."""
+    """Weight of the client's model in every client's teacher; the weights sum to 1."""
     own_weight: tuple[float, ...]
-    """What a client keeps of its own model beside the teacher."""
+    """Weight of a client's own model in its estimate; the teacher has the rest."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,18 @@ class Advice:
     errors: Errors
     lam: SpreadInterval
     corollary: LambdaRange | None
-    """Corollary 1's range of lam in the problem's own units; None without mu."""
+    """Corollary 1's range of lam in the problem's units; None without mu."""
     transfer: Transfer
     recommendations: tuple[Recommendation, ...]
     notes: tuple[str, ...] = ()
-    """What a reader should know before trusting the numbers."""
+    """Caveats to read before trusting the numbers."""
 
     def to_config(self) -> dict[str, Any]:
-        """`{"methods": [...]}`, to be pasted into an experiment."""
+        """Return `{"methods": [...]}`, to be pasted into an experiment."""
         return {"methods": [method.to_config() for method in self.recommendations]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values that JSON can hold; what is not a finite number becomes None."""
+        """Return everything as plain values for JSON; numbers that are not finite become None."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(self))
         return plain
 
@@ -123,7 +123,7 @@ def _plain(value: Any) -> Any:
 
 
 STRONGEST = {"optimum": 30.0, "training": 1.0}
-"""Largest lam, in units of L: the pull leaves at most a 30th of a deviation, or at most halves the step size."""
+"""Largest lam, in units of L: it leaves at most 1/30 of a deviation, or at most halves the step size."""
 PUBLIC_ROWS = 256
 
 
@@ -137,16 +137,16 @@ def advise(
     seed: int = 0,
     watch: Watch = lambda _: None,
 ) -> Advice:
-    """Advice for personalized training of `model` on a federation, from a cheap pilot.
+    """Return advice for personalized training of `model` on a federation, from a cheap pilot.
 
     Args:
         federation: the clients; only training samples are read.
         model: the network; every parameter trains.
-        train: local training as the experiment has it.
-        clients: at most so many take part in the pilot, drawn by `seed`.
-        rounds: of averaging before clients' models are compared, unless optima can be reached.
-        seed: of all that is drawn.
-        watch: told what is being done.
+        train: local training as in the experiment.
+        clients: largest number of clients in the pilot, drawn by `seed`.
+        rounds: rounds of averaging before clients' models are compared, unless optima can be reached.
+        seed: seed of all random draws.
+        watch: called with a description of each stage.
 
     Raises:
         ConfigError: clients < 2 or rounds < 0.
@@ -165,7 +165,7 @@ def advise(
 def conclude(
     federation: Federation, pilot: Pilot, curved: Curvature, rho2: Floats, train: TrainConfig, seed: int = 0
 ) -> Advice:
-    """Advice from a finished pilot and what was measured on it: `rho2` `[N]` of every client."""
+    """Return advice from a finished pilot and the measurements on it: `rho2` `[N]` of every client."""
     sizes, clients = pilot.sizes.astype(float), federation.num_clients
     noise = pilot.gaps / 4 * _halves_excess(pilot)
     excess = _excess(pilot, curved, rho2)
@@ -220,7 +220,7 @@ def conclude(
         initial=pilot.travelled + max(radius2, 0.0),
     )
     transfer = _transfer(federation, pilot, noise, facts.excess)
-    # It exchanges class probabilities.
+    # PerFed-CKT exchanges class probabilities.
     exchanging = perfed_ckt(transfer.lam) if federation.source.task == "classification" else ()
     advice = Advice(
         facts=facts,
@@ -234,10 +234,10 @@ def conclude(
 
 
 def _halves_excess(pilot: Pilot) -> Floats:
-    """`[N]` factors that make of the error seen between halves that of the whole.
+    """Return factors `[N]` that correct an error estimated from halves to that of all samples.
 
-    Least squares with m samples in r determined directions errs as `1 / (m - r - 1)`, not as 1/m: halves err
-    more than twice as much.
+    With m samples in r determined directions the error of least squares goes as `1 / (m - r - 1)`, not as 1/m:
+    that of a half is more than twice as large.
     """
     if pilot.mode == "training":
         return np.ones(len(pilot.sizes))
@@ -246,9 +246,9 @@ def _halves_excess(pilot: Pilot) -> Floats:
 
 
 def _excess(pilot: Pilot, curved: Curvature, rho2: Floats) -> Floats:
-    """E of every client, `[N]`: from gradient noise and mean curvature, or from the gap of two models.
+    """Return E of every client, `[N]`: from gradient noise and mean curvature, or from the gap of two models.
 
-    The second needs no optimum: training too short for some directions hides noise and heterogeneity alike.
+    The second needs no optimum: training too short for some directions reduces noise and heterogeneity alike.
     """
     if pilot.mode == "optimum":
         return np.asarray(rho2 * pilot.rank / (curved.trace * pilot.sizes))
@@ -289,7 +289,7 @@ def _transfer(federation: Federation, pilot: Pilot, noise: Floats, excess: float
 
 
 def _notes(advice: Advice, federation: Federation, train: TrainConfig) -> tuple[str, ...]:
-    """Doubts in words."""
+    """Return caveats in words."""
     facts, out = advice.facts, []
     small = sum(len(rows) < 2 for rows in federation.train[: federation.num_clients])
     if small:

@@ -1,4 +1,4 @@
-"""FedCLUP's step sizes and rounds: how fast it gets to its optimum, by the curvature of its two problems.
+"""FedCLUP's step sizes and rounds: how fast it converges, from the curvature of its two problems.
 
 "Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
 (ICML 2025), Theorem 2 and Corollary 2 (exact gradients), and the theorem of the stochastic variant. All
@@ -17,9 +17,9 @@ every `F_i` that is `mu`-strongly convex and `L`-smooth.
     mu_l       local_convexity = lam + mu
     L_w        prox_lipschitz = lam / (lam + mu)
 
-The appendix states the ratio of the local problem's condition once upside down, and Corollary 4 drops a
+The appendix once prints the ratio of the local problem's condition upside down, and Corollary 4 drops a
 factor 1/4 in the rate and a factor 2 before the initial error; the formulas here follow Theorem 2 and
-Corollary 2. Why the condition on K (`fewest_steps`) keeps the rate stands in docs/theory.md.
+Corollary 2. docs/theory.md shows why the condition on K (`fewest_steps`) keeps the rate.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class MoreauConstants:
     local_smoothness: float
     """Smoothness of `F_i(v) + (lam/2) ||v - w||^2` in v."""
     local_convexity: float
-    """Strong convexity of the same."""
+    """Strong convexity of the same function in v."""
     prox_lipschitz: float
-    """Lipschitz constant of `w -> v_i*(w)`, the client's answer to w; below 1, without a unit."""
+    """Lipschitz constant of `w -> v_i*(w)`, the client's optimum for w; below 1, dimensionless."""
 
     @property
     def condition(self) -> float:
@@ -85,10 +85,10 @@ class FedCLUPSchedule:
     fewest_steps: int
     """The smallest K that meets the proof's own condition for this eta and gamma; never above `steps`."""
     rate: float
-    """Factor of the squared error in a round, `1 - (lam + L) / (4 kappa (lam + mu))`, in [3/4, 1)."""
+    """Factor of the squared error per round, `1 - (lam + L) / (4 kappa (lam + mu))`, in [3/4, 1)."""
 
     def rounds(self, reduction: float) -> int:
-        """Return rounds until `rate ** rounds <= reduction`, the wanted share of the first squared error.
+        """Return the rounds until `rate ** rounds <= reduction`, the wanted share of the initial squared error.
 
         Raises:
             ConfigError: unless 0 < reduction < 1.
@@ -97,12 +97,12 @@ class FedCLUPSchedule:
         return math.ceil(math.log(reduction) / math.log(self.rate))
 
     def gradients(self, reduction: float) -> int:
-        """Gradients of one client until then: rounds times `steps`."""
+        """Return the gradients of one client in these rounds: rounds times `steps`."""
         return self.rounds(reduction) * self.steps
 
 
 def schedule(mu: float, smoothness: float, lam: float) -> FedCLUPSchedule:
-    """Corollary 2's step sizes, local steps and rate.
+    """Return Corollary 2's step sizes, local steps and rate.
 
     With them the condition of `fewest_steps` is `(2 + 64 lam^2 / mu^2) ((L - mu) / (lam + L))^K <= 1/16`.
 
@@ -130,7 +130,7 @@ def schedule(mu: float, smoothness: float, lam: float) -> FedCLUPSchedule:
 def fewest_steps(mu: float, smoothness: float, lam: float, gamma: float, eta: float) -> int:
     """Return the smallest K >= 1 with which a round keeps the rate of Theorem 2 (`round_rate`).
 
-    It is that of the proof's condition, for any allowed step sizes:
+    It is the smallest that meets the proof's condition, for any allowed step sizes:
     `(2 + 64 lam^2 / mu^2) (1 - eta (lam + mu))^K <= (1 - gamma L_g)^4`.
 
     >>> fewest_steps(mu=1, smoothness=10, lam=1, gamma=0.55, eta=1 / 11)
@@ -147,7 +147,7 @@ def fewest_steps(mu: float, smoothness: float, lam: float, gamma: float, eta: fl
     if eta * constants.local_smoothness > 1 + 1e-9:
         edge = 1 / constants.local_smoothness
         raise ConfigError(f"eta must be at most 1/(lam + smoothness) = {edge:g} for Theorem 2, but is {eta}")
-    # Of a client's squared error after a step, at most: 1 - eta (lam + mu), without the cancellation of a large lam.
+    # A step leaves at most this share of a client's squared error: 1 - eta (lam + mu), without cancellation.
     slack = 1 - eta * constants.local_smoothness
     shrinkage = (slack if slack > 1e-12 else 0.0) + eta * (smoothness - mu)
     if shrinkage == 0:
@@ -157,7 +157,7 @@ def fewest_steps(mu: float, smoothness: float, lam: float, gamma: float, eta: fl
 
 
 def round_rate(mu: float, smoothness: float, lam: float, gamma: float) -> float:
-    """Theorem 2's factor of the squared error in a round for any allowed gamma, with its square term.
+    """Return Theorem 2's factor of the squared error per round for any allowed gamma, with its square term.
 
     It is `1 - x/2 - x^2/2` with `x = gamma mu_g`. The experiments on synthetic data take gamma at the edge
     `1/L_g`, which the theorem excludes.
@@ -170,7 +170,7 @@ def round_rate(mu: float, smoothness: float, lam: float, gamma: float) -> float:
 
 
 def stochastic_eta(mu: float, smoothness: float, lam: float) -> float:
-    """Client step size of the stochastic theorem, `min(mu (lam + L) / (4 L (lam + mu)^2), 1 / (lam + L))`.
+    """Return the stochastic theorem's client step size, `min(mu (lam + L) / (4 L (lam + mu)^2), 1 / (lam + L))`.
 
     Raises:
         ConfigError: unless 0 < mu <= smoothness and lam > 0.
@@ -182,7 +182,7 @@ def stochastic_eta(mu: float, smoothness: float, lam: float) -> float:
 
 
 def _allowed(mu: float, smoothness: float, lam: float, gamma: float) -> MoreauConstants:
-    """Return the problem's constants, for a gamma that Theorem 2 allows."""
+    """Return the problem's constants; raise ConfigError if Theorem 2 does not allow gamma."""
     constants = moreau_constants(mu, smoothness, lam)
     require_positive(gamma=gamma)
     edge = 1 / constants.global_smoothness

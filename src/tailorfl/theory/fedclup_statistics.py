@@ -1,8 +1,8 @@
 """FedCLUP's statistical error: which lam to take, what it guarantees, and the best that any method can do.
 
 "Understanding the Statistical Accuracy-Communication Trade-off in Personalized FL with Minimax Guarantees"
-(ICML 2025), Theorem 1 (statistical bound), Corollary 1 (choice of lam) and the minimax rate: no method estimates
-the clients' parameters better than of order `1/N + min(R^2, 1/n)`.
+(ICML 2025), Theorem 1 (statistical bound), Corollary 1 (choice of lam) and the minimax rate: the error of every
+method is at least of order `1/N + min(R^2, 1/n)`.
 Errors are mean squared distances of the clients' models to their true parameters.
 
     paper    here
@@ -16,11 +16,11 @@ Errors are mean squared distances of the clients' models to their true parameter
 
 Resolved misprints: 1/q_1 prints `n^2` twice where its derivation has `n`; the noise of the second bound
 grows as `16 rho^2 lam / (mu^3 n)`, which is what (35) inserted into (64) gives, while (8) and (66) print 4
-for 16; the condition on g is once printed `1/(8L)^2` where the proof needs `1/(8 L^2)`; the introduction has
-small lam lead to the global model, while it is large lam. The constants are those of the proof: safe and
-far from sharp (kappa = 10 asks for lam of 6e4). The
+for 16; the condition on g is once printed `1/(8L)^2` where the proof needs `1/(8 L^2)`; the introduction says
+that small lam leads to the global model, but large lam does. The constants are those of the proof: safe and
+far from sharp (kappa = 10 requires a lam of 6e4). The
 comparison table prints the minimax order between the two thresholds as the minimum of R^2 and 1/(m n); it is
-their maximum, R^2, and so it is here.
+their maximum, R^2, which is used here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tailorfl.theory.checks import require_counts, require_curvature, require_no
 
 @dataclass(frozen=True)
 class Problem:
-    """What the bounds need to know of the clients; raises ConfigError for values that make no sense."""
+    """The numbers that the bounds depend on; raises ConfigError for invalid values."""
 
     mu: float
     smoothness: float
@@ -61,7 +61,7 @@ class Problem:
 
     @property
     def threshold(self) -> float:
-        """Heterogeneity 1 / sqrt(n) up to which learning together pays."""
+        """Heterogeneity 1 / sqrt(n) up to which learning together pays off."""
         return 1 / math.sqrt(self.samples)
 
 
@@ -80,20 +80,20 @@ class StatisticalBound:
     """Theorem 1's bound on the mean squared error of the clients' models at the optimum for one lam."""
 
     pooled: float
-    """First bound, good for large lam; infinite where `slack(lam) > 1 / (8 L^2)` and it does not hold."""
+    """First bound, good for large lam; infinite if `slack(lam) > 1 / (8 L^2)`, where it does not hold."""
     separate: float
     """Second bound, good for small lam."""
 
     @property
     def value(self) -> float:
-        """The smaller of both."""
+        """The smaller of the two."""
         return min(self.pooled, self.separate)
 
 
 def lambda_range(problem: Problem) -> LambdaRange:
-    """Corollary 1: the lam for which FedCLUP is minimax optimal.
+    """Return the lam for which FedCLUP is minimax optimal (Corollary 1).
 
-    With `R <= 1/sqrt(n)`: `lam >= max(64 kappa^2 L, max(2 kappa, 5) mu s) - mu`, where `s = (2 L^2 R^2 +
+    If `R <= 1/sqrt(n)`: `lam >= max(64 kappa^2 L, max(2 kappa, 5) mu s) - mu`, where `s = (2 L^2 R^2 +
     rho^2/n) / (L^2 R^2 + rho^2/N)`; otherwise `lam <= rho^2 / (n mu R^2)`.
 
     >>> lambda_range(Problem(mu=1, smoothness=10, rho=2, radius=0.05, samples=200, clients=10)).lower
@@ -110,7 +110,7 @@ def lambda_range(problem: Problem) -> LambdaRange:
 
 
 def slack(problem: Problem, lam: float) -> float:
-    """`g = (4/mu) (1 / (mu + lam) + L / (mu + lam)^2)`; Theorem 1's first bound needs it to be at most `1 / (8 L^2)`.
+    """Return `g = (4/mu) (1 / (mu + lam) + L / (mu + lam)^2)`; Theorem 1's first bound needs `g <= 1 / (8 L^2)`.
 
     Raises:
         ConfigError: if lam is negative.
@@ -121,7 +121,7 @@ def slack(problem: Problem, lam: float) -> float:
 
 
 def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
-    """Theorem 1's two bounds for one lam.
+    """Return Theorem 1's two bounds for one lam.
 
         pooled = 48 rho^2 / (mu^2 N) + (48 kappa^2 + 3) R^2 + 1/q_1(lam)
         separate = 4 rho^2 / (mu^2 n) + (16 rho^2 / (mu^3 n) + 4 R^2 / mu) lam + 8 R^2 lam^2 / mu^2
@@ -139,7 +139,7 @@ def statistical_bound(problem: Problem, lam: float) -> StatisticalBound:
 
 
 def _pooling_excess(problem: Problem, lam: float) -> float:
-    """1/q_1: what is left of the first bound because lam is finite; falls as 1/lam."""
+    """Return 1/q_1, the part of the first bound that is due to a finite lam; it falls as 1/lam."""
     mu, L, x, factor = problem.mu, problem.smoothness, problem.mu + lam, slack(problem, lam)
     local = 4 * (L * problem.radius) ** 2 + 2 * problem.rho**2 / problem.samples
     pooled = 8 * (problem.rho / mu) ** 2 / problem.total + 8 * (problem.kappa * problem.radius) ** 2
@@ -148,7 +148,7 @@ def _pooling_excess(problem: Problem, lam: float) -> float:
 
 
 def _coupling_excess(problem: Problem, lam: float) -> float:
-    """q_2 = `8 R^2 lam^2 / mu^2 + 4 R^2 lam / mu`: what pulling different clients together costs."""
+    """Return q_2 = `8 R^2 lam^2 / mu^2 + 4 R^2 lam / mu`, the cost of pulling different clients together."""
     return 8 * (problem.radius * lam / problem.mu) ** 2 + 4 * problem.radius**2 * lam / problem.mu
 
 
@@ -157,14 +157,14 @@ Regime = Literal["pooled", "between", "alone"]
 
 @dataclass(frozen=True)
 class MinimaxRate:
-    """The rate, up to constants that do not depend on n, m and R; a squared error."""
+    """The minimax rate of the squared error, up to constants that do not depend on n, m and R."""
 
     rate: float
     """`1/N + min(R^2, 1/n)`."""
     order: float
     """The larger of its two terms: 1/N, R^2 or 1/n."""
     regime: Regime
-    """pooled: R <= 1/sqrt(N), one model for all is as good; alone: R > 1/sqrt(n), local training is."""
+    """pooled: R <= 1/sqrt(N), where one model for all is as good; alone: R > 1/sqrt(n), where local training is."""
     pooled_below: float
     """1/sqrt(N)."""
     alone_above: float
@@ -172,7 +172,7 @@ class MinimaxRate:
 
 
 def minimax_rate(samples: int, clients: int, radius: float) -> MinimaxRate:
-    """Return the rate for `samples` a client, `clients` and heterogeneity `radius`.
+    """Return the rate for `clients` with `samples` each and heterogeneity `radius`.
 
     >>> minimax_rate(samples=100, clients=25, radius=0.05).regime
     'between'

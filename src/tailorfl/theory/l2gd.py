@@ -2,7 +2,7 @@
 
 Hanzely and Richtárik, "Federated Learning of a Mixture of Global and Local Models" (2020). Minimises `(1/N)
 sum_i (F_i(x_i) + (lam/2) ||x_i - mean x||^2)`; a coin shared by all clients picks a local step (probability
-1 - p) or a pull towards the mean (p). Clients communicate only where a pull follows a local step.
+1 - p) or a pull towards the mean (p). Clients communicate only when a pull follows a local step.
 
     paper  here
     p      p;  p* = lam / (lam + L) needs the fewest iterations and the fewest communications
@@ -20,7 +20,7 @@ from tailorfl.theory.checks import require_counts, require_curvature, require_po
 
 @dataclass(frozen=True)
 class L2GDPlan:
-    """What L2GD needs to reduce the squared error to a given share of the first."""
+    """Settings and cost of L2GD for reducing the squared error to a given share of the initial one."""
 
     p: float
     expected_smoothness: float
@@ -35,7 +35,7 @@ class L2GDPlan:
 
 
 def best_probability(smoothness: float, lam: float) -> float:
-    """p* = lam / (lam + L).
+    """Return p* = lam / (lam + L).
 
     Raises:
         ConfigError: unless both are positive.
@@ -47,14 +47,14 @@ def best_probability(smoothness: float, lam: float) -> float:
 def plan(
     mu: float, smoothness: float, lam: float, clients: int, reduction: float, p: float | None = None
 ) -> L2GDPlan:
-    """Step size, iterations and communications for probability `p` (p* if None).
+    """Return step size, iterations and communications for probability `p` (p* if None).
 
     Args:
         mu: strong convexity of every F_i.
         smoothness: L of every F_i.
         lam: strength of the coupling.
         clients: N; it scales step and expected smoothness, and cancels from iterations.
-        reduction: wanted share of the first squared error, apart from the noise of the coin.
+        reduction: wanted share of the initial squared error, apart from the noise of the coin.
         p: probability of a pull.
 
     Raises:

@@ -1,11 +1,11 @@
 """Gradient noise and curvature at the pilot's models.
 
-rho^2   E ||grad of one sample - grad of its client||^2 at the client's own optimum. Measured at models of
-        halves, inside a half it comes out too small (the model has fitted that noise) and on the other half
-        too large (the model has fitted the first one's); for least squares by factors `1 - d/m` and
-        `1/(1 - d/m)` (m samples of a half), so the geometric mean of both is free of either
-L, mu   largest and smallest curvature. Of the mean loss of all clients: nearest to that of the population.
-        Of every client's own loss: what step sizes have to stand, more spread by chance with few samples
+rho^2   E ||grad of one sample - grad of its client||^2 at the client's own optimum. At the model of one half,
+        it is too small on that half, whose noise the model has fitted, and too large on the other half; for
+        least squares by factors `1 - d/m` and `1/(1 - d/m)` (m samples in a half), which cancel in the
+        geometric mean of the two
+L, mu   largest and smallest curvature: of the mean loss of all clients, which is closest to the population's;
+        of every client's own loss, which limits step sizes and varies more by chance with few samples
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from tailorfl.theory.spread import Floats
 FLAT = 1e-6
 """Curvature below this share of the largest counts as none: directions that no sample determines."""
 SCALARS = 2e7
-"""Gradients of single samples held at once have together at most so many scalars."""
+"""Largest number of scalars in the per-sample gradients that are held at once."""
 ROWS = 256
-"""Samples of a client that curvature is measured on where the whole Hessian is too large to be made."""
+"""Samples per client on which curvature is measured if the whole Hessian is too large to compute."""
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """Curvature of the losses at the pilot's reference; NaN where it has no meaning or cannot be found."""
+    """Curvature of the losses at the pilot's reference; NaN if it has no meaning or cannot be computed."""
 
     smoothness: float
     """L of the mean loss of all clients."""
     mu: float
-    """Smallest curvature of the same, apart from flat directions."""
+    """Smallest curvature of the same loss, apart from flat directions."""
     client_smoothness: float
-    """L of the client with the largest."""
+    """Largest L of any client's loss."""
     client_mu: float
     """Smallest curvature of any client's loss in the directions that all clients together determine."""
     trace: float
     """Sum of all curvatures of the mean loss; divided by `rank` their mean."""
     flat: int
-    """Directions without curvature for any client: the loss and every method leave them as they are."""
+    """Number of directions without curvature for any client: no loss changes and no method moves along them."""
 
 
 def gradient_noise(pilot: Pilot) -> Floats:
-    """rho^2 of every client, `[N]`.
+    """Return rho^2 of every client, `[N]`.
 
-    A loss that compares samples (Cox) has no gradients of single ones; there it comes from the halves'
+    A loss that compares samples (Cox) has no per-sample gradients; rho^2 then comes from the halves'
     gradients at the mean of both models, `m ||g_a - g_b||^2 / 2` with m samples each.
     """
     out = []
@@ -68,10 +68,10 @@ def gradient_noise(pilot: Pilot) -> Floats:
 
 
 def curvature(pilot: Pilot, *, steps: int = 30, probes: int = 8, seed: int = 0) -> Curvature:
-    """Curvature of the losses at the reference.
+    """Return the curvature of the losses at the reference.
 
-    Whole Hessians up to 256 weights; above, L by Lanczos' method with `steps` products, and the trace by
-    Hutchinson's from `probes` random ones. mu is then unknown, and without a convex loss has no meaning.
+    It comes from whole Hessians up to 256 weights; above, L from Lanczos' method with `steps` products, and the
+    trace from Hutchinson's with `probes` random ones. mu is then unknown; without a convex loss it has no meaning.
     """
     at, objective = pilot.reference, pilot.objective
     if objective.size <= DENSE:
@@ -107,7 +107,7 @@ def curvature(pilot: Pilot, *, steps: int = 30, probes: int = 8, seed: int = 0) 
 
 
 def _largest(objective: Objective, at: Tensor, rows: Ints, steps: int, rng: torch.Generator) -> float:
-    """Largest eigenvalue of the Hessian by Lanczos' method; never above the true one."""
+    """Return the largest eigenvalue of the Hessian by Lanczos' method; it is never above the true one."""
     direction = torch.randn(at.shape, generator=rng, dtype=at.dtype)
     direction /= direction.norm()
     basis: list[Tensor] = [direction]
@@ -116,7 +116,7 @@ def _largest(objective: Objective, at: Tensor, rows: Ints, steps: int, rng: torc
     for _ in range(min(steps, len(at))):
         image = objective.along(at, rows, basis[-1])
         diagonal.append(float(image @ basis[-1]))
-        for _ in range(2):  # twice is enough to stay orthogonal in spite of rounding
+        for _ in range(2):  # twice is enough to stay orthogonal despite rounding
             for vector in basis:
                 image = image - (image @ vector) * vector
         length = float(image.norm())
@@ -130,7 +130,7 @@ def _largest(objective: Objective, at: Tensor, rows: Ints, steps: int, rng: torc
 
 
 def _scatter(objective: Objective, theta: Tensor, rows: Ints) -> float:
-    """Mean squared distance of samples' gradients from their mean, of `len(rows) - 1` degrees of freedom."""
+    """Return the mean squared distance of n per-sample gradients from their mean, with n - 1 degrees of freedom."""
     if len(rows) < 2:
         return 0.0
     gradients = objective.sample_gradients(theta, rows[: max(2, int(SCALARS // objective.size))])
@@ -138,11 +138,11 @@ def _scatter(objective: Objective, theta: Tensor, rows: Ints) -> float:
 
 
 def prediction_ratio(pilot: Pilot, x: Tensor) -> float:
-    """Squared distance of the clients' weights over that of their predictions on samples `x`, from the mean's.
+    """Return the squared distance of the clients' weights from the mean model, over that of predictions on `x`.
 
-    Turns a pull on weights, `(lam/2) ||v - w||^2`, into PerFed-CKT's on predictions, `lam mean_x ||s - s~||^2`:
-    its lam is half this ratio times as large. Predictions are class probabilities, or plain outputs of a
-    regression. NaN if all clients predict alike.
+    It turns a pull on weights, `(lam/2) ||v - w||^2`, into PerFed-CKT's on predictions, `lam mean_x ||s - s~||^2`,
+    whose lam is half this ratio times as large. Predictions are class probabilities, or the outputs of a
+    regression. NaN if all clients predict the same.
     """
     models, objective = pilot.models[0], pilot.objective
     centre = models.mean(0)
@@ -160,7 +160,7 @@ def prediction_ratio(pilot: Pilot, x: Tensor) -> float:
 
 
 def gain_of_own(pilot: Pilot) -> Floats:
-    """`[N]` by how much a client's own model beats the clients' mean on the half it has not seen (loss)."""
+    """Return the loss of the mean model minus that of each client's own on the half it was not trained on, `[N]`."""
     objective = pilot.objective
     means = [side.mean(0) for side in pilot.models]
     out = []

@@ -1,4 +1,4 @@
-"""A client's loss as a function of ONE vector, with its gradients and curvature; what the advisor measures on."""
+"""A client's loss as a function of ONE vector, with its gradients and curvature, for the advisor's measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Objective:
 
     @cached_property
     def affine(self) -> bool:
-        """Whether outputs are affine in theta, so that every loss of ours is convex; tried on a few samples.
+        """Whether outputs are affine in theta, so that each of our losses is convex; tested on a few samples.
 
         A second difference of an affine function is zero for any two points.
         """
@@ -60,16 +60,16 @@ class Objective:
         return bool(((end + back) / 2 - middle).abs().max() < 1e-9 * scale)
 
     def flat(self, state: TensorDict) -> Tensor:
-        """Theta `[d]` of a model state."""
+        """Return theta `[d]` of a model state."""
         return torch.cat([state.get(name).reshape(-1) for name in self.model.parameters]).to(self.dtype)
 
     def value(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """F, 0-d, of samples `x` `[batch, ...]` with targets `y` `[batch, ...]`."""
+        """Return F, 0-d, of samples `x` `[batch, ...]` with targets `y` `[batch, ...]`."""
         penalty = 0.5 * self.weight_decay * theta.square().sum()
         return self.loss(self.model(self.tensors(theta), x), y, None) + penalty
 
     def samples(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """X and y of rows of the source, in this objective's dtype.
+        """Return x and y of rows of the source, in this objective's dtype.
 
         Raises:
             DataError: if one of them is not finite; names the row.
@@ -86,33 +86,33 @@ class Objective:
         return self.cast(x), self.cast(y)
 
     def cast(self, values: Tensor) -> Tensor:
-        """`values` in this objective's dtype; classes and token ids as they are."""
+        """Return `values` in this objective's dtype; classes and token ids stay as they are."""
         return values.to(self.dtype) if values.is_floating_point() else values
 
     def gradient(self, theta: Tensor, rows: Ints) -> Tensor:
-        """`[d]` gradient of F."""
+        """Return the gradient of F, `[d]`."""
         gradient: Tensor = grad(self.value)(theta, *self.samples(rows))
         return gradient
 
     def hessian(self, theta: Tensor, rows: Ints) -> Tensor:
-        """`[d, d]` Hessian of F; for small d."""
+        """Return the Hessian of F, `[d, d]`; for small d."""
         hessian: Tensor = jacrev(grad(self.value))(theta, *self.samples(rows))
         return hessian
 
     def along(self, theta: Tensor, rows: Ints, direction: Tensor) -> Tensor:
-        """`[d]` Hessian of F times `direction`, without the Hessian."""
+        """Return the Hessian of F times `direction`, `[d]`, without computing the Hessian."""
         x, y = self.samples(rows)
         product: Tensor = jvp(lambda point: grad(self.value)(point, x, y), (theta,), (direction,))[1]
         return product
 
     def sample_gradients(self, theta: Tensor, rows: Ints) -> Tensor:
-        """`[rows, d]` gradient of every sample's own loss; needs a separable loss."""
+        """Return the gradient of every sample's loss, `[rows, d]`; needs a separable loss."""
         of_sample = grad(lambda point, x, y: self.value(point, x.unsqueeze(0), y.unsqueeze(0)))
         gradients: Tensor = vmap(of_sample, in_dims=(None, 0, 0))(theta, *self.samples(rows))
         return gradients
 
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
-        """Every tensor of the model, the parameters cut out of theta."""
+        """Return every tensor of the model by name, with the parameters from theta."""
         state = tree.tensors(self.state)
         out = {n: t.to(theta.dtype) if t.is_floating_point() else t for n, t in state.items()}
         parts = torch.split(theta, [self.model.sizes[name] for name in self.model.parameters])

@@ -9,12 +9,12 @@ and a flat prior on theta, sees labels with noise of variance sigma^2, and fits
     beta       beta, X'X = beta I for every client
     nu         nu, P'P = nu I for the public rows (at least as many rows as weights; the paper says one)
     sigma^2    sigma2
-    v_k^2      v2, one a client
+    v_k^2      v2, one per client
     lambda_k*  lam;  alpha_{k,i}*  alpha, the same for every k
     B_k        normaliser
 
 The printed B_k divides by `sigma^2 + A_k beta v_k^2`, with which the alpha do not sum to 1; the posterior
-mean has `A_k + sigma^2 + beta v_k^2` there, and so it is here.
+mean divides by `A_k + sigma^2 + beta v_k^2`, which is used here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BestTransfer:
     alpha: Floats
     """`[clients]` weights of all estimates in the centre, proportional to `1 / (sigma^2 + beta v_i^2)`."""
     own_weight: Floats
-    """`[clients]` weight of the own estimate beside the centre, `beta v_k^2 / (sigma^2 + beta v_k^2)`."""
+    """`[clients]` weight of a client's own estimate, `beta v_k^2 / (sigma^2 + beta v_k^2)`; the centre has the rest."""
     normaliser: Floats
     """`[clients]` B_k, with `alpha_{k,i} = B_k / (sigma^2 + beta v_i^2)`."""
     mse: Floats
@@ -50,7 +50,7 @@ class BestTransfer:
 
 
 def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> BestTransfer:
-    """Return the optimum of Theorem 4.2, which is the posterior mean given everybody's estimates.
+    """Return the optimum of Theorem 4.2, which is the posterior mean given all clients' estimates.
 
     Args:
         beta: curvature of the private data, X'X = beta I.
@@ -75,7 +75,7 @@ def best_transfer(beta: float, sigma2: float, nu: float, v2: Sequence[float]) ->
 
 
 def variances(beta: float, sigma2: float, nu: float, v2: Sequence[float]) -> tuple[Floats, Floats]:
-    """`(v_i^2, sigma^2 + beta v_i^2)` `[clients]`, once everything is found positive."""
+    """Return `(v_i^2, sigma^2 + beta v_i^2)` `[clients]`; raise ConfigError unless all numbers are positive."""
     require_positive(beta=beta, sigma2=sigma2, nu=nu)
     for value in v2:
         require_positive(v2=value)

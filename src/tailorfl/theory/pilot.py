@@ -1,13 +1,13 @@
-"""The pilot: every client trains two models on disjoint halves of its samples; all the advisor sees of training.
+"""The pilot: every client trains two models on disjoint halves of its samples; the advisor's only training.
 
-Two ways, chosen by what the model and the samples allow:
+The model and the samples decide between two modes:
 
     optimum   outputs are affine in the parameters (linear, logistic, Cox) and halves have at least 1.5 samples
               for each direction that the data determine: Newton's method, to the optimum, on several halvings
     training  anything else: a few rounds of federated averaging to a common reference, then local training of
-              both halves from there with the experiment's own settings. Models are then as far from the
-              reference as that much training takes them, and so are R and V: both are filtered alike, their
-              ratio (and with it the regime and lam) much less than themselves
+              both halves from there with the experiment's own settings. R and V then depend on how far that
+              much training takes models from the reference, but both alike: their ratio (and with it the
+              regime and lam) depends on it much less
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ Mode = Literal["optimum", "training"]
 Watch = Callable[[str], None]
 
 DENSE = 256
-"""Largest number of weights whose whole Hessian is made for Newton's method."""
+"""Largest number of weights for which the whole Hessian is computed, for Newton's method."""
 NEEDED = 1.5
-"""Samples of a half for each determined direction."""
+"""Samples that a half needs for each determined direction."""
 SHARE = 0.8
-"""Share of the clients that must have so many for the optimum to be asked for."""
+"""Share of the clients that must have that many samples for mode "optimum"."""
 SPLITS = 4
 SCALARS = 2.5e8
-"""Models held at once have together at most so many weights."""
+"""Largest total number of weights in the models that are held at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pilot:
-    """What the halves of the clients' data have shown; N clients, d weights."""
+    """Results of training on halves of the clients' data; N clients, d weights."""
 
     mode: Mode
     objective: Objective
     clients: Ints
     """`[N]` numbers of the clients that took part."""
     rows: tuple[Ints, ...]
-    """Training rows of each."""
+    """Training rows of each client."""
     gram: Floats
     """`[N, N]` products `<a_i, b_j>` of models from first and second halves, relative to the reference."""
     gaps: Floats
@@ -90,16 +90,16 @@ def run_pilot(
     seed: int = 0,
     watch: Watch = lambda _: None,
 ) -> Pilot:
-    """Train the halves of at most `clients` clients and return what they show.
+    """Train on halves of the data of at most `clients` clients and return the results.
 
     Args:
-        federation: its training clients are used, and their training parts only.
-        objective: the loss; its `state` is the initial model of everybody.
-        train: local training; privacy is left out, so a pilot belongs where the data may be read plainly.
-        clients: at most so many, drawn by `seed`.
-        rounds: of averaging before the halves are trained (training mode only).
-        seed: of the draw of clients, halves and batches.
-        watch: told what is being done.
+        federation: only the training samples of its training clients are used.
+        objective: the loss; its `state` is the initial model of all clients.
+        train: local training; privacy is switched off, so run a pilot only where the data may be read in plain.
+        clients: largest number of clients, drawn by `seed`.
+        rounds: rounds of averaging before the halves are trained (training mode only).
+        seed: seed of the draw of clients, halves and batches.
+        watch: called with a description of each stage.
 
     Raises:
         DataError: fewer than two clients with at least two samples, or samples that are not finite.
@@ -124,7 +124,7 @@ def run_pilot(
 
 
 def halve(rows: Sequence[Ints], strata: Ints, seed: int) -> tuple[tuple[Ints, Ints], ...]:
-    """Every client's rows cut into two halves alike in their classes; an odd one goes to the first."""
+    """Return every client's rows in two halves with similar classes; an odd row goes to the first."""
     out = []
     for position, client_rows in enumerate(rows):
         rng = np.random.default_rng([seed, position])
@@ -137,7 +137,7 @@ def halve(rows: Sequence[Ints], strata: Ints, seed: int) -> tuple[tuple[Ints, In
 def _optimum(
     federation: Federation, objective: Objective, chosen: Ints, seed: int, watch: Watch
 ) -> Pilot | None:
-    """Return the pilot by Newton's method, or None where optima do not exist or cannot be told from few samples."""
+    """Return the pilot by Newton's method, or None if optima do not exist or samples are too few to determine them."""
     if objective.size > DENSE:
         return None
     exact = replace(objective, dtype=torch.float64)
@@ -173,15 +173,15 @@ def _optimum(
 
 
 def _minimum(objective: Objective, start: Tensor, rows: Ints) -> Tensor | None:
-    """Where the gradient vanishes, by Newton's method with halved steps; None if it runs away."""
+    """Return the point where the gradient vanishes, by Newton's method with step halving; None without convergence."""
     theta, data = start, objective.samples(rows)
     inverse: Tensor | None = None
     for _ in range(30):
         gradient, value = objective.gradient(theta, rows), objective.value(theta, *data)
-        # the last step's curvature is good enough to see that there is nothing left to gain
+        # the last step's curvature is good enough to detect convergence
         if inverse is not None and float(gradient @ inverse @ gradient) <= 1e-16 * (1 + abs(float(value))):
             return theta
-        # the shortest step: directions that no sample determines stay where they are
+        # the shortest step, which does not move along directions that no sample determines
         inverse = torch.linalg.pinv(objective.hessian(theta, rows), rtol=1e-10)
         step = inverse @ gradient
         decrease = float(gradient @ step)
@@ -249,7 +249,7 @@ def _train(
     seed: int,
     number: int,
 ) -> list[TensorDict]:
-    """Every client's model after one local training on `rows`, from `state`."""
+    """Return every client's model after one local training on `rows`, from `state`."""
     cohort = Cohort(
         ids=tuple(int(client) for client in clients),
         members=tuple(rows),
@@ -279,7 +279,7 @@ def _products(a: Tensor, b: Tensor) -> Floats:
 
 
 def _curved(objective: Objective, at: Tensor, rows: Sequence[Ints], gaps: Tensor) -> Floats:
-    """`[N]` squared length of every client's gap in the metric of its own curvature."""
+    """Return the squared length of every client's gap in the metric of its own curvature, `[N]`."""
     lengths = [
         float(gap @ objective.along(at, client_rows, gap))
         for client_rows, gap in zip(rows, gaps, strict=True)

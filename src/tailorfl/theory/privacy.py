@@ -1,10 +1,10 @@
-"""What training with DP-SGD costs a client (Abadi et al., CCS 2016), before anything is built.
+"""The privacy cost of DP-SGD for a client (Abadi et al., CCS 2016), from the settings alone.
 
     Poisson batches:   q = min(1, B/n);   steps = trainings · rounds · E · ⌈n/B⌉
     shuffled ones:     q = 1;             steps = trainings · rounds · E, since a pass has each sample in one batch
                        σ' = σ/√g for g gradients of each batch
 
-The first serves client-level privacy too: n clients of which B are drawn a round, each by itself, and one step a round.
+The first also covers client-level privacy: of n clients B are drawn per round, independently, and a round is one step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def releases(
         samples: n.
         batch: B; 0 takes all samples at once.
         epochs: E, passes over the samples in one training.
-        rounds: in which the client takes part.
-        trainings: how many models it trains in a round, each on batches of its own (Ditto: 2).
-        gradients: how many are taken of each batch (SAM: 2).
+        rounds: rounds in which the client takes part.
+        trainings: number of models it trains in a round, each on its own batches (Ditto: 2).
+        gradients: number of gradients of each batch (SAM: 2).
         noise: σ.
         sampling: whether batches are Poisson samples or those of shuffled passes.
 

@@ -1,4 +1,4 @@
-"""The pull lam that loses least, and the settings of every personalized method that follow from it.
+"""The pull lam with the smallest error, and the settings of personalized methods that follow from it.
 
 The coupled estimate `v_i = (H + lam)^-1 (H w^_i + lam w)` shrinks a client's own estimate `w^_i` to the common w.
 Along a direction of curvature h it keeps the share `a = h / (h + lam)` of the deviation. Over clients whose
@@ -6,20 +6,20 @@ optima scatter with variance r^2 around their mean and are known with error s^2 
 
     error(lam) = sum over directions of   s^2 / (n N)  +  (1 - 1/N) a^2 s^2 / n  +  (1 - a)^2 r^2
 
-(r^2 counted over the N clients themselves; the mean moves by a 1/N-th of every client's noise). Its minimum has
+(r^2 counted over the N clients themselves; the mean moves by 1/N of every client's noise). Its minimum has
 `a = r^2 / (r^2 + (1 - 1/N) s^2/n)`. For a model that fits its data the gradient noise is `sigma^2 h`, so `s^2 =
 sigma^2 / h`, and one lam is best in ALL directions, whatever their curvature:
 
     lam* = (1 - 1/N) sigma^2 / (n r^2) = (1 - 1/N) E / R^2,
     E = sigma^2 d / n = rho^2 d / (tr(H) n),     R^2 = d r^2
 
-E is twice the loss by which a client alone misses its optimum. With the mean curvature `h = tr(H) / d` this is
-`rho^2 / (n h R^2)`: FedCLUP's Corollary 1 has mu in place of h, as an upper limit.
+E is twice the excess loss of a client that trains alone. With the mean curvature `h = tr(H) / d`, lam* is
+`rho^2 / (n h R^2)`: FedCLUP's Corollary 1 has mu instead of h, as an upper limit.
 
 All five methods pull a personal model to a common one with `(lam/2) ||v - w||^2`, so the best lam is the same;
-their step sizes, local steps and rounds differ. Where the loss is strongly convex and optima can be reached
-(`theory=True`) steps are whole-data gradient steps and rounds are those of FedCLUP's Corollary 2 and Theorem 2;
-otherwise steps are the run's batches, no theory bounds the rounds, and none are named.
+their step sizes, local steps and rounds differ. If the loss is strongly convex and optima can be reached
+(`theory=True`), steps are whole-data gradient steps and rounds are those of FedCLUP's Corollary 2 and Theorem 2;
+otherwise steps use the run's batches, no theory bounds the rounds, and none are recommended.
 
     eta, whole data     1 / (lam + L)
     eta, batches of B   1 / (lam + L (1 + 1/B) + tr(H) / B), since E[H_B^2] = (1 + 1/B) H^2 + tr(H) H / B for
@@ -48,17 +48,17 @@ class Errors:
     pooled: float
     """One model for all: V / N + R^2."""
     coupled: float
-    """The best pull: V / N + R^2 V' / (R^2 + V') with V' = (1 - 1/N) V; exact where all curvatures are equal."""
+    """The best pull: V / N + R^2 V' / (R^2 + V') with V' = (1 - 1/N) V; exact if all curvatures are equal."""
 
 
 def best_pull(excess: float, radius2: float, clients: int, most: float = math.inf) -> float:
-    """lam*, at most `most`, which stands for infinity where clients do not differ.
+    """Return lam*, at most `most`, which replaces infinity if clients do not differ.
 
     >>> best_pull(excess=0.1, radius2=0.5, clients=10)
     0.18
 
     Args:
-        excess: E, twice the loss by which a client alone misses its optimum.
+        excess: E, twice the excess loss of a client that trains alone.
         radius2: R^2; an estimate may be 0 or negative, and the pull is then the largest.
         clients: N.
         most: largest lam.
@@ -76,7 +76,7 @@ def best_pull(excess: float, radius2: float, clients: int, most: float = math.in
 
 
 def expected_errors(noise: float, radius2: float, clients: int) -> Errors:
-    """Errors of training alone, together and coupled.
+    """Return the errors of training alone, together and coupled.
 
     >>> expected_errors(noise=0.1, radius2=0.09, clients=10).coupled
     0.055
@@ -95,23 +95,23 @@ def expected_errors(noise: float, radius2: float, clients: int) -> Errors:
 
 
 FEDAVG_STEPS = 5
-"""Local steps of the averaged model where every step sees all data: few, so that clients hardly drift."""
+"""Local steps of the averaged model if every step uses all data: few, so that clients hardly drift."""
 REST = 0.1
-"""Rounds are enough when what is left to optimise is this share of the statistical error."""
+"""Rounds are enough when the remaining optimisation error is this share of the statistical error."""
 LARGEST_BETA = 2.0
 CLOSE = 1.05
-"""A plain baseline is good enough if its expected error is at most so many times that of the best pull."""
+"""A plain baseline is good enough if its expected error is at most this many times that of the best pull."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What the settings depend on."""
+    """The numbers that the settings depend on."""
 
     lam: float
     smoothness: float
-    """L of the client with the largest."""
+    """Largest L of any client's loss."""
     mu: float
-    """Smallest curvature of any client; NaN where it has no meaning."""
+    """Smallest curvature of any client's loss; NaN if it has no meaning."""
     trace: float
     samples: float
     batch: int
@@ -124,16 +124,16 @@ class Situation:
 
     @property
     def theory(self) -> bool:
-        """Whether rates and rounds mean anything."""
+        """Whether the theory's rates and rounds apply."""
         return math.isfinite(self.mu) and self.mu > 0
 
     @property
     def reduction(self) -> float:
-        """Share of the initial squared error that may be left."""
+        """Share of the initial squared error that may remain."""
         return min(0.5, REST * self.errors.coupled / max(self.initial, 1e-300))
 
     def eta(self, all_data: bool, pulled: bool = True) -> float:
-        """Step size, of the personal model or (not `pulled`) of the common one."""
+        """Return the step size of the personal model, or of the common one if not `pulled`."""
         steepest = self.smoothness
         if not all_data and self.batch > 0:
             batch = min(self.batch, self.samples)
@@ -143,31 +143,31 @@ class Situation:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Settings of one method, as an experiment's file has them."""
+    """Settings of one method, as in an experiment's file."""
 
     method: str
     options: Mapping[str, Any]
     train: Mapping[str, Any] = field(default_factory=dict)
     rounds: int | None = None
-    """Rounds after which optimisation no longer matters; None where no theory says so."""
+    """Rounds after which the optimisation error no longer matters; None if no theory gives them."""
     why: str = ""
 
     def to_config(self) -> dict[str, Any]:
-        """One entry of `methods:`."""
+        """Return the method's entry in `methods:`."""
         rounds = {} if self.rounds is None else {"rounds": self.rounds}
         train = {"train": dict(self.train)} if self.train else {}
         return {"name": self.method, **self.options, **rounds, **train}
 
 
 def recommendations(situation: Situation) -> tuple[Recommendation, ...]:
-    """FedCLUP, Ditto, pFedMe and PerAda with the same lam; before them a plain baseline that does as well."""
+    """Return plain baselines that do as well, then FedCLUP, Ditto, pFedMe and PerAda with the same lam."""
     return (*baselines(situation), fedclup(situation), ditto(situation), pfedme(situation), perada(situation))
 
 
 def baselines(situation: Situation) -> tuple[Recommendation, ...]:
-    """FedAvg or local training, where the best pull is hardly better; only where optima can be reached.
+    """Return FedAvg or local training if the best pull is hardly better; only if optima can be reached.
 
-    Errors of a few epochs say how far a model moved, not how good it would become.
+    Errors after a few epochs show how far a model moved, not how good it would become.
     """
     if not situation.theory:
         return ()
@@ -187,7 +187,7 @@ def baselines(situation: Situation) -> tuple[Recommendation, ...]:
 
 
 def fedclup(situation: Situation) -> Recommendation:
-    """Corollary 2's steps and rounds, or the experiments' plain mean."""
+    """Return FedCLUP with Corollary 2's steps and rounds, or with the experiments' plain mean."""
     if not situation.theory:
         options = {"lam": _short(situation.lam), "gamma": "mean"}
         return Recommendation(
@@ -201,7 +201,7 @@ def fedclup(situation: Situation) -> Recommendation:
 
 
 def ditto(situation: Situation) -> Recommendation:
-    """FedAvg with a pulled model beside it; both take the smaller of their step sizes."""
+    """Return Ditto: FedAvg and a pulled model, both with the smaller of their step sizes."""
     options = {"lam": _short(situation.lam)}
     if not situation.theory:
         return Recommendation("ditto", options, _gentle(situation), None, "lam as for FedCLUP")
@@ -213,7 +213,7 @@ def ditto(situation: Situation) -> Recommendation:
 
 
 def pfedme(situation: Situation) -> Recommendation:
-    """With one repetition and `eta lam = 1` it has FedCLUP's fixed point; with batches one pass of repetitions."""
+    """Return pFedMe: one repetition and `eta lam = 1` (FedCLUP's fixed point); with batches, a pass of repetitions."""
     lam = situation.lam
     if situation.theory:
         plan = schedule(situation.mu, situation.smoothness, lam)
@@ -245,14 +245,14 @@ def pfedme(situation: Situation) -> Recommendation:
 
 
 def perada(situation: Situation) -> Recommendation:
-    """Its personal objective is Ditto's on the adapters."""
+    """Return PerAda with Ditto's settings: its personal objective is Ditto's on the adapters."""
     like = ditto(situation)
     reason = "as Ditto, on the adapters; a code that penalises lam ||v - w||^2 needs half this lam"
     return Recommendation("perada", like.options, like.train, like.rounds, reason)
 
 
 def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
-    """One lam for all, the median of the clients' own; none if no client's spread can be seen."""
+    """Return PerFed-CKT with one lam, the median of the clients'; () if no client's spread is measured."""
     finite = [value for value in lam if math.isfinite(value) and value > 0]
     if not finite:
         return ()
@@ -261,17 +261,17 @@ def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
 
 
 def _descent_rounds(situation: Situation, eta: float) -> int:
-    """Return rounds of gradient descent that leave no more than the wanted share of the squared error."""
+    """Return the rounds of gradient descent that leave at most the wanted share of the squared error."""
     step = -math.log1p(-min(eta * situation.mu, 1 - 1e-12))
     return max(1, math.ceil(math.log(1 / situation.reduction) / (2 * FEDAVG_STEPS * step)))
 
 
 def _gentle(situation: Situation) -> dict[str, Any]:
-    """Return the run's learning rate, lowered where the pulled problem would not stand it."""
+    """Return a lower learning rate if the run's is too large for the pulled problem, else {}."""
     eta = situation.eta(all_data=False)
     return {"lr": _short(eta)} if eta < situation.lr else {}
 
 
 def _short(value: float) -> float:
-    """Three digits: no estimate here is better than that."""
+    """Round to three significant digits: no estimate here is more precise."""
     return float(f"{value:.3g}")

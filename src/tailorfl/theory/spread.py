@@ -1,16 +1,16 @@
-"""How far clients' optima lie apart, estimated from two models of every client without counting noise twice.
+"""Distances between clients' optima, estimated from two models of every client so that noise does not inflate them.
 
-Client i's optimum `w_i` is seen through models `a_i`, `b_i` trained on two DISJOINT halves of its samples:
+Client i's optimum `w_i` is observed through models `a_i`, `b_i` trained on two DISJOINT halves of its samples:
 `a_i = w_i + noise`, `b_i = w_i + other noise`. The squared distance of a client's model from the mean is
 inflated by noise; the product of BOTH models' deviations is not, since their noises are independent:
 
     R^2   = mean_i ||w_i - w||^2        estimated by  mean_i <a_i - a, b_i - b>
     V     = mean_i E||w^_i - w_i||^2    estimated by  mean_i ||a_i - b_i||^2 / 4
-    v_k^2 = ||w_k - theta||^2 / d       estimated by  <a_k - a, b_k - b> / d, freed of theta's own error
+    v_k^2 = ||w_k - theta||^2 / d       estimated by  <a_k - a, b_k - b> / d, corrected for theta's error
 
 `a`, `b`, `w` are means over clients; `w^_i` is trained on all n samples, with half the variance of a half's
-model. R^2 is unbiased for whatever noise: no variance formula enters, and a bias that all clients share cancels.
-Estimates may come out below 0 where clients are alike; they are kept so until they are shown.
+model. R^2 is unbiased whatever the noise: no variance formula enters, and a bias that all clients share cancels.
+Estimates may be below 0 if clients are alike, and stay so until they are displayed.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from tailorfl.theory.checks import require_counts, require_share
 
 Floats = NDArray[np.float64]
 ROUNDS = 5
-"""Of the spreads from the common optimum and the common optimum from the spreads."""
+"""Alternations between the spreads given the common optimum and the common optimum given the spreads."""
 
 
 @dataclass(frozen=True)
 class SpreadInterval:
-    """A number with the range that resampling the clients gives."""
+    """A number with its range under resampling of the clients."""
 
     value: float
     low: float
     high: float
 
     def root(self) -> SpreadInterval:
-        """Return the square root, of a square that may have been estimated below 0."""
+        """Return the square root; a square estimated below 0 counts as 0."""
         return SpreadInterval(*(max(at, 0.0) ** 0.5 for at in (self.value, self.low, self.high)))
 
 
 def heterogeneity(gram: Floats, picked: Ints | None = None) -> float:
-    """R^2 of the clients, or of a resample of them.
+    """Return R^2 of the clients, or of a resample of them.
 
     Args:
         gram: `[clients, clients]` products `<a_i, b_j>`.
-        picked: `[clients]` client numbers drawn with replacement. A resample repeats clients and so comes out
-            narrower by `1 - 1/N`, which is undone.
+        picked: `[clients]` client numbers drawn with replacement. Repeated clients make R^2 smaller by the factor
+            `1 - 1/N`, which is corrected.
     """
     if picked is None:
         return float(np.trace(gram) / len(gram) - gram.mean())
@@ -58,11 +58,11 @@ def heterogeneity(gram: Floats, picked: Ints | None = None) -> float:
 
 
 def client_spread(gram: Floats, noise: Floats, dim: int) -> Floats:
-    """v_k^2 `[clients]`, variance of one weight of every client's optimum around the common one.
+    """Return v_k^2 `[clients]`, the variance of one weight of every client's optimum around the common one.
 
-    One client's estimate is noisy: it scatters by a share of about `sqrt(2/d)`, and more where noise is large.
-    It is pulled to the mean of all by as much as the scatter of the estimates is explained by that noise
-    (empirical Bayes), and floored at 0.
+    One client's estimate is noisy: its relative error is about `sqrt(2/d)`, and larger if noise is large. It is
+    shrunk towards the mean of all to the extent that this noise explains the scatter of the estimates (empirical
+    Bayes), and floored at 0.
 
     Args:
         gram: `[clients, clients]` products `<a_i, b_j>`.
@@ -76,12 +76,12 @@ def client_spread(gram: Floats, noise: Floats, dim: int) -> Floats:
     for _ in range(ROUNDS):
         raw = _freed(gram, weights) / dim
         common, floored = max(float(raw.mean()), 0.0), np.maximum(raw, 0.0)
-        # <w + e, w + e'> / d scatters by w's own draw, by w's product with either noise, and by that of the noises
+        # variance of <w + e, w + e'> / d: of w's own draw, of w's product with either noise, and of that of the noises
         sampling = (2 * floored**2 + 2 * floored * per_weight + per_weight**2) / dim
         between = max(float(raw.var(ddof=1) - sampling.mean()), 0.0)
         trust = between / np.maximum(between + sampling, 1e-300)
         spread = np.maximum(common + trust * (raw - common), 0.0)
-        # clients that scatter little know the common optimum best (the teacher's weights of Theorem 4.2)
+        # clients with a small spread determine the common optimum best (the teacher's weights of Theorem 4.2)
         weights = 1 / np.maximum(spread + per_weight / 2, 1e-300)
     return np.asarray(spread)
 
@@ -89,7 +89,7 @@ def client_spread(gram: Floats, noise: Floats, dim: int) -> Floats:
 def resampled(
     clients: int, statistics: Callable[[Ints], Sequence[float]], *, draws: int = 400, seed: int = 0
 ) -> Floats:
-    """`[draws, statistics]` values of statistics of clients drawn with replacement (bootstrap)."""
+    """Return `[draws, statistics]` values of statistics of clients drawn with replacement (bootstrap)."""
     require_counts(clients=clients, draws=draws)
     rng = np.random.default_rng(seed)
     return np.array([statistics(rng.integers(clients, size=clients)) for _ in range(draws)])
@@ -103,9 +103,9 @@ def interval(value: float, draws: Floats, level: float = 0.9) -> SpreadInterval:
 
 
 def _freed(gram: Floats, weights: Floats) -> Floats:
-    """`[clients]` squared distances d_k of optima from the common one, freed of the error of the others' mean.
+    """Return squared distances d_k `[clients]` of optima from the common one, freed of the error of the others' mean.
 
-    Client k is compared with the mean of the others, of weights q_k. The product of its deviations has the
+    Client k is compared with the mean of the others, with weights q_k. The product of its deviations has the
     expectation `d_k + sum_j q_kj^2 d_j`, a linear system for d.
     """
     shares = np.tile(weights, (len(gram), 1))
