@@ -1,4 +1,4 @@
-"""The interface of engines, each a way to apply one client's function to a cohort, with their tasks and results."""
+"""The interface of engines, which apply one client's function to a cohort, and their tasks and results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Parts = tuple[TensorDict, ...]
 
 @dataclass(frozen=True)
 class CohortUpdates:
-    """The result of training a cohort, beside the new states, which are staged in their store."""
+    """The result of training a cohort, without the new states, which are staged in their store."""
 
     replies: TensorDict
     """[clients, ...]"""
@@ -38,9 +38,10 @@ class CohortUpdates:
 
 
 class Stacked:
-    """Collects the results of clients or chunks of clients into tensors of [clients, ...] in host memory.
+    """Collects the results of clients or chunks of clients into tensors [clients, ...] in host memory.
 
-    `unlike(position, first, what)` makes the error for a client whose results differ in structure from the first ones.
+    `unlike(position, first, difference)` returns the error for a client whose results differ from the first in
+    structure.
     """
 
     def __init__(self, clients: int, room: Room, unlike: Callable[[int, int, str], Exception]) -> None:
@@ -74,10 +75,10 @@ class Stacked:
                 raise self._unlike(at, self._first, tree.unlike(shape, expected))
         for stacked, part in zip(self._parts, results, strict=True):
             for path, tensor in part.items():
-                stacked[path][rows] = tensor.cpu()  # values that are put must be where they are put to
+                stacked[path][rows] = tensor.cpu()  # index assignment needs values on the same device
 
     def updates(self) -> CohortUpdates:
-        """Return what came out of the training of all."""
+        """Return the collected results of training."""
         replies, metrics, flags = self.parts()
         return CohortUpdates(replies, metrics, flags["finite"])
 
@@ -109,18 +110,18 @@ ClientFunction = Callable[[Client, TensorDict, TensorDict], Parts]
 
 @dataclass(frozen=True)
 class CohortTask:
-    """A task of an engine: clients, the function that each of them runs, and the message that it gets."""
+    """A task of an engine: clients, the function that each of them runs, and the message that it receives."""
 
     function: ClientFunction
     cohort: Cohort
     received: TensorDict
-    """One message for all; with `index` a table of which each client gets the rows that `index` names."""
+    """One message for all; with `index`, a table of which each client receives the rows that `index` names."""
     index: Tensor | None = None
     """int64 [clients] or [clients, M]."""
 
     @classmethod
     def of(cls, function: ClientFunction, cohort: Cohort, message: TensorDict | PerClient) -> CohortTask:
-        """Return the task of clients that get a message."""
+        """Return the task of clients that receive a message."""
         return cls(function, cohort, *table_of(message))
 
     def part(self, positions: Sequence[int] | Tensor) -> CohortTask:
@@ -130,23 +131,23 @@ class CohortTask:
         return replace(self, cohort=self.cohort.part(rows.tolist()), index=index)
 
     def chunk(self, positions: Sequence[int] | Tensor) -> CohortTask:
-        """Return the task of the clients at `positions`, with a privacy record of its own if the cohort has one."""
+        """Return the task of the clients at `positions`, with its own privacy record if the cohort has one."""
         part = self.part(positions)
         record = None if self.cohort.record is None else PrivacyRecord()
         return replace(part, cohort=replace(part.cohort, record=record))
 
     def note(self, record: PrivacyRecord | None) -> None:
-        """Add what a chunk used of private data."""
+        """Add a chunk's record of private data."""
         if self.cohort.record is not None and record is not None:
             self.cohort.record.merge(record)
 
     @property
     def about(self) -> str:
-        """The name of the clients' function in messages: its `about`, where it has one."""
+        """The name of the clients' function in messages: its `about` if it has one."""
         return str(getattr(self.function, "about", "client code"))
 
     def unlike(self, position: int, first: int, difference: str) -> ClientError:
-        """Return the error for a client whose result differs in structure from that of another one."""
+        """Return the error for a client whose result differs in structure from another client's."""
         ids, number = self.cohort.ids, self.cohort.round + 1
         return ClientError(
             f"{self.about} of client {ids[position]}, round {number}: its result {difference}, unlike that of client "
@@ -157,26 +158,26 @@ class CohortTask:
 
 @dataclass(frozen=True)
 class Stored:
-    """The private states that a store keeps, or with `fresh` what clients have before they ever train."""
+    """The private states in a store, or with `fresh` the initial states of its clients."""
 
     store: StateStore
     fresh: bool = False
 
     def of(self, ids: Sequence[int]) -> TensorDict:
-        """Return those of clients, [clients, ...]."""
+        """Return the states of clients, [clients, ...]."""
         return self.store.fresh(ids) if self.fresh else self.store.get(ids)
 
 
 @dataclass(frozen=True)
 class Inference:
-    """Models that are asked for their outputs on samples."""
+    """A task of computing models' outputs on samples."""
 
     model: Model
     states: TensorDict
     """[models, ...]"""
     source: Source
     rows: Tensor | Sequence[Tensor]
-    """Rows of the source, int64 [rows]: the same for all models, or of each its own."""
+    """Rows of the source, int64 [rows]: the same for all models, or one tensor for each."""
 
     @property
     def models(self) -> int:
@@ -185,11 +186,11 @@ class Inference:
 
     @property
     def samples(self) -> int:
-        """Number of samples that go through a model, of all models together."""
+        """Number of samples that go through a model, summed over models."""
         return self.models * len(self.rows) if isinstance(self.rows, Tensor) else sum(map(len, self.rows))
 
     def of_models(self, step: int) -> list[Inference]:
-        """Return it in pieces of `step` models each."""
+        """Return the task in pieces of `step` models each."""
         pieces = []
         for start in range(0, self.models, step):
             rows = self.rows if isinstance(self.rows, Tensor) else self.rows[start : start + step]
@@ -197,14 +198,14 @@ class Inference:
         return pieces
 
     def of_rows(self, step: int) -> list[Inference]:
-        """Return it in pieces of `step` samples of each model."""
+        """Return the task in pieces of `step` samples for each model."""
         if isinstance(self.rows, Tensor):
             return [replace(self, rows=rows) for rows in torch.split(self.rows, step)]
         starts = range(0, max(map(len, self.rows), default=0), step)
         return [replace(self, rows=[r[s : s + step] for r in self.rows]) for s in starts]
 
     def joined(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Return the outputs of each model from those of the pieces, of some models or of some rows each."""
+        """Return the outputs of each model from those of the pieces, which have some models or some rows each."""
         if sum(map(len, pieces)) == self.models:
             return [outputs for piece in pieces for outputs in piece]
         return [torch.cat([piece[i] for piece in pieces]) for i in range(self.models)]
@@ -215,14 +216,14 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the run's records."""
+        """The engine's name in a run's records."""
 
     @property
     def precision(self) -> str:
-        """The precision of products: float32, tf32 or bfloat16; the server's own networks have it as well."""
+        """The precision of products: float32, tf32 or bfloat16; the server's own networks use it as well."""
 
     def hold(self, store: StateStore) -> StateStore:
-        """Return the store that keeps what `store` keeps where this engine wants the states."""
+        """Return a store with the states of `store`, in the place that this engine needs."""
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
         """Run a function that returns (new state, reply, metrics) on every client with its state of `store`.
@@ -231,9 +232,9 @@ class Engine(Protocol):
         """
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        """Return what the function makes of every client, stacked: [clients, ...] in the order of the cohort's ids.
+        """Return the function's results for every client, stacked: [clients, ...] in the order of the cohort's ids.
 
-        `states` are [clients, ...], or where they are kept; nothing is stored.
+        `states` are [clients, ...], or a reference to their store; nothing is stored.
         """
 
     def predict(self, task: Inference) -> list[Tensor]:
@@ -241,10 +242,10 @@ class Engine(Protocol):
 
 
 def unsupported(error: BaseException) -> bool:
-    """Return whether an error says that `vmap` lacks a rule for the model, rather than that the model is wrong."""
+    """Return whether an error means that `vmap` lacks a rule for the model, rather than that the model is wrong."""
     return any(mark in str(error) for mark in ("vmap", "Batching rule", "batching rule", "functorch"))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, for a log, or its type where it has none."""
+    """Return the first line of an error's message, for a log, or its type if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""The choice of an engine: by its name, or automatically, by measuring both ways on the real model and data."""
+"""The choice of an engine: by name, or automatically, by measuring both kinds on the real model and data."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Way = tuple[InProcessEngine, str]
-"""An engine, and the precision in which its networks compute."""
+"""An engine, and the precision of its networks."""
 
 PROBE_STEPS = 8
-"""At most so many training steps of each local training are measured."""
+"""Largest number of steps of each local training that are measured."""
 DEVICE_CLIENTS = 32
-"""So many clients are measured on a GPU, where the size of a chunk is not known before the first one."""
+"""Number of clients measured on a GPU, where the chunk size is not known before the first chunk."""
 PROBE_REPEATS, PROBE_SECONDS = 7, 2.0
-"""The measurement is repeated so often, as long as it takes no longer than this."""
+"""Largest number of measurements, and of seconds that they take together."""
 
 
 class Auto:
-    """Vectorized where that is faster and possible, else sequential; one log line says which and why.
+    """Vectorized if that is faster and possible, else sequential; one log line gives the choice and the reason.
 
-    With several `precisions` it takes a lower one than float32, too, where that is faster by `devices.WORTH`.
+    With several `precisions` it also takes one lower than float32 if that is faster by a factor of `devices.WORTH`.
 
     Args:
         sequential, vectorized: the engines it chooses from; both are measured in this process.
-        pool: workers in which the one that was chosen runs; None runs it in this process.
-        choice: what a run's records call one of them, which is then not measured.
-        kind: the only one that it may choose, or auto.
-        precisions: those that it may choose, the first until then; none: that of its engines.
+        pool: workers in which the chosen engine runs; None runs it in this process.
+        choice: the name of an engine in a run's records; it is then chosen without measuring.
+        kind: the only kind that it may choose, or auto.
+        precisions: those that it may choose, using the first until then; empty: that of its engines.
     """
 
     def __init__(
@@ -81,29 +81,29 @@ class Auto:
 
     @property
     def name(self) -> str:
-        """`auto` until it has chosen, then the engine it chose."""
+        """`auto` until it has chosen, then the name of the chosen engine."""
         return "auto" if self._chosen is None else self._chosen.name
 
     @property
     def precision(self) -> str:
-        """That of the engine that was chosen; the first one until then."""
+        """The precision of the chosen engine; until then that of the first."""
         return self.current.precision
 
     @property
     def current(self) -> InProcessEngine:
-        """The engine that was chosen; until then the first that it may choose."""
+        """The chosen engine; until then the first that it may choose."""
         return self._chosen or self._kinds[0]
 
     @property
     def _running(self) -> Engine:
-        """The engine that runs, with its workers."""
+        """The engine that runs, including its workers."""
         return self.current if self.pool is None else PooledEngine(self.current, self.pool)
 
     def choose(self, name: str) -> None:
-        """Fix the choice, by what a run's records call it.
+        """Fix the choice to an engine's name in a run's records.
 
         Raises:
-            ConfigError: the machine has no instructions for its precision.
+            ConfigError: the machine does not support its precision.
         """
         kind, _, precision = name.partition(", ")
         self._take(self._sequential if kind == "sequential" else self._vectorized, precision or "float32")
@@ -111,11 +111,11 @@ class Auto:
     def _take(self, engine: InProcessEngine, precision: str) -> None:
         check_precision(precision, engine.place.device)
         self._chosen = engine
-        for other_engine in (self._sequential, self._vectorized):  # either may have to stand in for the other
+        for other_engine in (self._sequential, self._vectorized):  # either may have to replace the other
             other_engine.place.precision = precision
 
     def hold(self, store: StateStore) -> StateStore:
-        """Return the store that keeps what `store` keeps where the engines want the states."""
+        """Return a store with the states of `store`, in the place that the engines need."""
         return self._running.hold(store)
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
@@ -124,7 +124,7 @@ class Auto:
         return self._attempt(task, lambda engine: engine.train(task, store))
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        """Return what the function makes of every client, stacked."""
+        """Return the function's results for every client, stacked."""
         self._measure(task, states.of if isinstance(states, Stored) else lambda ids: states[: len(ids)])
         return self._attempt(task, lambda engine: engine.map(task, states))
 
@@ -133,11 +133,11 @@ class Auto:
         return self._running.predict(task)
 
     def _attempt(self, task: CohortTask, run: Callable[[Engine], T]) -> T:
-        """Return what `run` makes of the engine that was chosen, or of the loop where that cannot run the model."""
+        """Return `run` of the chosen engine, or of the sequential one if the chosen one cannot run the model."""
         try:
             return run(self._running)
         except Exception as error:
-            # Chosen on another architecture: the first one could run vectorized.
+            # The choice was made on another architecture, which could run vectorized.
             if self._chosen is not self._vectorized or not unsupported(error):
                 raise
             self._give_up(error)
@@ -146,7 +146,7 @@ class Auto:
             return run(self._running)
 
     def _measure(self, task: CohortTask, states: Callable[[Sequence[int]], TensorDict]) -> None:
-        """Measure and choose, if that was not done before; `states` gives those of the first clients."""
+        """Measure and choose, unless that was done before; `states` returns the states of clients by id."""
         if self._chosen is not None:
             return
         on_host = self._vectorized.place.is_host
@@ -154,7 +154,7 @@ class Auto:
         clients = min(len(everyone), self._vectorized.chunk_of(task.cohort) if on_host else DEVICE_CLIENTS)
         probe = task.part(range(clients))
         watched = WatchedFunction(probe)
-        # What is measured is thrown away, so the ledger must not see it.
+        # Results of measurements are discarded, so they must not enter the ledger.
         probe = replace(probe, function=watched, cohort=replace(probe.cohort, limit=PROBE_STEPS, record=None))
         first_states = states(everyone[:clients])
         kinds = self._kinds[:1] if clients < 2 else self._kinds
@@ -168,7 +168,7 @@ class Auto:
             except Exception as error:
                 if (
                     candidate[1] != self._precisions[0]
-                ):  # what runs in the first and not in this one is left at the first
+                ):  # a model that fails in this precision keeps the first
                     log.warning("%s cannot run in %s (%s)", task.about, candidate[1], first_line(error))
                 elif len(kinds) < 2 or candidate[0] is not self._vectorized or not unsupported(error):
                     raise
@@ -176,13 +176,13 @@ class Auto:
                     self._give_up(error)
                 continue
             if not watched.trained:
-                return  # nothing was trained (untrained models were looked at): nothing to learn about training
+                return  # nothing was trained (untrained models were evaluated), so training was not measured
         if len(seconds) > 1:
             seconds = _repeated(seconds, probe, first_states, more=len(self._precisions) > 1)
         self._decide(seconds, clients)
 
     def _decide(self, seconds: Mapping[Way, float], clients: int) -> None:
-        """Take the fastest way of the precision that is worth it, and say so."""
+        """Take the fastest engine in the precision that pays off, and log the choice."""
         of = {
             precision: {k: s for (k, p), s in seconds.items() if p == precision} for _, precision in seconds
         }
@@ -190,7 +190,7 @@ class Auto:
         least = {name: min(by_engine.values()) for name, by_engine in of.items()}
         precision, reason = chosen(least) if several else (self._precisions[0], "")
         by_engine = of[precision]
-        # Of equal ones the vectorized.
+        # Ties go to the vectorized engine.
         engine = min(reversed(list(by_engine)), key=lambda kind: by_engine[kind])
         self._take(engine, precision)
         if len(by_engine) > 1:
@@ -219,7 +219,7 @@ class Auto:
 
 
 def keep_choice(engine: Engine, name: str) -> None:
-    """Has an automatic engine go on as the one that a run's records call `name`; others have no choice."""
+    """Fix the choice of an automatic engine to `name` from a run's records; do nothing for other engines."""
     if isinstance(engine, Auto) and name != "auto":
         engine.choose(name)
 
@@ -227,13 +227,13 @@ def keep_choice(engine: Engine, name: str) -> None:
 def _repeated(
     seconds: Mapping[Way, float], task: CohortTask, states: TensorDict, more: bool
 ) -> dict[Way, float]:
-    """Return the least of several runs of each way, or the first where that takes long; `more`: one more even then."""
+    """Return the least of several runs of each candidate, or the first if runs take long; `more` forces another."""
     total = sum(seconds.values())
     if total >= PROBE_SECONDS and not more:
         return dict(seconds)
-    took = max(total, PROBE_SECONDS / PROBE_REPEATS)  # 0 by a clock with coarse ticks
+    took = max(total, PROBE_SECONDS / PROBE_REPEATS)  # a coarse clock may measure 0
     rounds = min(PROBE_REPEATS, 1 + int(PROBE_SECONDS / took))
-    # In alternation, so that a slow moment of the machine hits all.
+    # In alternation, so that a slow moment of the machine affects all.
     runs = [
         {candidate: _seconds_of(candidate, task, states) for candidate in reversed(list(seconds))}
         for _ in range(rounds)
@@ -249,9 +249,9 @@ def _seconds_of(candidate: Way, task: CohortTask, states: TensorDict) -> float:
 
 
 def _seconds(engine: InProcessEngine, task: CohortTask, states: TensorDict) -> float:
-    """Return the seconds of one run: of the process where torch has one thread, which others do not disturb.
+    """Return the seconds of one run: process time if torch has one thread, which other processes do not disturb.
 
-    Results are in host memory at the end of a run, so that a GPU has finished, too.
+    Results are in host memory at the end of a run, so a GPU has finished too.
     """
     is_single_threaded = torch.get_num_threads() == 1 and engine.place.is_host
     clock = time.process_time if is_single_threaded else time.perf_counter
@@ -272,22 +272,22 @@ def make_engine(
 ) -> Engine:
     """Return an engine by name.
 
-    With two `workers` or more it runs in so many processes, with the same numbers.
+    With two `workers` or more it runs in that many processes, with the same results.
 
     Args:
         name: sequential, vectorized or auto.
-        chunk: clients together; by default what fits.
-        workers: processes that run clients.
-        cluster: address of a Ray cluster for the workers, "auto", or "local" for one of this machine.
+        chunk: number of clients that run together; by default as many as fit.
+        workers: number of processes that run clients.
+        cluster: address of a Ray cluster for the workers, "auto", or "local" for one on this machine.
         gpus: GPUs that each worker of a cluster reserves.
         start_seconds: how long the workers of a cluster may take to start.
-        device: where clients calculate: cpu, cuda, cuda:N, or auto (cuda where there is a GPU).
-        precision: what networks multiply in: float32, tf32, bfloat16, or auto (a lower one than float32 where that
-            is measured to be worth it).
+        device: where clients compute: cpu, cuda, cuda:N, or auto (cuda if there is a GPU).
+        precision: of products in networks: float32, tf32, bfloat16, or auto (one lower than float32 if a measurement
+            shows that it pays off).
 
     Raises:
-        ConfigError: unknown name, a device that is not there, a precision that it has no instructions for,
-            worker processes where they cannot be had, or a cluster without workers.
+        ConfigError: unknown name, a missing device, a precision that it does not support, worker processes with a GPU
+            or on Windows, or incompatible settings of a cluster.
     """
     if name not in get_args(EngineName):
         raise unknown("engine", name, get_args(EngineName))

@@ -1,7 +1,7 @@
-"""Devices on which clients calculate, the data that lie there, and the precision that they have instructions for.
+"""Devices on which clients compute, the data on them, and the precisions that they support.
 
-States, messages and results stay in host memory (or in files); a chunk of clients is moved to the device, runs, and
-what comes out is moved back. Data and frozen tensors lie on the device once, for all clients and rounds.
+States, messages and results stay in host memory (or in files); a chunk of clients is moved to the device, runs, and its
+results are moved back. Data and frozen tensors are on the device once, for all clients and rounds.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tailorfl.training import tree
 from tailorfl.training.cohort import Cohort
 
 WORTH = 1.15
-"""A lower precision is taken by itself only where it is so many times as fast."""
+"""Least speed-up for which a lower precision is chosen automatically."""
 AMPERE = (8, 0)
-"""The first GPUs with TF32."""
+"""Compute capability of the first GPUs with TF32."""
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Nothing if clients can calculate like that on a device.
+    """Check that a device supports a precision.
 
     Raises:
-        ConfigError: it is no precision, or one that the device has no instructions for.
+        ConfigError: the precision is unknown, or the device does not support it.
     """
     if precision not in get_args(PrecisionName):
         raise unknown("precision", precision, get_args(PrecisionName))
@@ -58,7 +58,7 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def available(device: torch.device) -> tuple[str, ...]:
-    """Return the precisions that a device has instructions for, float32 first."""
+    """Return the precisions that a device supports, float32 first."""
     if device.type == "cuda":
         tensor_cores = torch.cuda.get_device_capability(device) >= AMPERE
         half = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -67,22 +67,22 @@ def available(device: torch.device) -> tuple[str, ...]:
 
 
 def _processor_has_bfloat16() -> bool:
-    """Return whether oneDNN multiplies bfloat16 here by instructions of the processor (AVX-512 BF16, AMX, Arm's)."""
+    """Return whether oneDNN multiplies bfloat16 with processor instructions (AVX-512 BF16, AMX, Arm's)."""
     built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return built and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def computing(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a block in which clients calculate in a precision on a device; afterwards everything is as it was."""
+    """Return a context in which clients compute in a precision on a device; it restores all settings."""
     if precision == "bfloat16":
         return in_bfloat16(device.type)
     return _tf32() if precision == "tf32" else nullcontext()
 
 
 def at_server(precision: str) -> AbstractContextManager[Any]:
-    """Return a block in which the server's networks compute as the clients' do.
+    """Return a context in which the server's networks compute in the clients' precision.
 
-    The host may lack the instructions for it.
+    If the host does not support it, they compute in float32.
     """
     half = precision == "bfloat16" and _processor_has_bfloat16()
     return in_bfloat16("cpu") if half else nullcontext()
@@ -90,7 +90,7 @@ def at_server(precision: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """Has products and convolutions of float32 on GPUs round what goes into them to 10 bits."""
+    """Round the inputs of float32 products and convolutions on GPUs to 10 bits."""
     cudnn: Any = torch.backends.cudnn
     parts: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
     before = [part.fp32_precision for part in parts]
@@ -104,9 +104,9 @@ def _tf32() -> Iterator[None]:
 
 
 def chosen(seconds: Mapping[str, float]) -> tuple[str, str]:
-    """Return (precision to take, why in words) by what a few steps took in each; float32 is among them.
+    """Return (precision to take, the reason as text) from the seconds of a few steps in each, including float32.
 
-    The fastest is taken where it is `WORTH` times as fast as float32 or more.
+    The fastest is taken if it is at least `WORTH` times as fast as float32.
     """
     base = seconds["float32"]
     best = min(seconds, key=lambda name: seconds[name])
@@ -129,10 +129,10 @@ DATA_SHARE = 0.5
 
 
 def device_of(setting: str) -> torch.device:
-    """Return the device of a setting: cpu, cuda (the first GPU), cuda:N, or auto (cuda where there is one).
+    """Return the device of a setting: cpu, cuda (the first GPU), cuda:N, or auto (cuda if there is one).
 
     Raises:
-        ConfigError: it is not one of these, or torch does not see such a GPU.
+        ConfigError: it is none of these, or torch does not see such a GPU.
     """
     kind, colon, number = setting.partition(":")
     is_valid = setting in ("auto", "cpu", "cuda") or (kind == "cuda" and number.isdecimal())
@@ -157,26 +157,26 @@ def device_of(setting: str) -> torch.device:
 
 
 class Place:
-    """A device, the data that lie on it, and the precision in which networks compute there.
+    """A device, the data on it, and the precision of networks there.
 
     Args:
-        device: where clients calculate.
+        device: where clients compute.
         precision: float32, tf32 or bfloat16.
     """
 
     def __init__(self, device: torch.device = HOST, precision: str = DEFAULT.engine.precision) -> None:
         self.device, self.precision = device, precision
         self.bytes_each: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
-        """The most memory that a client of each model took, where that is measured."""
+        """Largest memory that a client of each model took, if measured."""
         self._sources: WeakKeyDictionary[Source, Source] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process the data are put on the device anew; on another machine it may not have the precision."""
+        """Pickle it without its data, and check the precision on the machine that unpickles it."""
         return _place_there, (self.device, self.precision)
 
     @property
     def is_host(self) -> bool:
-        """Nothing has to be moved."""
+        """Whether the device is the host, so that nothing has to be moved."""
         return self.device.type == "cpu"
 
     def tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -186,7 +186,7 @@ class Place:
         return {path: t.to(self.device, non_blocking=True) for path, t in tensors.items()}
 
     def source(self, source: Source) -> Source:
-        """Return the data set on the device, or one that hands it over batch by batch where it does not fit."""
+        """Return the data set on the device; if it does not fit, one that moves each batch to the device."""
         if self.is_host:
             return source
         if source not in self._sources:
@@ -200,7 +200,7 @@ class Place:
         return self._sources[source]
 
     def inference(self, task: Inference) -> Inference:
-        """Return the models and their source on the device; rows stay where they are."""
+        """Return the models and their source on the device; rows are not moved."""
         if self.is_host:
             return task
         states = tree.nest(self.tensors(dict(tree.leaves(task.states))).items(), task.states.batch_size)
@@ -220,7 +220,7 @@ class Place:
         )
 
     def calculating(self) -> AbstractContextManager[Any]:
-        """Return a block of its precision, in which new tensors lie on the device, those of a method's own code too."""
+        """Return a context with its precision, in which new tensors, also those of method code, are on the device."""
         if self.is_host:
             return computing(self.precision, self.device)
         return self.device if self.precision == "float32" else self._calculating()
@@ -232,22 +232,22 @@ class Place:
 
 
 def _place_there(device: torch.device, precision: str) -> Place:
-    """Return the place of another process.
+    """Return the place in another process.
 
-    Raises ConfigError where its machine has no instructions for the precision.
+    Raises ConfigError if its machine does not support the precision.
     """
     check_precision(precision, device)
     return Place(device, precision)
 
 
 class Fetched(Source):
-    """A data set on the host whose batches are handed over to a device."""
+    """A data set on the host whose batches are moved to a device."""
 
     target: torch.device
 
     @classmethod
     def of(cls, source: Source, device: torch.device) -> Fetched:
-        """Return the samples of `source`, taken to `device` batch by batch."""
+        """Return the samples of `source`, moved to `device` batch by batch."""
         return _to_train_on(cls, source, target=device)
 
     def _picked(self, rows: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class Fetched(Source):
         return self._moved(super().targets(rows.to(HOST)))
 
     def _moved(self, batch: Tensor) -> Tensor:
-        # From pinned memory the copy runs beside the calculations that are queued before it.
+        # From pinned memory the copy overlaps with computations queued before it.
         batch = batch.pin_memory() if self.target.type == "cuda" else batch
         return batch.to(self.target, non_blocking=True)
 
@@ -266,6 +266,6 @@ class Fetched(Source):
 def _to_train_on(kind: type[S], source: Source, **changes: Any) -> S:
     """Return a data set with the samples of `source` for clients to train on.
 
-    Natural groups, the official split and what partitions look at stay behind.
+    Natural groups, the official split and the credit of answers are left out.
     """
     return copied(kind, source, test=None, groups={}, group_names={}, credit=None, **changes)

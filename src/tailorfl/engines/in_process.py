@@ -1,4 +1,4 @@
-"""Engines that run in this process: the reference, one client after another, and chunks of clients under `vmap`."""
+"""Engines in this process: sequential, the reference, and vectorized, which maps chunks of clients with `vmap`."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class InProcessEngine(ABC):
     """An engine that needs no other process.
 
     Args:
-        device: where clients calculate.
-        precision: what networks multiply in: float32, tf32 or bfloat16.
+        device: where clients compute.
+        precision: of products in networks: float32, tf32 or bfloat16.
     """
 
     kind: ClassVar[str]
-    """Its name in settings."""
+    """The engine's name in settings."""
 
     def __init__(self, device: torch.device = HOST, precision: str = DEFAULT.engine.precision) -> None:
         self.place, self.room = Place(device, precision), Room()
 
     @property
     def name(self) -> str:
-        """Its name in the run's records: its kind, and its precision where that is not float32."""
+        """The engine's name in a run's records: its kind, and its precision if that is not float32."""
         return self.kind if self.precision == "float32" else f"{self.kind}, {self.precision}"
 
     @property
@@ -64,7 +64,7 @@ class InProcessEngine(ABC):
         return store
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Run the function on every client; only one chunk has its states taken out of the store at a time."""
+        """Run the function on every client; only one chunk's states are read from the store at a time."""
         out = Stacked(len(task.cohort.ids), self.room, task.unlike)
         for positions in self.chunks(task.cohort):
             part = task.part(positions)
@@ -74,13 +74,13 @@ class InProcessEngine(ABC):
         return out.updates()
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        """Return what the function makes of every client, stacked."""
+        """Return the function's results for every client, stacked."""
         start = states if isinstance(states, TensorDict) else states.of(task.cohort.ids)
         return self.run(task, start)
 
     @abstractmethod
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Return what the function makes of every client with its state, stacked."""
+        """Return the function's results for every client with its state, stacked."""
 
     def predict(self, task: Inference) -> list[Tensor]:
         """Return the outputs of each model on its rows."""
@@ -91,28 +91,28 @@ class InProcessEngine(ABC):
 
     @abstractmethod
     def outputs(self, task: Inference) -> list[Tensor]:
-        """Return the outputs of each model in host memory; the models and their source lie on the device.
+        """Return the outputs of each model in host memory; models and source are on the device.
 
         There is at least one row.
         """
 
     @abstractmethod
     def shares(self, task: Inference) -> list[Inference]:
-        """Return the pieces in which several processes may be asked, which give the bits of the whole."""
+        """Return pieces for several processes, whose joined results are bit-identical to those of the whole."""
 
     @abstractmethod
     def chunk_of(self, cohort: Cohort) -> int:
-        """Return how many clients make up a chunk."""
+        """Return the number of clients of a chunk."""
 
     def chunks(self, cohort: Cohort) -> Iterator[Tensor]:
-        """Yield the positions of each chunk's clients, int64 [clients]: those with most samples first.
+        """Yield the positions of each chunk's clients, int64 [clients], those with most samples first.
 
-        The size is asked for again each time: what fits into memory may have shown in the chunk before.
+        The size is computed for each chunk, since the last chunk may have shown how many clients fit into memory.
         """
         return cut(cohort, partial(self.next_chunk, cohort))
 
     def next_chunk(self, cohort: Cohort, remaining: Tensor) -> Tensor:
-        """Return the first of the positions that are `remaining`, as many as make up the next chunk."""
+        """Return the first of the `remaining` positions, which make up the next chunk."""
         return remaining[: evenly(len(remaining), self.chunk_of(cohort))]
 
 
@@ -122,7 +122,7 @@ def largest_first(cohort: Cohort) -> Tensor:
 
 
 def cut(cohort: Cohort, first_of: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-    """Yield the positions of a cohort's clients in parts, of those that are left each time what `first_of` takes."""
+    """Yield the positions of a cohort's clients in parts; `first_of` takes each part from the remaining ones."""
     remaining = largest_first(cohort)
     while len(remaining):
         part = first_of(remaining)
@@ -131,17 +131,16 @@ def cut(cohort: Cohort, first_of: Callable[[Tensor], Tensor]) -> Iterator[Tensor
 
 
 def evenly(clients: int, most: int) -> int:
-    """Return the size of the next chunk where `clients` are left: as few chunks as can be, and those alike."""
+    """Return the size of the next chunk if `clients` are left: as few chunks as possible, of similar size."""
     return -(-clients // -(-clients // most))
 
 
 CHUNKS = 64
-"""A cohort is cut into so many chunks, or fewer."""
+"""Largest number of chunks of a cohort."""
 PIECE_BYTES = 16 * 2**20
-"""In one process clients are taken together, so that their batches are planned at once, while their models fit into
-this."""
+"""Largest size in bytes of the models of clients whose batches one process plans together."""
 SHARES = 8
-"""Into so many parts the models of an evaluation are cut where several processes share them."""
+"""Largest number of parts into which an evaluation's models are cut for several processes."""
 
 
 class Sequential(InProcessEngine):
@@ -150,11 +149,11 @@ class Sequential(InProcessEngine):
     kind = "sequential"
 
     def chunk_of(self, cohort: Cohort) -> int:
-        """Return how many clients make up a chunk: the results do not depend on it, workers share the work so."""
+        """Return the number of clients of a chunk, the unit of work for workers; results do not depend on it."""
         return -(-len(cohort.ids) // CHUNKS)
 
     def train(self, task: CohortTask, store: StateStore) -> CohortUpdates:
-        """Run the function on every client; what a client returns goes straight to its place among all."""
+        """Run the function on every client; each result is written directly to its place in the stack."""
         out = Stacked(len(task.cohort.ids), self.room, task.unlike)
         for positions in self._pieces(task.cohort):
             part = task.part(positions)
@@ -167,20 +166,20 @@ class Sequential(InProcessEngine):
         return out.updates()
 
     def _pieces(self, cohort: Cohort) -> Iterator[Tensor]:
-        """Yield the positions of clients whose batches are planned at once, int64: more than a chunk of small ones."""
+        """Yield the positions of clients whose batches are planned at once, int64; small models exceed a chunk."""
         fitting = PIECE_BYTES // (4 * max(sum(cohort.model.sizes.values()), 1))
         most = min(max(fitting, 1), PLAN_BLOCK)
         return cut(cohort, lambda remaining: remaining[: evenly(len(remaining), most)])
 
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Return what the function makes of every client, stacked."""
+        """Return the function's results for every client, stacked."""
         out = Stacked(len(task.cohort.ids), self.room, task.unlike)
         for position, results in enumerate(self._results(task, states)):
             out.put(position, results)
         return out.parts()
 
     def _results(self, task: CohortTask, states: TensorDict) -> Iterator[list[dict[str, Tensor]]]:
-        """Yield what the function makes of one client after another, by path."""
+        """Yield the function's results for one client after another, by path."""
         cohort, received, index = task.cohort, task.received, task.index
         home = self.place.cohort(cohort)
         everyone = self._moved(received) if index is None else received
@@ -210,7 +209,7 @@ class Sequential(InProcessEngine):
         def of_all(x: Tensor) -> Tensor:
             return torch.stack([model(x) for model in models]).to(HOST)
 
-        if isinstance(task.rows, Tensor):  # a pass takes its samples once for all models
+        if isinstance(task.rows, Tensor):  # all models share the samples of a pass
             return list(in_passes(of_all, task.source, task.rows, dim=1))
         return [
             in_passes(model, task.source, rows).to(HOST)
@@ -220,20 +219,20 @@ class Sequential(InProcessEngine):
         ]
 
     def shares(self, task: Inference) -> list[Inference]:
-        """Return some models each; of one model on many samples, passes over some samples each."""
+        """Return pieces of some models each; for a single model, pieces of some samples each."""
         if task.models == 1:
             return task.of_rows(rows_at_once(task.source))
         return task.of_models(-(-task.models // SHARES))
 
 
 CHUNK_BYTES = 16 * 2**20
-"""Bytes of the parameters of one chunk, when the chunk size is chosen here: what a large cache holds."""
+"""Bytes of a chunk's parameters if its size is chosen automatically: what fits into a large cache."""
 FEWEST, MOST = 4, 1024
-"""Clients of a chunk whose size is chosen here."""
+"""Limits of a chunk size that is chosen automatically."""
 SHARED = 4
-"""The chunks of a cohort that is cut here come to a multiple of this, so that 2 or 4 workers have equal shares."""
+"""The number of chunks, if chosen automatically, is a multiple of this, so that 2 or 4 workers have equal shares."""
 PROBE = 2
-"""Clients of the first chunk on a GPU, whose memory is measured."""
+"""Number of clients of the first chunk on a GPU, whose memory is measured."""
 
 Found = list[dict[str, Tensor]]
 
@@ -242,11 +241,11 @@ class Vectorized(InProcessEngine):
     """Cuts a cohort into chunks of clients of similar size and maps each chunk at once.
 
     Args:
-        chunk: clients a chunk; None chooses by the size of the model and the memory.
-        device: where they calculate.
-        precision: what networks multiply in.
+        chunk: number of clients in a chunk; None chooses by the size of the model and the memory.
+        device: where clients compute.
+        precision: of products in networks.
 
-    Attribute `most` is how many clients fit into memory at once, where it turned out that more do not.
+    Attribute `most` is the number of clients that fit into memory at once, after more did not fit.
     """
 
     kind = "vectorized"
@@ -259,7 +258,7 @@ class Vectorized(InProcessEngine):
         self.most: int | None = None
 
     def chunk_of(self, cohort: Cohort) -> int:
-        """Return how many clients train together."""
+        """Return the number of clients that train together."""
         size = self.chunk if self.chunk is not None else self._fitting(cohort)
         return size if self.most is None else min(size, self.most)
 
@@ -268,7 +267,7 @@ class Vectorized(InProcessEngine):
         if device.type == "cuda":
             client_bytes = self.place.bytes_each.get(model)
             return PROBE if client_bytes is None else min(MOST, fitting(device, client_bytes))
-        # A frozen backbone is not copied for each client, but what it computes in between is.
+        # A frozen backbone is not copied for each client, but its activations are.
         scalars = model.scalars + model.held_scalars
         size = int(np.clip(CHUNK_BYTES // (4 * scalars), FEWEST, MOST))
         clients = len(cohort.ids)
@@ -278,7 +277,7 @@ class Vectorized(InProcessEngine):
         return min(size, fitting(device, COPIES * 4 * model.scalars))
 
     def run(self, task: CohortTask, states: TensorDict) -> Parts:
-        """Return what the function makes of every client, stacked."""
+        """Return the function's results for every client, stacked."""
         cohort, move = task.cohort, self.place.tensors
         state_leaves, received_leaves = dict(tree.leaves(states)), dict(tree.leaves(task.received))
         remaining, out = largest_first(cohort), Stacked(len(cohort.ids), self.room, task.unlike)
@@ -293,7 +292,7 @@ class Vectorized(InProcessEngine):
 
         while len(remaining):
             chosen = self.next_chunk(cohort, remaining)
-            # A chunk that does not fit is run again, so what it notes counts once it has run to its end.
+            # A chunk that does not fit is run again, so its record counts only when it has finished.
             part = home.chunk(chosen)
             results = self._attempt(cohort.model, part.cohort, partial(apply, part, chosen))
             if results is None:
@@ -305,10 +304,10 @@ class Vectorized(InProcessEngine):
         return out.parts()
 
     def _attempt(self, model: Model, part: Cohort, run: Callable[[], Found]) -> Found | None:
-        """Return what `run` makes of a part of the cohort, or None where memory was not enough for so many clients.
+        """Return the results of `run` for a part of the cohort, or None if memory was not enough for it.
 
         Raises:
-            MemoryLimitError: it was not enough for a single one.
+            MemoryLimitError: memory was not enough for a single client.
         """
         device = self.place.device
         peak = Peak(device) if device.type == "cuda" else None
@@ -331,7 +330,7 @@ class Vectorized(InProcessEngine):
         table = rows if isinstance(rows, Tensor) else padded([r.numpy() for r in rows])[0]
         device = task.source.x.device
         if common and task.model.channels_last(device):
-            # One network after another on a few images: nothing is common to them but these.
+            # One network after another on a few images: the models share only these.
             models_alone = one_by_one(task.model, states, task.models, device)
             return list(
                 in_passes(
@@ -353,12 +352,12 @@ class Vectorized(InProcessEngine):
         )
 
     def shares(self, task: Inference) -> list[Inference]:
-        """Return all models on some samples each, as they go through them in one process."""
+        """Return pieces of all models on some samples each, as in the passes of one process."""
         return task.of_rows(rows_at_once(task.source, task.models))
 
 
 def _apply(task: CohortTask, states: dict[str, Tensor], received: dict[str, Tensor]) -> Found:
-    """Map the function over `states` [clients, ...] and what is received, [clients, ...] where there is an index."""
+    """Map the function over `states` [clients, ...] and `received`, which is [clients, ...] if there is an index."""
     parts = 0
 
     def one(position: Tensor, state: dict[str, Tensor], message: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -373,7 +372,7 @@ def _apply(task: CohortTask, states: dict[str, Tensor], received: dict[str, Tens
             **{f"{i}:{p}": t for i, part in enumerate(results) for p, t in tree.leaves(part)},
         }
 
-    positions = torch.arange(len(task.cohort.ids), device=HOST)  # looked at, not calculated with
+    positions = torch.arange(len(task.cohort.ids), device=HOST)  # read on the host, not used in computations
     message_axis = None if task.index is None else 0
     flat = vmap(one, in_dims=(0, 0 if states else None, message_axis))(positions, states, received)
     out: list[dict[str, Tensor]] = [{} for _ in range(parts)]

@@ -1,13 +1,13 @@
-"""Memory: how much there is, what to do when it was not enough, keeping what was freed, and sharing it with processes.
+"""Memory: how much is free, what to do if it was not enough, reusing freed memory, and sharing it between processes.
 
-Training allocates and frees tensors of the same few megabytes thousands of times. glibc gives blocks of that
-size back to the kernel at once, and each new one costs a page fault per 4 KiB: a third of the time of a round
-of logistic regression. Raising two thresholds of its allocator stops that; peak memory stays as it is. Blocks above
-the highest threshold, such as the replies of a whole cohort, have a `Room` that keeps them.
+Training allocates and frees tensors of the same few megabytes thousands of times. glibc returns blocks of that size to
+the kernel at once, and each new one costs a page fault per 4 KiB: a third of the time of a round of logistic
+regression. Raising two thresholds of its allocator avoids that; peak memory does not change. Blocks above the highest
+threshold, such as the replies of a whole cohort, are kept by a `Room`.
 
-Memory that several processes see is an unnamed file that is mapped, and that may grow. Where there is one on Linux, the
-file is a piece of memory of its own, which no size of a shared-memory file system limits and which is gone with the
-last process that has it open, however that one ends.
+Memory shared by several processes is an unnamed mapped file, which may grow. On Linux it is an anonymous memory file
+(memfd), which is not limited by the size of a shared-memory file system and disappears with the last process that has
+it open, however that one ends.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
-"""glibc ignores more."""
+"""glibc ignores larger values."""
 COPIES = 6
-"""A client in training holds about so many times its parameters: state, message, copy, gradient, two of the step."""
+"""Copies of its parameters that a client holds in training: state, message, copy, gradient, two in the step."""
 
 USABLE = 0.8
 """The share of the free memory that a chunk may take."""
@@ -47,14 +47,14 @@ USABLE = 0.8
 _MEMINFO = Path("/proc/meminfo")
 
 _MARKS = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory")
-"""Parts of torch's messages that the host has no memory left; it has no type of its own for that."""
+"""Parts of torch's messages when host memory runs out; torch has no error type for it."""
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Tell glibc's allocator to keep freed blocks.
+    """Make glibc's allocator keep freed blocks.
 
-    Returns whether there is one to tell (Linux with glibc).
+    Returns whether this is possible (Linux with glibc).
     """
     if sys.platform != "linux":
         return False
@@ -65,16 +65,16 @@ def keep_freed_memory() -> bool:
 
 
 class Room:
-    """Memory of large tensors: used again by one of the same size when the last tensor that lies in it is gone.
+    """Memory of large tensors: reused for a tensor of the same size when no tensor uses it any more.
 
-    What is free is given back as soon as a tensor of another size is asked for.
+    Free memory is returned to the system when a tensor of another size is requested.
     """
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor whose numbers are whatever lay there."""
+        """Return an uninitialised tensor."""
         size = int(torch.Size(shape).numel()) * dtype.itemsize
         if size <= _LARGEST_MMAP_THRESHOLD:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -82,18 +82,18 @@ class Room:
         if not fitting:
             self._free.clear()
         block = self._free.pop(fitting[0]) if fitting else torch.empty(size, dtype=torch.uint8)
-        # Tensors made of an array keep it, and all that share their memory do: its end is the end of their use.
+        # All tensors that share an array's memory keep it alive, so its finalizer runs when none uses it any more.
         array = block.numpy()
         weakref.finalize(array, self._free.append, block).atexit = False
         return torch.from_numpy(array).view(dtype).reshape(tuple(shape))
 
     def __reduce__(self) -> tuple[type[Room], tuple[()]]:
-        """Another process gets room of its own."""
+        """Pickle it empty: another process gets its own room."""
         return Room, ()
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that are free on a device; None where nobody says."""
+    """Return the free bytes of a device; None if unknown."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
@@ -105,13 +105,13 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def fitting(device: torch.device, bytes_each: float) -> int:
-    """Return how many clients that take `bytes_each` fit into the free memory, at least one."""
+    """Return the number of clients of `bytes_each` that fit into free memory, at least one."""
     free = free_memory(device)
     return sys.maxsize if free is None else max(1, int(USABLE * free / max(bytes_each, 1.0)))
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one that caused it, says that memory was not enough."""
+    """Return whether an error, or one of its causes, means that memory was not enough."""
     return any(
         isinstance(e, torch.OutOfMemoryError | MemoryError)
         or (isinstance(e, RuntimeError) and any(mark in str(e) for mark in _MARKS))
@@ -120,10 +120,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def halved(cohort: Cohort, device: torch.device, error: BaseException) -> int:
-    """Return how many clients to try after those of `cohort` did not fit together, and say so in the log.
+    """Return the number of clients to try after those of `cohort` did not fit together, and log it.
 
     Raises:
-        MemoryLimitError: it was a single one.
+        MemoryLimitError: it was a single client.
     """
     clients = len(cohort.ids)
     if clients == 1:
@@ -139,7 +139,7 @@ def halved(cohort: Cohort, device: torch.device, error: BaseException) -> int:
 
 
 def too_large(cohort: Cohort, device: torch.device) -> MemoryLimitError:
-    """Return the error of a client that does not fit into memory even alone; `cohort` holds it alone."""
+    """Return the error for a client that does not fit into memory even alone; `cohort` has only this client."""
     config = cohort.config
     length = f"{config.epochs:,} epochs" if config.steps is None else f"{config.steps:,} steps"
     return MemoryLimitError(
@@ -151,14 +151,14 @@ def too_large(cohort: Cohort, device: torch.device) -> MemoryLimitError:
 
 
 def release(device: torch.device) -> None:
-    """Give back what a failed chunk has left behind."""
+    """Free the memory that a failed chunk has left."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 class Peak:
-    """The most memory that a GPU held between the start and a call of `bytes`, beyond what it held at the start."""
+    """Peak memory of a GPU from the start to a call of `bytes`, beyond the memory used at the start."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -166,7 +166,7 @@ class Peak:
         self._start = torch.cuda.memory_allocated(device)
 
     def bytes(self) -> int:
-        """Return it."""
+        """Return the peak."""
         return int(torch.cuda.max_memory_allocated(self.device)) - self._start
 
 
@@ -178,17 +178,17 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 ALIGNMENT = 64
-"""Bytes; as torch aligns its own tensors, since matrix products round otherwise elsewhere on some processors."""
+"""Bytes; as torch aligns its own tensors, since other alignments change the rounding of products on some processors."""
 
 
 class Block:
-    """Bytes that a process and the workers it starts share. Only the process that made a block makes it larger.
+    """Bytes that a process and the workers it starts share. Only the process that made a block enlarges it.
 
-    A block takes one open file, whatever lies in it. Its bytes on a disk are taken when they are reserved: a write to a
-    mapped byte that a full disk has no place for would end the process by SIGBUS, without a word.
+    A block takes one open file, whatever it holds. On disk its bytes are allocated when they are reserved: otherwise
+    writing to the mapping on a full disk would end the process by SIGBUS, without a message.
 
     Args:
-        folder: where a file holds them that no one else can open; None keeps them in memory.
+        folder: of an unnamed file that holds the bytes; None keeps them in memory.
 
     Raises:
         RunError: the folder or a file in it cannot be made.
@@ -216,10 +216,10 @@ class Block:
         return tempfile.TemporaryFile(dir=folder, buffering=0)
 
     def reserve(self, size: int) -> None:
-        """Make the block hold at least `size` bytes; what it held stays where it is.
+        """Enlarge the block to at least `size` bytes; its contents stay in place.
 
         Raises:
-            RunError: the disk has no place for them; the block is then as it was.
+            RunError: the disk has no space for them; the block is then unchanged.
         """
         before = os.fstat(self._file.fileno()).st_size
         if size <= before:
@@ -239,19 +239,19 @@ class Block:
             ) from error
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
-        """Return the tensor that lies at `offset`: not a copy, whoever writes into it writes for all."""
+        """Return the tensor at `offset`, not a copy: all processes see what is written to it."""
         count = int(torch.Size(shape).numel())
         if not count:
             return torch.empty(tuple(shape), dtype=dtype)
         end = offset + count * dtype.itemsize
         if self._map is None or len(self._map) < end:
-            # Tensors on the mapping before this one keep it alive for themselves.
+            # Tensors on the old mapping keep it alive.
             self._map = mmap.mmap(self._file.fileno(), os.fstat(self._file.fileno()).st_size)
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
         return flat.reshape(tuple(shape))
 
     def rows(self, dtype: torch.dtype, shape: Sequence[int], offset: int, stride: int) -> Tensor:
-        """Return the tensor of `shape` [rows, ...] whose first row lies at `offset`, and each next one `stride` on.
+        """Return the tensor of `shape` [rows, ...] whose first row is at `offset`, and each next one `stride` later.
 
         `offset` and `stride` are multiples of `ALIGNMENT`.
         """
@@ -263,12 +263,12 @@ class Block:
         return table[:, offset : offset + row_bytes].view(dtype).view(tuple(shape))
 
     def release(self) -> None:
-        """Take a file's bytes out of this process's memory; they are read again where they are looked at."""
+        """Drop a file's bytes from this process's memory; they are read again on access."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def __getstate__(self) -> Any:
-        """Return what a process that is being started gets in its place: the open file."""
+        """Return the open file, for a process that is being started."""
         from multiprocessing.reduction import DupFd
 
         return cast(Any, DupFd)(self._file.fileno())
@@ -278,14 +278,14 @@ class Block:
 
 
 def _allocate(file: Any, offset: int, size: int) -> None:
-    """Take `size` bytes of the disk for a file from `offset` on. Raises OSError where there are not so many."""
+    """Allocate `size` bytes on disk for a file from `offset` on. Raises OSError if there is not enough space."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), offset, size)
             return
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise  # what is left are file systems that cannot do it by themselves
+                raise  # the remaining errors are of file systems without support for it
     piece = bytes(min(size, 2**20))
     file.seek(offset)
     while size > 0:
@@ -293,5 +293,5 @@ def _allocate(file: Any, offset: int, size: int) -> None:
 
 
 def aligned(offset: int) -> int:
-    """Return the first offset from `offset` on at which a tensor may lie."""
+    """Return the first offset from `offset` on at which a tensor may start."""
     return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,10 +1,10 @@
-"""A pool of workers: the chunks of a cohort, each run by whichever worker is free, with the numbers of one process.
+"""A pool of workers: any free worker runs the next chunk of a cohort, with the same results as in one process.
 
-How a cohort is cut depends on the cohort and the engine alone, never on how many workers there are, so neither their
-number nor the order in which they finish changes a bit of the result.
+How a cohort is cut depends only on the cohort and the engine, never on the number of workers, so neither their number
+nor the order in which they finish changes a bit of the result.
 
-Tasks and results travel as bytes, and beside them the tensors, which each pool moves in its own way. What stays the
-same for a whole run (data, models, methods, stores of states) is known to both sides and travels as a number.
+Tasks and results are sent as bytes, and separately their tensors, which each pool moves in its own way. Objects that
+stay the same for a whole run (data, models, methods, stores of states) are known to both sides and sent as numbers.
 Everything else is pickled, between processes of one program that trust each other.
 """
 
@@ -37,22 +37,22 @@ from tailorfl.models.split import Split
 from tailorfl.privacy import PrivacyRecord
 
 WORTH = 2e8
-"""Products (samples times scalars of the model) from which on an evaluation is shared: what takes some milliseconds."""
+"""Samples times scalars of the model above which an evaluation is shared: it then takes some milliseconds."""
 
 
 class ChunkStates(Protocol):
-    """The private states of a chunk's clients, as a worker finds them."""
+    """Access of a worker to the private states of a chunk's clients."""
 
     def read(self) -> TensorDict:
-        """Return them, [clients, ...]."""
+        """Return the states, [clients, ...]."""
 
     def write(self, states: TensorDict) -> TensorDict | None:
-        """Stage the next ones, or return them for the process that keeps the store to stage."""
+        """Stage the new states, or return them so that the process with the store stages them."""
 
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk of a cohort; with `training`, its new states are staged."""
+    """A chunk of a cohort as a task; with `training`, its new states are staged."""
 
     engine: InProcessEngine
     task: CohortTask
@@ -60,9 +60,9 @@ class ChunkTask:
     training: bool
 
     def run(self) -> tuple[Parts, PrivacyRecord | None, TensorDict | None]:
-        """Return what the function makes of the clients, its uses of private data, and states yet to be staged.
+        """Return the function's results for the clients, the privacy record, and states yet to be staged.
 
-        In training the first are (replies, metrics, whose update is finite).
+        In training the results are (replies, metrics, flags of finite updates).
         """
         parts = self.engine.map(self.task, self.states.read())
         if not self.training:
@@ -81,7 +81,7 @@ class ChunkTask:
 
 @dataclass(frozen=True)
 class PredictTask:
-    """The outputs of several models."""
+    """The outputs of several models, as a task."""
 
     engine: InProcessEngine
     inference: Inference
@@ -101,18 +101,18 @@ class WorkerPool(Protocol):
     """Workers on one machine or on several."""
 
     def share(self, store: StateStore) -> None:
-        """Keep states from now on where the workers find them."""
+        """Keep states from now on where the workers can access them."""
 
     def states(self, stored: Stored, chunks: Sequence[Sequence[int]]) -> list[ChunkStates]:
-        """Return for each chunk of clients where a worker finds their states."""
+        """Return a worker's access to the states of each chunk's clients."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
         """Yield (position in `tasks`, its result) in the order in which they finish.
 
-        Tensors of a result are valid until the next one is asked for.
+        Tensors of a result are valid until the next result is requested.
 
         Raises:
-            WorkerError: a worker was lost, and the call cannot go on without it.
+            WorkerError: a worker was lost, and the call cannot continue without it.
             Exception: the error of the first task that failed.
         """
 
@@ -124,7 +124,7 @@ class PooledEngine:
     """An engine whose chunks of clients run in a pool of workers.
 
     Args:
-        kind: the engine that each of them runs.
+        kind: the engine that each worker runs.
         pool: the workers.
     """
 
@@ -133,16 +133,16 @@ class PooledEngine:
 
     @property
     def name(self) -> str:
-        """That of the engine that the workers run: the numbers are the same."""
+        """The name of the engine that the workers run: results are the same."""
         return self._kind.name
 
     @property
     def precision(self) -> str:
-        """That of the engine that the workers run."""
+        """The precision of the engine that the workers run."""
         return self._kind.precision
 
     def hold(self, store: StateStore) -> StateStore:
-        """Return `store`, whose states are from now on where the workers find them."""
+        """Return `store`, whose states the workers can access from now on."""
         self.pool.share(store)
         return store
 
@@ -154,10 +154,10 @@ class PooledEngine:
         return out.updates()
 
     def map(self, task: CohortTask, states: TensorDict | Stored) -> Parts:
-        """Return what the function makes of every client, stacked.
+        """Return the function's results for every client, stacked.
 
-        States that are given are mapped in this process. Of those that are kept the first chunk runs in this process;
-        if the function needed no training there, so do the others.
+        If `states` are tensors, all clients run in this process. If they are in a store, chunks run in this process
+        until one has trained; the pool runs the others.
         """
         if isinstance(states, TensorDict):
             return self._kind.map(task, states)
@@ -198,7 +198,7 @@ class PooledEngine:
             ChunkTask(self._kind, part, rows, training)
             for part, rows in zip(parts, chunk_states, strict=True)
         ]
-        is_only_chunk = len(positions[0]) == len(task.cohort.ids)  # `Stacked` keeps these tensors as they are
+        is_only_chunk = len(positions[0]) == len(task.cohort.ids)  # `Stacked` then makes no copies
         for k, (results, record, new) in self.pool.run(tasks):
             copies = [part.clone() if is_only_chunk else part for part in results]
             out.put(positions[k], copies)
@@ -207,19 +207,19 @@ class PooledEngine:
                 states.store.stage(parts[k].cohort.ids, new)
 
     def _cut(self, task: CohortTask) -> tuple[list[Tensor], list[CohortTask]]:
-        """Return the positions of each chunk, and the chunks, each with a ledger of its own if the cohort has one."""
+        """Return the positions of each chunk, and the chunks, each with its own record if the cohort has one."""
         positions = list(self._kind.chunks(task.cohort))
         return positions, [task.chunk(chosen) for chosen in positions]
 
 
 class WatchedFunction:
-    """The function of a task, and whether any client that ran it has trained."""
+    """The function of a task, which records whether any client that ran it has trained."""
 
     def __init__(self, task: CohortTask) -> None:
         self._function, self.about, self.trained = task.function, task.about, False
 
     def __call__(self, client: Client, state: TensorDict, message: TensorDict) -> Parts:
-        """Call the function, and note whether the client trained."""
+        """Call the function and record whether the client trained."""
         parts = self._function(client, state, message)
         self.trained = self.trained or bool(client.metrics)
         return parts
@@ -227,7 +227,7 @@ class WatchedFunction:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A value or an error, and what the worker would have written to the log."""
+    """A value or an error, and the worker's log records."""
 
     value: Any = None
     error: Exception | None = None
@@ -237,7 +237,7 @@ class TaskResult:
         """Return the value.
 
         Raises:
-            the error, of the type that it had in the worker.
+            the error, with its type in the worker.
         """
         for record in self.records:
             logging.getLogger(record.name).handle(record)
@@ -247,9 +247,9 @@ class TaskResult:
 
 
 def logged_records() -> Callable[[], list[logging.LogRecord]]:
-    """Take this process's log away from its handlers, whose locks another thread may have held when it was forked.
+    """Detach this process's log from its handlers, whose locks another thread may have held during the fork.
 
-    Return a function that gives what was logged since it was last asked.
+    Return a function that returns the records since its last call.
     """
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     logging.getLogger().handlers = [QueueHandler(records)]
@@ -260,7 +260,7 @@ def logged_records() -> Callable[[], list[logging.LogRecord]]:
 
 
 def result_of(received: Callable[[], Task], logged: Callable[[], list[logging.LogRecord]]) -> TaskResult:
-    """Run the task that `received` gives, and return its result, error or not."""
+    """Run the task that `received` returns, and return its result, error or not."""
     try:
         with torch.no_grad():
             value = received().run()
@@ -270,7 +270,7 @@ def result_of(received: Callable[[], Task], logged: Callable[[], list[logging.Lo
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that another process can be sent: itself with its traceback as a note, or its words."""
+    """Return an error that can be sent to another process: the error itself or its message, with a traceback note."""
     note = f"In a worker process:\n{''.join(traceback.format_exception(error))}"
     try:
         sent: Exception = pickle.loads(pickle.dumps(error))
@@ -288,7 +288,7 @@ Load = Callable[[int, torch.dtype, tuple[int, ...]], Tensor]
 
 
 class Known:
-    """The objects that both sides have, by number."""
+    """The objects that both sides know, by number."""
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         self.objects: list[Any] = list(objects)
@@ -298,7 +298,7 @@ class Known:
         return len(self.objects)
 
     def number(self, value: Any) -> int:
-        """Return the number of an object, a new one if it was not known."""
+        """Return the number of an object; an unknown object gets a new one."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.objects)
             self.objects.append(value)
@@ -306,14 +306,14 @@ class Known:
 
 
 class Packing:
-    """Mixin of pickle.Pickler: takes tensors out of the message, and known objects too unless `known` is None."""
+    """Mixin of pickle.Pickler: takes tensors out of the message, and known objects unless `known` is None."""
 
     known: Known | None
     tensors: list[Tensor]
     numbers: dict[int, int]
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands in the message for a tensor or a known object; None for what is pickled."""
+        """Return the placeholder of a tensor or known object in the message; None for values that are pickled."""
         if type(value) is Tensor and value.device.type == "cpu" and value.layout is torch.strided:
             number = self.numbers.setdefault(id(value), len(self.tensors))
             if number == len(self.tensors):
@@ -325,7 +325,7 @@ class Packing:
         return ("known", self.known.number(value)) if nameless or isinstance(value, LASTING) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """Take a TensorDict apart by its own items; leave the rest to the base class."""
+        """Reduce a TensorDict to its items; leave other values to the base class."""
         if isinstance(value, TensorDict):
             return TensorDict, (dict(value.items()), tuple(value.batch_size))
         inherited = getattr(super(), "reducer_override", None)
@@ -337,7 +337,7 @@ class Packer(Packing, pickle.Pickler):
 
 
 def pack(value: Any, known: Known | None, packer: Any = Packer) -> tuple[bytes, list[Tensor]]:
-    """Return the message that says `value`, and its tensors by number."""
+    """Return the message for `value`, and its tensors by number."""
     buffer = io.BytesIO()
     writer = packer(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     writer.known, writer.tensors, writer.numbers = known, [], {}
@@ -346,7 +346,7 @@ def pack(value: Any, known: Known | None, packer: Any = Packer) -> tuple[bytes, 
 
 
 def unpack(message: bytes, load: Load, known: Known) -> Any:
-    """Return what a message says, with its tensors from `load`."""
+    """Return the value of a message, with its tensors from `load`."""
     return _Unpacker(io.BytesIO(message), load, known).load()
 
 

@@ -1,8 +1,8 @@
-"""A pool of processes on this machine. Data, states and messages lie in memory that all of them see.
+"""A pool of processes on this machine. Data, states and messages are in shared memory.
 
-On Linux workers are forked when they are first needed: they inherit data and models as they are. Elsewhere they are
-started anew, and what they need is pickled once. When a call needs something they do not know (another test set, say),
-they are started again.
+On Linux workers are forked when they are first needed, and inherit data and models. Elsewhere they are spawned, and the
+objects they need are pickled once. When a call needs objects that they do not know (another test set, say), they are
+restarted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.multiprocessing  # registers how tensors are handed to a process that is being started
+import torch.multiprocessing  # registers how tensors are sent to a process that is being started
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -45,20 +45,20 @@ from tailorfl.errors import ConfigError, WorkerError, first_few
 START = "fork" if sys.platform == "linux" else "spawn"
 """The start method of workers."""
 AHEAD = 2
-"""Chunks that are under way at once, for each worker: one in training, and one whose result is being put together."""
+"""Chunks in progress for each worker: one in training, and one whose result is being collected."""
 
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows of a store that all processes see."""
+    """Rows of a store that all processes share."""
 
     store: StateStore
     capacity: int
     ids: tuple[int, ...]
     old: list[int] | None
-    """Rows of the states; None asks for the clients' starts."""
+    """Rows of the states; None reads the clients' initial states."""
     new: list[int]
-    """Rows of the next states."""
+    """Rows of the new states."""
 
     def read(self) -> TensorDict:
         """Return the states, [clients, ...]."""
@@ -68,24 +68,24 @@ class SharedRows:
         return self.store.fetch(self.old, self.ids)
 
     def write(self, states: TensorDict) -> None:
-        """Stage the next ones."""
+        """Stage the new states."""
         self.store.write(self.new, states)
 
 
 class Outbox:
-    """Writes messages whose tensors lie in a block, until `clear`; one that is sent twice lies there once."""
+    """Writes messages whose tensors are in a block, until `clear`; a tensor sent twice is stored once."""
 
     def __init__(self, block: Block, known: Known) -> None:
         self._block, self._known = block, known
         self.clear()
 
     def clear(self) -> None:
-        """Use the place of all messages so far again."""
+        """Reuse the space of all messages so far."""
         self._end = 0
-        self._placed: dict[int, tuple[Tensor, int]] = {}  # the tensor is kept, so that its id stays its own
+        self._placed: dict[int, tuple[Tensor, int]] = {}  # keeping the tensor keeps its id unique
 
     def write(self, value: Any) -> bytes:
-        """Return the message that says `value`."""
+        """Return the message for `value`."""
         message, tensors = pack(value, self._known)
         return pickle.dumps((message, [self._place(tensor) for tensor in tensors]))
 
@@ -100,7 +100,7 @@ class Outbox:
 
 
 def read(message: bytes, block: Block, known: Known) -> Any:
-    """Return what a message says; its tensors are those in the block, not copies."""
+    """Return the value of a message; its tensors are those in the block, not copies."""
     packed, offsets = pickle.loads(message)
     return unpack(packed, lambda n, dtype, shape: block.tensor(dtype, shape, offsets[n]), known)
 
@@ -109,10 +109,10 @@ class ProcessPool:
     """A pool of worker processes with one thread each.
 
     Args:
-        workers: how many.
+        workers: number of processes.
 
     Raises:
-        ConfigError: on Windows, where open files cannot be handed to a process as this does it.
+        ConfigError: on Windows, where open files cannot be passed to a process in this way.
     """
 
     def __init__(self, workers: int) -> None:
@@ -129,15 +129,15 @@ class ProcessPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that are running."""
+        """Ids of the running processes."""
         return tuple(process.pid for process in _processes(self._executor) if process.pid is not None)
 
     def share(self, store: StateStore) -> None:
-        """Keep states from now on where workers see them."""
+        """Keep states from now on where workers can access them."""
         store.share()
 
     def states(self, stored: Stored, chunks: Sequence[Sequence[int]]) -> list[ChunkStates]:
-        """Return the rows of each chunk's clients; what is written there is staged."""
+        """Return the rows of each chunk's clients; states written there are staged."""
         store, fresh = stored.store, stored.fresh
         store.share()
         new = [[] if fresh else store.reserve(ids) for ids in chunks]
@@ -147,7 +147,7 @@ class ProcessPool:
         ]
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
-        """Yield (position in `tasks`, its result) as it is done, starting with the first ones."""
+        """Yield (position in `tasks`, its result) as tasks finish; they start in order."""
         self._outbox.clear()
         messages = [self._outbox.write(task) for task in tasks]
         if self._executor is None or len(self._known) > self._understood:
@@ -179,9 +179,9 @@ class ProcessPool:
             under_way = {n for n in (k, *(n for n, _ in running.values())) if n is not None}
             raise _lost(processes, [tasks[n] for n in sorted(under_way)]) from error
         except BaseException:
-            self.close()  # what the others are doing is wanted no more, and no answer to the next call
+            self.close()  # other results are not needed any more, and must not be returned to the next call
             raise
-        if failed:  # the error of one process: that of the first chunk that has one
+        if failed:  # as in one process, raise the error of the first chunk that has one
             failed[min(failed)].get()
 
     def close(self) -> None:
@@ -200,8 +200,8 @@ class ProcessPool:
         self._executor = executor
         try:
             with warnings.catch_warnings():
-                # A fork copies this thread alone. What others might hold (locks of the log, threads of torch) is
-                # renewed or left alone in the worker.
+                # A fork copies only this thread. State that other threads may hold (locks of the log, torch's threads)
+                # is renewed or not used in the worker.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 executor.submit(os.getpid).result()
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -216,7 +216,7 @@ class ProcessPool:
 
 
 def _lost(processes: Sequence[Any], tasks: Sequence[Task]) -> WorkerError:
-    """Return the error for workers of which one has ended; the executor then ends the others by SIGTERM."""
+    """Return the error for a worker that has ended; the executor then ends the others by SIGTERM."""
     ends = []
     for process in processes:
         code = process.exitcode or 0
@@ -234,12 +234,12 @@ def _lost(processes: Sequence[Any], tasks: Sequence[Task]) -> WorkerError:
 
 
 def _processes(executor: ProcessPoolExecutor | None) -> list[Any]:
-    # Python 3.14 has `kill_workers`; before, nothing public tells or ends the processes of an executor.
+    # Python 3.14 has `kill_workers`; before, no public function lists or ends the processes of an executor.
     return [] if executor is None else list((executor._processes or {}).values())
 
 
 def _end_all(owner: int, executor: ProcessPoolExecutor) -> None:
-    """End worker processes; in a worker, which inherits this duty, nothing."""
+    """End worker processes; do nothing in a worker, which inherits this finalizer."""
     if os.getpid() != owner:
         return
     for process in _processes(executor):
@@ -248,7 +248,7 @@ def _end_all(owner: int, executor: ProcessPoolExecutor) -> None:
 
 
 _work_of: Any = None
-"""In a worker: (message, number of the block for its result) -> the message of the result."""
+"""In a worker: (message, number of the result's block) -> the message of the result."""
 
 
 def _work(message: bytes, block: int) -> bytes:
@@ -260,7 +260,7 @@ def _work(message: bytes, block: int) -> bytes:
 def _begin(inbox: Block, results: list[Block], objects: list[Any]) -> None:
     """Make this process a worker."""
     global _work_of
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -277,6 +277,6 @@ def _begin(inbox: Block, results: list[Block], objects: list[Any]) -> None:
 
 
 def _leave_with(parent: Any) -> None:
-    """End this process when the one that started it has ended, however it did."""
+    """End this process when the one that started it has ended, for whatever reason."""
     parent.join()
     os._exit(1)

@@ -1,7 +1,7 @@
 """A pool of workers on several machines, as Ray actors.
 
-Data and models go once into Ray's object store. Private states stay with the process that runs the experiment: those of
-a chunk travel to a worker with its task and the next ones back, so a worker that is lost takes nothing along.
+Data and models are put into Ray's object store once. Private states stay in the process that runs the experiment: those
+of a chunk are sent to a worker with its task, and the new ones back, so no state is lost with a worker.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ log = logging.getLogger(__name__)
 
 Bytes = NDArray[np.uint8]
 Message = tuple[bytes, list[Any]]
-"""The result of `pack`, with tensors as bytes or as references to bytes in the object store."""
+"""The result of `pack`, with tensors as bytes or references to bytes in the object store."""
 
 INLINE = 100_000
-"""Bytes from which on a tensor travels by itself, so that one for many workers is stored once on each machine."""
+"""Bytes above which a tensor is sent separately, so that one for many workers is stored once on each machine."""
 
 
 def to_bytes(tensor: Tensor) -> Bytes:
-    """Return the bytes of a tensor in the order of its elements, uint8 [bytes]; not a copy if they lie so."""
+    """Return the bytes of a tensor in the order of its elements, uint8 [bytes]; not a copy if it is contiguous."""
     flat = tensor.detach().contiguous()
-    # A tensor of one element counts as contiguous whatever its stride, 0 where it was expanded.
+    # A tensor of one element counts as contiguous whatever its stride, which is 0 if it was expanded.
     array: Bytes = flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy()
     return array
 
 
 def from_bytes(array: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Return the tensor of `bytes`, which lies where they do: read-only, if they are in the object store."""
+    """Return the tensor that shares the memory of `array`: read-only if that is in the object store."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of arrays that must not be written to
+        warnings.simplefilter("ignore", UserWarning)  # about arrays that are read-only
         return torch.from_numpy(array).view(dtype).reshape(tuple(shape))
 
 
@@ -75,7 +75,7 @@ def _packed(value: Any, known: Known | None) -> Message:
 
 
 def _unpacked(message: Message, known: Known, *, copy: bool = True) -> Any:
-    """Return what a message says; without `copy` its tensors lie in the object store."""
+    """Return the value of a message; without `copy` its tensors are in the object store."""
     packed, arrays = message
 
     def load(number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -86,7 +86,7 @@ def _unpacked(message: Message, known: Known, *, copy: bool = True) -> Any:
 
 @dataclass(frozen=True)
 class CarriedStates:
-    """The private states of a chunk's clients, which travel to a worker with its task, and the next ones back."""
+    """The private states of a chunk's clients, sent to a worker with its task; the new ones are sent back."""
 
     stored: Stored | TensorDict
     ids: tuple[int, ...]
@@ -99,7 +99,7 @@ class CarriedStates:
         return self.stored if isinstance(self.stored, TensorDict) else self.stored.of(self.ids)
 
     def write(self, states: TensorDict) -> TensorDict:
-        """Return the next ones."""
+        """Return the new states."""
         return states
 
 
@@ -112,7 +112,7 @@ class RayWorker:
         self._known, self._learned, self._records = Known(), 0, logged_records()
 
     def where(self) -> str:
-        """Return the machine and process this is."""
+        """Return this worker's machine and process."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()[:8]
@@ -122,7 +122,7 @@ class RayWorker:
         """Return the packed result of a task.
 
         Args:
-            lessons: references to packed lists of objects that messages only name, in the order of their numbers.
+            lessons: references to packed lists of known objects, in the order of their numbers.
             message, arrays: the task.
         """
 
@@ -142,12 +142,12 @@ class RayWorker:
 class RayPool:
     """A pool of Ray actors.
 
-    A worker that is lost is left out from then on, and its chunk goes to another one.
+    A worker that is lost is not replaced, and its chunk goes to another one.
 
     Args:
-        workers: how many.
-        address: of a running cluster, "auto" for the one this machine belongs to, or "local" for one of this machine
-            alone, which ends with this process.
+        workers: number of workers.
+        address: of a running cluster, "auto" for the one this machine belongs to, or "local" for one on this machine
+            only, which ends with this process.
         gpus: share of a GPU that each worker reserves.
         start_seconds: how long all workers may take to start.
     """
@@ -166,14 +166,14 @@ class RayPool:
         """Machine and process of each worker."""
 
     def share(self, store: StateStore) -> None:
-        """Do nothing: states travel with the tasks."""
+        """Do nothing: states are sent with the tasks."""
 
     def states(self, stored: Stored, chunks: Sequence[Sequence[int]]) -> list[ChunkStates]:
-        """Return for each chunk of clients where a worker finds their states."""
+        """Return the states of each chunk's clients, to be sent with its task."""
         return [CarriedStates(stored, tuple(ids)) for ids in chunks]
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Any]]:
-        """Yield (position in `tasks`, its result) as it is done, starting with the first ones."""
+        """Yield (position in `tasks`, its result) as tasks finish; they start in order."""
         ray = self._started()
         waiting = list(range(len(tasks)))
         busy, failed = dict[Any, tuple[int, int]](), dict[int, TaskResult]()
@@ -206,9 +206,9 @@ class RayPool:
                 if not failed:
                     yield k, result.get()
         finally:
-            if busy:  # what these make is not wanted any more
+            if busy:  # their results are not needed any more
                 ray.wait(list(busy), num_returns=len(busy))
-        if failed:  # the error of one process: that of the first chunk that has one
+        if failed:  # as in one process, raise the error of the first chunk that has one
             failed[min(failed)].get()
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class RayPool:
     def _started(self) -> Any:
         with needs_extra("ray", "cluster"):
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            if self._address == "local":  # else Ray listens to the network even then
+            if self._address == "local":  # without this, Ray listens on the network even for a local cluster
                 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
             import ray
         if self._workers:
@@ -275,14 +275,14 @@ class RayPool:
             ) from error
 
     def _teach(self, ray: Any) -> None:
-        """Put what messages name and workers do not know yet into the object store: one copy a machine."""
+        """Put objects that workers do not know yet into the object store: one copy per machine."""
         new = self._known.objects[self._taught :]
         if new:
             self._lessons.append(ray.put(_packed(new, None)))
             self._taught = len(self._known)
 
     def _lose(self, worker: int, task: Task, error: Exception) -> None:
-        """Leave out a worker that was lost.
+        """Remove a worker that was lost.
 
         Raises:
             WorkerError: it was the last one.
@@ -298,9 +298,9 @@ class RayPool:
 
 
 def _reference(ray: Any, tensor: Tensor, stored: dict[int, tuple[Tensor, Any]]) -> Any:
-    """Return the bytes of a tensor, or of a large one the reference to them, in the object store once a call."""
+    """Return the bytes of a tensor; for a large one, a reference to them, stored once per call."""
     if tensor.numel() * tensor.element_size() < INLINE:
         return to_bytes(tensor)
-    if id(tensor) not in stored:  # the tensor is kept, so that its id stays its own
+    if id(tensor) not in stored:  # keeping the tensor keeps its id unique
         stored[id(tensor)] = tensor, ray.put(to_bytes(tensor))
     return stored[id(tensor)][1]

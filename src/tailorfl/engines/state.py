@@ -1,11 +1,11 @@
 """The private states of all clients, kept only for those that have trained (copy-on-write).
 
-A federation of 10,000 clients of which 50 have trained holds 51 states. Rows live in one growing array per entry, in
-memory; or, where worker processes share them and with a folder, side by side in one memory-mapped block, whatever the
-number of entries: a process may have a thousand files open, and a deep network has more tensors than that.
+A federation of 10,000 clients of which 50 have trained holds 51 states. Rows are in one growing array per entry, in
+memory. If worker processes share them, or with a folder, all entries are side by side in one memory-mapped block: a
+process may only open about a thousand files, and a deep network has more tensors than that.
 
-What a round finds goes to rows of its own and takes effect by `commit`, so that a round that fails or is interrupted
-changes nothing; the rows that clients had before are then free for the next round.
+New states of a round go to separate rows and take effect by `commit`, so a round that fails or is interrupted changes
+nothing; the clients' old rows are then free for the next round.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tailorfl.errors import TailorflError
 from tailorfl.training import tree
 
 NO_ROW = -1
-"""In place of the row of a client that never trained."""
+"""Stands for the row of a client that never trained."""
 RESIDENT_BYTES = 64 * 2**20
-"""Bytes of states on disk that are looked at before the memory they take is given back."""
+"""Bytes of states on disk that are accessed before their memory is released."""
 
 
 class StateStore:
     """Client id -> private state.
 
     Args:
-        start: what a client has that never trained.
+        start: the state of clients that never trained.
         folder: where states are memory-mapped; None keeps them in memory.
-        own_start: gives a client's own start where clients begin with different ones, structured as `start`.
+        own_start: returns a client's own start, with the structure of `start`, if clients start differently.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StateStore:
         self._arrays: dict[str, Tensor] = {}
         self._block = None if folder is None else Block(folder)
         self.capacity = 0
-        """Rows there is room for."""
+        """Number of rows that fit."""
         self._bytes = sum(t.numel() * t.element_size() for t in self._start.values())
         self._places: dict[str, int] = {}  # where each entry begins in the bytes of a client
         self._stride = 0
@@ -63,17 +63,17 @@ class StateStore:
         self._seen = 0
 
     def __len__(self) -> int:
-        """Return number of clients that have a state of their own."""
+        """Return the number of clients that have their own state."""
         return len(self._row)
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Ids of the clients that have a state of their own."""
+        """Ids of the clients that have their own state."""
         return tuple(sorted(self._row))
 
     @property
     def on_disk(self) -> bool:
-        """States are memory-mapped."""
+        """Whether states are memory-mapped."""
         return self._folder is not None
 
     # -- reading --------------------------------------------------------------------------------------------
@@ -86,11 +86,11 @@ class StateStore:
         return self.fetch(self.rows(ids), ids)
 
     def rows(self, ids: Sequence[int]) -> list[int]:
-        """Return the rows in which the states of `ids` are, `NO_ROW` for those that have their start."""
+        """Return the rows of the states of `ids`; `NO_ROW` for clients that have their start."""
         return [self._row.get(i, NO_ROW) for i in ids]
 
     def fetch(self, rows: Sequence[int], ids: Sequence[int]) -> TensorDict:
-        """Return what stands in `rows`, which are those of `ids`, as copies, [len(ids), ...]."""
+        """Return the states in `rows`, which belong to `ids`, as copies, [len(ids), ...]."""
         out = {}
         missing = [k for k, row in enumerate(rows) if row < 0]
         starts = self.starts([ids[k] for k in missing])
@@ -106,24 +106,24 @@ class StateStore:
         return tree.nest(out.items(), [len(rows)])
 
     def starts(self, ids: Sequence[int]) -> dict[str, Tensor]:
-        """Return by path what `ids` have before they ever train, [len(ids), ...] (views where all have the same)."""
+        """Return the initial states of `ids` by path, [len(ids), ...] (views if all are the same)."""
         if self._own_start is None or not ids:
             return {p: t.expand(len(ids), *t.shape) for p, t in self._start.items()}
         drawn = [dict(tree.leaves(self._own_start(i))) for i in ids]
         return {p: torch.stack([start[p] for start in drawn]) for p in self._start}
 
     def fresh(self, ids: Sequence[int]) -> TensorDict:
-        """Return what `ids` have before they ever train, [len(ids), ...]."""
+        """Return the initial states of `ids`, [len(ids), ...]."""
         return tree.nest(self.starts(ids).items(), [len(ids)])
 
     # -- writing --------------------------------------------------------------------------------------------
 
     def stage(self, ids: Sequence[int], states: TensorDict) -> None:
-        """Keep `states` [len(ids), ...] as the next ones of `ids`; until `commit`, `get` returns those they had."""
+        """Keep `states` [len(ids), ...] as the next ones of `ids`; until `commit`, `get` returns the old ones."""
         self.write(self.reserve(ids), states)
 
     def reserve(self, ids: Sequence[int]) -> list[int]:
-        """Return for each of `ids` a row that its next state may be written to, until `commit` or `rollback`."""
+        """Return for each of `ids` a row for its next state, reserved until `commit` or `rollback`."""
         if not self._start:
             return []
         for i in ids:
@@ -134,7 +134,7 @@ class StateStore:
         return [self._staged[i] for i in ids]
 
     def write(self, rows: Sequence[int], states: TensorDict) -> None:
-        """Write `states` [clients, ...] into reserved rows, [clients] or none where states have no entries."""
+        """Write `states` [clients, ...] into reserved rows, [clients], or no rows if states have no entries."""
         if not states.batch_size[0]:
             return
         new = dict(tree.leaves(states))
@@ -150,7 +150,7 @@ class StateStore:
         self._saw(len(rows))
 
     def commit(self, ids: Sequence[int]) -> None:
-        """Make what was staged for `ids` their states, and drops what was staged for others."""
+        """Make the staged states of `ids` current, and drop those staged for others."""
         staged, self._staged = self._staged, {}
         for i in ids:
             if i not in staged:
@@ -162,7 +162,7 @@ class StateStore:
             heapq.heappush(self._free, row)
 
     def rollback(self) -> None:
-        """Drop everything that was staged."""
+        """Drop all staged states."""
         self.commit(())
 
     def put(self, ids: Sequence[int], states: TensorDict) -> None:
@@ -178,10 +178,10 @@ class StateStore:
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Tensor]:
-        """Return everything as named tensors: the ids and the used rows of every entry.
+        """Return all states as named tensors: the ids and the used rows of every entry.
 
-        In memory they are copies. With a folder they are views of its files, which need not fit in memory:
-        write them out before anything is stored.
+        In memory they are copies. With a folder they are views of its file, which need not fit in memory: write them
+        out before anything is stored.
         """
         if self._folder is not None:
             self._compact()
@@ -193,7 +193,7 @@ class StateStore:
         return {"clients": ids, **{f"state/{p}": a.index_select(0, rows) for p, a in self._arrays.items()}}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `dump` returned."""
+        """Restore the states from what `dump` returned."""
         self._row = {int(i): row for row, i in enumerate(tensors["clients"].tolist())}
         self._staged, self._free, self._used = {}, [], len(self._row)
         self._grow(self._used)
@@ -216,7 +216,7 @@ class StateStore:
     # -- memory ---------------------------------------------------------------------------------------------
 
     def share(self) -> None:
-        """Keep the states from now on where processes see them that are started later."""
+        """Keep the states from now on in memory that processes started later can access."""
         if self._block is not None:
             return
         arrays, capacity = self._arrays, self.capacity
@@ -226,7 +226,7 @@ class StateStore:
             self._arrays[path].copy_(array)
 
     def see(self, capacity: int) -> None:
-        """Make rows visible here that the process that stores has added since this one was started."""
+        """Make rows accessible that the storing process has added since this one was started."""
         assert self._block is not None
         if capacity > self.capacity:
             self._arrays = {
@@ -236,12 +236,12 @@ class StateStore:
             self.capacity = capacity
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a process that is being started gets: where states lie, and none of them."""
+        """Return the store without its states, for a process that is being started."""
         emptied = {"_arrays": {}, "_row": {}, "_staged": {}, "_free": [], "capacity": 0}
         return {**self.__dict__, **emptied}
 
     def _saw(self, rows: int) -> None:
-        """Note that so many rows were read or written: of states on disk not all need be in memory at once."""
+        """Count rows that were read or written, and release the memory of states on disk from time to time."""
         self._seen += rows * self._bytes
         if self._folder is not None and self._block is not None and self._seen > RESIDENT_BYTES:
             self._seen = 0
@@ -250,7 +250,7 @@ class StateStore:
     def _grow(self, rows: int) -> None:
         if rows <= self.capacity:
             return
-        # A file grows where it is and its bytes are taken at once; memory is copied, so it grows by more.
+        # A file grows in place and its bytes are allocated at once; memory is copied, so it grows by more.
         capacity = max(rows, self.capacity + self.capacity // 8 if self.on_disk else 2 * self.capacity, 8)
         if self._block is not None:
             self._block.reserve(capacity * self._stride)

@@ -1,12 +1,12 @@
-"""Intervals of one client's metric, and of what it gains: percentile bootstrap of its own test samples.
+"""Intervals of one client's metric, and of its gain: percentile bootstrap of the client's test samples.
 
 A resample draws n of the client's n test samples with replacement; all models of a client are measured on the same
-resamples, so a difference of two is paired sample by sample. The interval lies between the 2.5th and 97.5th percentile
-of the metric (or difference) over `RESAMPLES` resamples. It says how far the number may be off because the test part
-is small; not what another training run, or another split, would give.
+resamples, so a difference of two is paired sample by sample. The interval ends at the 2.5th and 97.5th percentile of
+the metric (or difference) over `RESAMPLES` resamples. It shows the uncertainty due to a small test part, not that of
+another training run or another split.
 
-Resamples in which the metric is undefined (AUC with one class) are left out; with fewer than `ENOUGH` of them defined
-there is no interval.
+Resamples in which the metric is undefined (AUC with one class) are left out; if it is defined in fewer than the share
+`ENOUGH` of them, there is no interval.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LEVEL = 0.95
 ENOUGH = 0.9
 """Share of the resamples in which a metric must be defined."""
 AT_ONCE = 500_000
-"""Samples that are measured together."""
+"""Number of samples that are measured together."""
 CLASSES = ("classification", "binary")
 COUNTED = ("accuracy", "balanced_accuracy", "macro_f1")
-"""Metrics that follow from how often classes are hit, so from sums over samples."""
+"""Metrics that can be computed from class counts, which are sums over samples."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Interval:
 
     @property
     def leaves_out_zero(self) -> bool:
-        """Whether a difference is beyond the noise of the test part."""
+        """Whether a difference exceeds the noise of the test part."""
         return self.low > 0 or self.high < 0
 
 
 def resampled(metric: str, predictions: Predictions, seed: int, resamples: int = RESAMPLES) -> Floats:
     """Return the metric on every resample of one client's predictions, [resamples].
 
-    Resamples depend on the seed, the client and its number of samples alone.
+    Resamples depend only on the seed, the client and its number of samples.
     """
     values = []
     for drawn in _draws(seed, predictions, resamples):
@@ -66,7 +66,7 @@ def resampled(metric: str, predictions: Predictions, seed: int, resamples: int =
 
 
 def interval(values: Floats) -> Interval | None:
-    """Return the percentile interval of a metric, or of a difference, on resamples; None where too few are defined."""
+    """Return the percentile interval of a metric, or of a difference, on resamples; None if too few are defined."""
     finite = values[np.isfinite(values)]
     if len(finite) < ENOUGH * len(values):
         return None
@@ -75,7 +75,7 @@ def interval(values: Floats) -> Interval | None:
 
 
 def _draws(seed: int, predictions: Predictions, resamples: int) -> Iterator[Ints]:
-    """Places of the samples of each resample, [some resamples, samples]."""
+    """Yield positions of the samples of resamples, [some resamples, samples]."""
     samples = len(predictions.y)
     rng = generator(seed, "bootstrap", int(predictions.client[0]))
     step = max(1, AT_ONCE // samples)
@@ -84,13 +84,13 @@ def _draws(seed: int, predictions: Predictions, resamples: int) -> Iterator[Ints
 
 
 def _times(drawn: Ints) -> Floats:
-    """How often each sample is in each resample, [resamples, samples]."""
+    """Return how often each sample occurs in each resample, [resamples, samples]."""
     cells = drawn + drawn.shape[1] * np.arange(len(drawn))[:, None]
     return np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
 
 
 def _counted(metric: str, predictions: Predictions, times: Floats) -> Floats:
-    """Return the metric of resamples, whose counts of classes are sums over samples."""
+    """Return the metric of resamples from class counts, which are sums over samples."""
     y = predictions.y.ravel().astype(np.int64)
     logits: NDArray[Any] = predictions.outputs
     if predictions.task == "binary":
@@ -101,7 +101,7 @@ def _counted(metric: str, predictions: Predictions, times: Floats) -> Floats:
 
 
 def _areas(predictions: Predictions, times: Floats) -> Floats:
-    """Return the AUC of resamples: the share of pairs in the right order, every pair as often as it is drawn."""
+    """Return the AUC of resamples: the share of pairs in the right order, each counted as often as it is drawn."""
     p, y = probabilities(predictions.task, predictions.outputs), predictions.y.ravel().astype(np.int64)
     if np.isnan(p).any():
         return np.full(len(times), np.nan)

@@ -1,24 +1,24 @@
-"""Whether probabilities can be believed, and the temperature that makes them so: Brier score, calibration error, bins.
+"""Calibration of probabilities: Brier score, expected calibration error, reliability bins, and temperature scaling.
 
-Brier score: of two classes mean (p − y)², of more mean Σ_k (p_k − [y = k])² (Brier, 1950), as in scikit-learn.
+Brier score: mean (p − y)² for two classes, mean Σ_k (p_k − [y = k])² for more (Brier, 1950), as in scikit-learn.
 
-Expected calibration error: the confidence of a sample is the probability of the class that is predicted (a tie is won
-by the lower class). Samples are ordered by it and cut into B = min(15, n) bins of equally many (±1); samples of exactly
-one confidence are taken to be right alike, by their mean, so that their order does not matter. Then
+Expected calibration error: the confidence of a sample is the probability of the predicted class (the lower class wins a
+tie). Samples are ordered by confidence and cut into B = min(15, n) bins of equal size (±1); samples with exactly the
+same confidence share their mean accuracy, so that their order does not matter. Then
 
     ECE = Σ_b (n_b / n) |accuracy_b − mean confidence_b|
 
-With few samples a bin this is biased upwards: true probabilities (of two classes, Beta(2, 2)) have 0.20 with 50
-samples, 0.10 with 200 and 0.04 with 1,000. `error_by_chance` says what to expect of true ones.
+With few samples per bin it is biased upwards: true probabilities (of two classes, Beta(2, 2)) have 0.20 with 50
+samples, 0.10 with 200 and 0.04 with 1,000. `error_by_chance` estimates the error of true probabilities.
 
-Both are NaN without samples and where an output is NaN.
+Both are NaN without samples and if an output is NaN.
 
 Temperature scaling (Guo et al., ICML 2017) divides a client's logits by one number:
 
     T = argmin_T −(1/n) Σ_j log softmax(z_j / T)[y_j]   over the client's VALIDATION part
 
-The predicted class stays what it is; probabilities become those that the validation samples bear out. In β = 1/T the
-loss is convex, so T is where its derivative mean(Σ_k p_k z_k − z_y) changes its sign, between 1/HIGHEST and HIGHEST.
+The predicted class does not change; probabilities are fitted to the validation samples. In β = 1/T the loss is convex,
+so T is where its derivative mean(Σ_k p_k z_k − z_y) changes sign, between 1/HIGHEST and HIGHEST.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ BINS = 15
 DRAWS = 200
 NAN = float("nan")
 HIGHEST = 10.0
-"""A temperature lies between one over this and this: separable samples would have 0."""
+"""Temperatures are limited to [1/HIGHEST, HIGHEST]: separable samples would have 0."""
 FEWEST = 50
-"""Validation samples from which on a temperature is fitted. With fewer it does more harm than good: of two classes and
-logits that are 1.5 times as large as they should be, the likelihood of new samples falls on average with 20 and 30
-samples and rises with 50; where logits are right it falls by 0.015 with 50, by 0.002 with 200."""
+"""Fewest validation samples to fit a temperature. With fewer it does more harm than good: for two classes and logits
+that are 1.5 times too large, the likelihood of new samples falls on average with 20 and 30 samples and rises with 50;
+if logits are right, it falls by 0.015 with 50 and by 0.002 with 200."""
 FURTHER: dict[str, tuple[str, ...]] = {"classification": ("auc", "brier", "ece"), "binary": ("brier", "ece")}
-"""What is measured where it is asked for (`eval.metrics`), beside `METRICS`."""
+"""Metrics that are measured on request (`eval.metrics`), in addition to `METRICS`."""
 
 
 def all_metrics(task: str) -> tuple[str, ...]:
-    """Return the names of all metrics that a task has."""
+    """Return the names of all metrics of a task."""
     return (*METRICS[task], *FURTHER.get(task, ()))
 
 
 def probabilities(task: str, outputs: Tensor | NDArray[Any], temperature: float = 1.0) -> Floats:
-    """Return the probabilities of the classes, [samples, classes] (two of a binary task), of outputs / temperature.
+    """Return class probabilities, [samples, classes] (two for a binary task), from outputs / temperature.
 
-    `outputs` are logits [samples, classes], of a binary task [samples] or [samples, 1].
+    `outputs` are logits [samples, classes]; for a binary task [samples] or [samples, 1].
     """
     from scipy.special import softmax
 
@@ -66,7 +66,7 @@ def probabilities(task: str, outputs: Tensor | NDArray[Any], temperature: float 
     if task == "binary":
         flat = logits.reshape(-1, 1)
         logits = np.concatenate([np.zeros_like(flat), flat], axis=1)
-    with np.errstate(invalid="ignore"):  # of a diverged model: its probabilities are NaN
+    with np.errstate(invalid="ignore"):  # the probabilities of a diverged model are NaN
         p: Floats = softmax(logits, axis=1)
     return p
 
@@ -78,12 +78,12 @@ def further_parts(
     sizes: ArrayLike,
     names: Iterable[str],
 ) -> dict[str, Floats]:
-    """Return the metrics `names` out of `FURTHER` of every part of the samples, by name [parts].
+    """Return the metrics `names` of `FURTHER` for every part of the samples, by name [parts].
 
     The arguments are those of `compute_parts`.
 
-    `auc` of several classes is the mean over classes of that of each against the rest, by its probability: over the
-    classes of which the part has samples, but not those alone. NaN where there are none.
+    `auc` of several classes is the mean over classes of one-against-rest AUCs, ranked by the class's probability, over
+    the classes that occur in the part together with others. NaN if there are none.
     """
     requested, lengths = set(names), np.asarray(sizes, dtype=np.int64)
     if not requested:
@@ -112,7 +112,7 @@ def brier(p: Floats, y: Ints) -> float:
 
 @dataclass(frozen=True)
 class Reliability:
-    """The bins of a reliability diagram, in the order of their confidence, [bins] each; none without samples."""
+    """The bins of a reliability diagram, ordered by confidence, [bins] each; none without samples."""
 
     samples: Ints
     confidence: Floats
@@ -121,9 +121,9 @@ class Reliability:
 
     @classmethod
     def of(cls, p: Floats, y: Ints, bins: int = BINS) -> Reliability:
-        """So many bins of probabilities [samples, classes] and classes [samples], fewer of fewer samples.
+        """Return `bins` bins, or one per sample if these are fewer, of `p` [samples, classes] and `y` [samples].
 
-        Where a probability is NaN it is one bin of NaN.
+        If a probability is NaN, there is one bin of NaN.
         """
         predicted = p.argmax(axis=1)
         confidence = np.take_along_axis(p, predicted[:, None], axis=1)[:, 0]
@@ -131,7 +131,7 @@ class Reliability:
 
     @classmethod
     def binned(cls, confidence: Floats, right: Bools, bins: int = BINS) -> Reliability:
-        """Return the bins of samples by their confidence and whether the prediction is right, [samples] each."""
+        """Return bins from the samples' confidence and whether their predictions are right, [samples] each."""
         if np.isnan(confidence).any():
             return cls(np.array([len(right)]), np.array([NAN]), np.array([NAN]))
         if not len(right):
@@ -150,20 +150,20 @@ class Reliability:
 
 
 def error_by_chance(p: Floats, rng: np.random.Generator) -> float:
-    """Return the calibration error to expect if probabilities [samples, classes] were true.
+    """Return the expected calibration error if probabilities [samples, classes] were true.
 
-    The mean of `DRAWS` draws.
+    It is the mean of `DRAWS` draws.
     """
     if not len(p) or np.isnan(p).any():
         return NAN
-    confidence = p.max(axis=1)  # of the classes it matters alone whether the predicted one is right
+    confidence = p.max(axis=1)  # only the predicted class matters, and whether it is right
     order, cuts, sizes, accuracy = _bins(confidence, rng.random((DRAWS, len(p))) < confidence)
     gap = np.abs(accuracy - np.add.reduceat(confidence[order], cuts) / sizes)
     return float((gap @ sizes / len(p)).mean())
 
 
 def _bins(confidence: Floats, right: Bools, bins: int = BINS) -> tuple[Ints, Ints, Ints, Floats]:
-    """Return samples in the order of their bins, where bins begin, their sizes and accuracy for every row of `right`.
+    """Return samples in the order of bins, the bins' starts and sizes, and their accuracy for every row of `right`.
 
     `confidence` [samples], at least one; `right` [rows, samples]; the accuracy is [rows, bins].
     """
@@ -180,9 +180,9 @@ def _bins(confidence: Floats, right: Bools, bins: int = BINS) -> tuple[Ints, Int
 
 
 def fitted(predictions: Predictions) -> float | None:
-    """Return the temperature of one client's validation part.
+    """Return the temperature fitted to one client's validation part.
 
-    None with fewer than `FEWEST` samples, and of a model whose outputs are not finite.
+    None with fewer than `FEWEST` samples, or if outputs are not finite.
     """
     from scipy.optimize import brentq
     from scipy.special import logsumexp
@@ -200,7 +200,7 @@ def fitted(predictions: Predictions) -> float | None:
     end = float(np.log(HIGHEST))
     low, high = slope(-end), slope(end)
     if low == high == 0.0:
-        return 1.0  # all logits of a sample are equal: no temperature changes anything
+        return 1.0  # each sample's logits are all equal, so no temperature changes anything
     if low >= 0:
         return HIGHEST
     if high <= 0:
@@ -209,7 +209,7 @@ def fitted(predictions: Predictions) -> float | None:
 
 
 def measures(predictions: Predictions, temperature: float = 1.0) -> dict[str, float]:
-    """Return ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without any."""
+    """Return ece, brier and nll (mean negative log-likelihood) of one client's samples; NaN without samples."""
     from scipy.special import logsumexp
 
     y = predictions.y.ravel().astype(np.int64)
@@ -220,6 +220,6 @@ def measures(predictions: Predictions, temperature: float = 1.0) -> dict[str, fl
 
 
 def _logits(predictions: Predictions) -> Floats:
-    """Of every class, float64 [samples, classes]."""
+    """Return the logits of every class, float64 [samples, classes]."""
     logits = predictions.outputs.astype(np.float64)
     return np.concatenate([np.zeros_like(logits), logits], axis=1) if predictions.task == "binary" else logits

@@ -1,14 +1,14 @@
 """Statistics of comparisons: intervals over seeds, paired tests, Holm's correction, ranks, and the best of n trials.
 
-Several seeds have Student-t intervals, and two methods with the same seeds a paired comparison.
+Means over several seeds have Student-t intervals; two methods with the same seeds are compared in pairs.
 
 Methods are ranked over several federations (Demšar, JMLR 2006) in a table [federations, methods]: 1 is the best of its
-row, equal numbers share the mean of their places. Friedman's test asks whether all methods are equal; where it says no,
-Nemenyi's critical difference, or Wilcoxon's signed ranks with Holm's correction, say which of them differ.
+row, and equal numbers share their mean rank. Friedman's test decides whether all methods are equal; if it rejects this,
+Nemenyi's critical difference, or Wilcoxon's signed ranks with Holm's correction, show which of them differ.
 
-A tuning budget of n trials has a validation performance to expect (Dodge et al., "Show Your Work", EMNLP 2019). Of N
-scores with sorted values v_(1) ≤ … ≤ v_(N), the best of n that are drawn with replacement is v_(i) with probability
-(i/N)ⁿ − ((i−1)/N)ⁿ: the exact expectation over the empirical distribution, no simulation.
+A tuning budget of n trials has an expected validation performance (Dodge et al., "Show Your Work", EMNLP 2019). For N
+scores with sorted values v_(1) ≤ … ≤ v_(N), the best of n scores drawn with replacement is v_(i) with probability
+(i/N)ⁿ − ((i−1)/N)ⁿ, which gives the exact expectation over the empirical distribution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 NAN = float("nan")
 LEVEL = 0.05
-"""Probability at which a difference that is none is taken for one, over all comparisons together."""
+"""Significance level: probability of finding any difference among equal methods, over all comparisons together."""
 
 Pair = tuple[int, int]
 
@@ -39,10 +39,10 @@ class Paired:
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Mean over seeds and half width of its two-sided Student-t confidence interval.
+    """Return the mean over seeds and the half width of its two-sided Student-t confidence interval.
 
-    One seed has no half width (NaN), no seed has no mean either. A NaN among the values is kept: a seed that
-    failed must show. Raises ValueError unless 0 < level < 1.
+    With one seed the half width is NaN, without seeds the mean as well. A NaN among the values makes both NaN, so that
+    a failed seed is visible. Raises ValueError unless 0 < level < 1.
     """
     from scipy.special import stdtrit
 
@@ -55,18 +55,18 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
 
 
 def noise(values: Sequence[float], std: float | None, runs: int, level: float = 0.95) -> float:
-    """Return how far the mean over our seeds may lie from a published mean of the same experiment.
+    """Return how far the mean over our seeds may be from a published mean of the same experiment.
 
-    That is the half width of the two-sided Student-t interval of the difference of both means.
+    It is the half width of the two-sided Student-t interval of the difference of the two means.
 
     Args:
-        values: our results, one a seed.
-        std: standard deviation over published runs; None where it is not printed, and ours stands for it.
-        runs: how many runs the published mean is of.
+        values: our results, one for each seed.
+        std: standard deviation over published runs; None if it is not published, and ours is used instead.
+        runs: number of runs of the published mean.
         level: of the interval.
 
     Returns:
-        NaN where neither side has a deviation, or a value is missing.
+        The half width; NaN if neither side has a deviation, or a value is missing.
     """
     from scipy.special import stdtrit
 
@@ -84,11 +84,11 @@ def noise(values: Sequence[float], std: float | None, runs: int, level: float = 
 
 
 def paired(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Paired:
-    """Paired comparison of two methods, `first[s]` and `second[s]` being their results with the same seed s.
+    """Compare two methods in pairs: `first[s]` and `second[s]` are their results with the same seed s.
 
-    Differences cancel what both methods owe to the seed (partition, initial weights), so fewer seeds decide
-    than with two separate intervals. Differences that are all equal leave no doubt: p is 0, or 1 where they
-    are all zero. One pair has no interval (NaN). Raises ValueError where the lengths differ.
+    Differences cancel the effects of the seed on both methods (partition, initial weights), so fewer seeds are needed
+    than with two separate intervals. If all differences are equal, p is 0, or 1 if they are all zero. A single pair has
+    no interval (NaN). Raises ValueError if the lengths differ.
     """
     from scipy.special import stdtr
 
@@ -107,22 +107,22 @@ def paired(first: Sequence[float], second: Sequence[float], level: float = 0.95)
 
 
 def _mean_and_error(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, float]:
-    """Mean and its standard error (sample standard deviation over root n), NaN where values are too few."""
+    """Return the mean and its standard error (sample standard deviation over root n); NaN with too few values."""
     if len(values) == 0:
         return NAN, NAN
     if len(values) == 1:
         return float(values[0]), NAN
     if (values == values[0]).all():
-        # exact: the mean of equal numbers is rounded, and would leave a standard error of about 1e-17
+        # exact: rounding in the mean of equal numbers would leave a standard error of about 1e-17
         return float(values[0]), 0.0
     with np.errstate(invalid="ignore"):  # an infinite value leaves no interval
         return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for being looked at together (Holm, 1979); NaN are no tests and stay NaN.
+    """Return p-values adjusted for multiple comparisons (Holm, 1979); NaN are not counted as tests and stay NaN.
 
-    The k-th smallest of m is multiplied by m − k + 1, is at least its predecessor, and at most 1.
+    The k-th smallest of m is multiplied by m − k + 1; it is at least its predecessor and at most 1.
     """
     raw = np.asarray(p_values, dtype=np.float64)
     adjusted = np.full_like(raw, np.nan)
@@ -140,10 +140,10 @@ class Ranking:
 
     Attributes:
         ranks: `[federations, methods]` the ranks, 1 for the best.
-        average: `[methods]` their means over federations.
+        average: `[methods]` the mean ranks over federations.
         chi2, chi2_p: Friedman's statistic, corrected for ties, and its p-value (χ² with methods − 1 degrees).
-        f, f_p: that of Iman and Davenport, which is less conservative, and its p-value.
-        critical: average ranks that differ by more are different (Nemenyi).
+        f, f_p: the statistic of Iman and Davenport, which is less conservative, and its p-value.
+        critical: average ranks that differ by this or more are significantly different (Nemenyi).
         wilcoxon: (method, method) -> p-value of Wilcoxon's signed ranks, corrected by Holm.
     """
 
@@ -158,12 +158,12 @@ class Ranking:
 
     @property
     def nemenyi_groups(self) -> list[tuple[int, ...]]:
-        """The largest groups of methods, best first, within which no average ranks differ by `critical` or more."""
+        """The largest groups of methods, best first, in which no average ranks differ by `critical` or more."""
         return self._groups(lambda a, b: bool(abs(self.average[a] - self.average[b]) < self.critical))
 
     @property
     def wilcoxon_groups(self) -> list[tuple[int, ...]]:
-        """The largest runs of neighbours by average rank within which no corrected p-value is below `LEVEL`."""
+        """The largest groups of neighbours by average rank in which no corrected p-value is below `LEVEL`."""
         return self._groups(lambda a, b: not self.wilcoxon[min(a, b), max(a, b)] < LEVEL)
 
     def _groups(self, alike: Callable[[int, int], bool]) -> list[tuple[int, ...]]:
@@ -180,9 +180,9 @@ class Ranking:
 
 
 def ranking(scores: ArrayLike, *, higher_is_better: bool | Sequence[bool] = True) -> Ranking:
-    """Ranks the methods of a table `scores` [federations, methods] and tests whether they differ.
+    """Rank the methods of a table `scores` [federations, methods] and test whether they differ.
 
-    `higher_is_better` may be told for every federation, since federations may be measured in different ways.
+    `higher_is_better` may be one value for each federation, since federations may have different metrics.
 
     Raises:
         ValueError: there are fewer than two methods or federations, or a number is missing.
@@ -217,7 +217,7 @@ def ranking(scores: ArrayLike, *, higher_is_better: bool | Sequence[bool] = True
 
 
 def _wilcoxon(costs: NDArray[np.float64]) -> dict[Pair, float]:
-    """Corrected p-values of all pairs of columns; pairs that are equal everywhere have 1."""
+    """Return corrected p-values of all pairs of columns; pairs that are equal everywhere have 1."""
     from scipy.stats import wilcoxon
 
     pairs = list(combinations(range(costs.shape[1]), 2))
@@ -231,11 +231,11 @@ def _wilcoxon(costs: NDArray[np.float64]) -> dict[Pair, float]:
 def expected_best(
     scores: Sequence[float], draws: Sequence[int], *, higher_is_better: bool = True
 ) -> list[float]:
-    """Return the expected best of so many scores drawn with replacement, one number for each of `draws`.
+    """Return the expected best of n scores drawn with replacement, for each n in `draws`.
 
     Args:
-        scores: those of the trials, in any order.
-        draws: how many trials a budget pays for, each at least 1.
+        scores: of the trials, in any order.
+        draws: numbers of trials of a budget, each at least 1.
         higher_is_better: whether the best is the largest.
 
     Raises:

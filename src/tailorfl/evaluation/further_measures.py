@@ -1,15 +1,14 @@
-"""What an evaluation may measure of a model beside the metrics of its task: sharpness, and the distance of features.
+"""Further measures of a model, in addition to the metrics of its task: sharpness, and the distance of features.
 
-Sharpness is how steep the loss is around a model: what sharpness-aware methods (FedSAM, PLGU) make small.
+Sharpness is how steep the loss is around a model, which sharpness-aware methods (FedSAM, PLGU) reduce.
 
     sharpness(w) = F(w + ρ g/‖g‖₂) − F(w),   g = ∇F(w)
 
-It is the increase of the loss that SAM (Foret et al., ICLR 2021) descends along: to first order the largest within the
+It is the increase of the loss that SAM (Foret et al., ICLR 2021) minimises: to first order the largest within the
 radius ρ. F is the mean loss of the task over the samples, in evaluation mode; g is taken over all parameters that may
 change, as one vector.
 
-The feature distance is how far a personal model's features lie from the global model's: what FedOA (2025) pulls
-together.
+The feature distance is that between a personal model's features and the global model's, which FedOA (2025) reduces.
 
     the mean over samples of  ‖Φ(personal; x) − Φ(global; x)‖₂
 
@@ -32,7 +31,7 @@ from tailorfl.training.objective import LOSSES
 
 
 def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho: float) -> float:
-    """Return F(w + ρ g/‖g‖) − F(w) on samples `rows`; NaN without samples, 0 where the gradient is zero."""
+    """Return F(w + ρ g/‖g‖) − F(w) on samples `rows`; NaN without samples, 0 if the gradient is zero."""
     if not len(rows):
         return float("nan")
     leaves = {n: state.get(n).detach().clone().requires_grad_() for n in model.parameters}
@@ -52,7 +51,7 @@ def sharpness(model: Model, state: TensorDict, source: Source, rows: Tensor, rho
 
 
 def mean_loss(model: Model, state: dict[str, Tensor] | TensorDict, source: Source, rows: Tensor) -> float:
-    """Return the mean loss of the task of one model on samples `rows`, in evaluation mode; NaN without samples."""
+    """Return the task's mean loss of one model on samples `rows`, in evaluation mode; NaN without samples."""
     if not len(rows):
         return float("nan")
     tensors = tree.tensors(state) if isinstance(state, TensorDict) else state
@@ -63,9 +62,9 @@ def mean_loss(model: Model, state: dict[str, Tensor] | TensorDict, source: Sourc
 
 
 def _blocks(source: Source, rows: Tensor) -> Iterator[tuple[Tensor, float]]:
-    """Yield samples that go through the model together, and their share of all.
+    """Yield samples that go through the model together, and their share of all samples.
 
-    The Cox loss compares all samples with each other, so they stay together.
+    The Cox loss compares all samples with each other, so it gets them together.
     """
     size = len(rows) if source.task == "survival" else rows_at_once(source)
     for part in torch.split(rows, size):
@@ -86,6 +85,6 @@ def features(model: Model, state: TensorDict, source: Source, rows: Tensor) -> T
 
 
 def feature_distances(personal: Tensor, shared: Tensor) -> Tensor:
-    """Return the distance of features [samples, width] of two models on every sample, [samples]."""
+    """Return the distance between two models' features [samples, width] on every sample, [samples]."""
     distances: Tensor = torch.linalg.vector_norm(personal - shared, dim=1)
     return distances

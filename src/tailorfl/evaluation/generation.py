@@ -1,7 +1,7 @@
-"""How models of a generation task are judged: the texts that they generate, against the right responses.
+"""Evaluation of generation tasks: generated texts are compared with the right responses.
 
-A prompt is what stands before the response of a sample. The model's own module continues it (`generate`), greedily or
-with beams, without sampling. Both texts are decoded by the tokenizer of the source before they are compared.
+A prompt is the part of a sample before the response. The model's own module continues it (`generate`), greedily or with
+beam search, without sampling. The source's tokenizer decodes both texts before they are compared.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tailorfl.training.cohort import Cohort, rows_at_once
 from tailorfl.training.objective import next_tokens, response_losses
 
 PROMPTS_AT_ONCE = 32
-"""Prompts that are continued together."""
+"""Number of prompts that are continued together."""
 
 
 class Texts:
-    """Judges a generation task: by each token given the right ones before it, and by the texts that come out.
+    """Judges a generation task: by each token, given the right ones before it, and by generated texts.
 
-    The logits of a whole vocabulary for every token of a test set would not fit, so they are dropped batch by batch.
-    What is kept of a sample is (loss, right tokens, tokens, ROUGE-1 precision, recall, F1), the last three NaN where no
-    text was generated.
+    The logits of a whole vocabulary for every token of a test set would not fit into memory, so they are dropped after
+    each batch. The results for a sample are (loss, right tokens, tokens, ROUGE-1 precision, recall, F1), the last three
+    NaN if no text was generated.
     """
 
     def __init__(self, engine: Engine, settings: GenerationConfig) -> None:
         self.engine, self.settings = engine, settings
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """[rows, 6] of every client."""
+        """Return the results of every client's model on its own rows, [rows, 6] each."""
         step, source = rows_at_once(cohort.source, len(rows)), cohort.source
         blocks: list[list[Tensor]] = [[] for _ in rows]
         for start in range(0, max(len(r) for r in rows), step):
@@ -56,7 +56,7 @@ class Texts:
         ]
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, 6] of every client."""
+        """Return the results of every client's model on the same rows, [rows, 6] each."""
         forced = self._forced(cohort, models, source, rows)
         return [
             torch.cat([tokens, self._texts(cohort, models, k, source, rows)], dim=1)
@@ -66,7 +66,7 @@ class Texts:
     def shared(
         self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> list[Tensor]:
-        """[rows, 6] of every list."""
+        """Return the results of one model on several lists of rows, [rows, 6] each."""
         models = model.unsqueeze(0)
         forced = self._forced(cohort, models, source, torch.cat(list(rows)))[0]
         parts = torch.split(forced, [len(r) for r in rows])
@@ -85,7 +85,7 @@ class Texts:
         return {"loss": losses, **{name: values.tolist() for name, values in measured.items()}}
 
     def _forced(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, 3] of every client's model."""
+        """Return (loss, right tokens, tokens) of every client's model, [rows, 3] each."""
         clients = models.batch_size[0]
         blocks: list[list[Tensor]] = [[] for _ in range(clients)]
         for part in torch.split(rows, rows_at_once(source, clients)):
@@ -95,7 +95,7 @@ class Texts:
         return [_joined(of_client) for of_client in blocks]
 
     def _texts(self, cohort: Cohort, models: TensorDict, k: int, source: Source, rows: Tensor) -> Tensor:
-        """[rows, 3] of the texts of model `k`."""
+        """Return ROUGE-1 precision, recall and F1 of the texts of model `k`, [rows, 3]."""
         scores = torch.full((len(rows), 3), float("nan"))
         chosen = torch.tensor(spread_indices(len(rows), self.settings.samples), dtype=torch.int64)
         if len(chosen):
@@ -109,7 +109,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def teacher_forced(outputs: Tensor, y: Tensor) -> Tensor:
-    """(loss, right tokens, tokens) of every response, each token predicted from the right ones before it, [batch, 3].
+    """Return (loss, right tokens, tokens) of responses, predicting tokens from the right ones before, [batch, 3].
 
     `outputs` [batch, length, vocabulary], `y` [batch, length] int64. A NaN output predicts no token.
     """
@@ -125,9 +125,9 @@ def teacher_forced(outputs: Tensor, y: Tensor) -> Tensor:
 def earned(
     model: Model, state: Mapping[str, Tensor], source: Source, rows: Tensor, settings: GenerationConfig
 ) -> Tensor:
-    """ROUGE-1 precision, recall and F1 of the responses that a model generates to samples `rows`, [rows, 3] in [0, 1].
+    """Return ROUGE-1 precision, recall and F1 of a model's responses to samples `rows`, [rows, 3] in [0, 1].
 
-    0 for a model that has diverged: nothing can be read out of NaN.
+    They are 0 for a model that has diverged to NaN or infinite weights.
 
     Raises:
         DataError: the source does not name its tokenizer.
@@ -155,28 +155,26 @@ def earned(
 
 
 def prompts(source: Source, rows: Tensor, pad: int) -> Tensor:
-    """Return what stands before the responses of samples, int64 [rows, longest], padded on the left.
+    """Return the prompts of samples, int64 [rows, longest], padded on the left.
 
-    Samples are padded on the left themselves, so a prompt only has to move to the right.
+    Samples are padded on the left already, so prompts are only shifted to the right.
     """
     x, start = source.x[rows], (source.y[rows] != NO_TARGET).int().argmax(1)
     longest = int(start.max())
     positions = torch.arange(longest)[None] - (longest - start)[:, None]
     taken = x.gather(1, positions.clamp(min=0))
     shifted = torch.where(positions >= 0, taken, pad)
-    return shifted[
-        :, int((shifted != pad).int().argmax(1).min()) :
-    ]  # what all of them are padded with helps nobody
+    return shifted[:, int((shifted != pad).int().argmax(1).min()) :]  # without padding that all prompts share
 
 
 def reference(source: Source, row: int, words: Tokenizer) -> str:
-    """Return the right response of a sample, as its tokens say it."""
+    """Return the right response of a sample, decoded from its tokens."""
     y = source.y[row]
     return words.decode(y[y != NO_TARGET].tolist())
 
 
 def tokenizer_of(source: Source) -> Tokenizer:
-    """Return the tokenizer that a source was made with.
+    """Return the tokenizer of a source.
 
     Raises:
         DataError: the source does not name it.

@@ -1,8 +1,8 @@
-"""How models are judged on samples: what is found for every sample, and the loss and metrics that follow from it.
+"""Evaluation of models on samples: results for every sample, and the loss and metrics computed from them.
 
-Judging has two steps, so that what is found of several clients' samples together can be taken apart again: a judge
-finds a tensor [samples, ...] for a model and rows of a source, and makes numbers of any parts of it. How many clients
-and samples are looked at together is what memory holds, and is fastest.
+A judge works in two steps, so that several clients' samples can be evaluated together and then separated: it computes a
+tensor [samples, ...] for a model and rows of a source, and then numbers from any parts of it. The number of clients and
+samples in one pass is chosen by memory and speed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tailorfl.training.cohort import Cohort, rows_at_once
 from tailorfl.training.objective import LOSSES, SAMPLE_LOSSES
 
 MODEL_BYTES = 32 * 2**20
-"""Bytes of the models of one portion of clients."""
+"""Largest size in bytes of the models of one portion of clients."""
 LAYER_BYTES = 16 * 2**20
-"""Bytes that a layer's outputs may take in one forward pass. Memory in larger pieces comes fresh from the system for
-every layer, which for a convolution costs twice its arithmetic."""
+"""Largest size in bytes of a layer's outputs in one forward pass. Larger blocks of memory are newly allocated from the
+system for every layer, which for a convolution takes twice the time of its arithmetic."""
 OUTPUT_BYTES = 64 * 2**20
-"""Bytes of the outputs of one portion of clients on a common test set."""
+"""Largest size in bytes of the outputs of one portion of clients on a common test set."""
 FEWEST_CLIENTS, MOST_CLIENTS = 4, 2048
-"""Of one portion."""
+"""Limits of the number of clients in one portion."""
 EVAL_BATCH_SIZE = 160
-"""Samples of a common test set that go through a model in one pass, as long as its layers fit."""
+"""Samples of a common test set that go through a model in one pass, if its layers' outputs fit."""
 PADDING = 2.0
-"""Clients are looked at together as long as padding makes this many times their samples at most."""
+"""Clients are evaluated together if padding increases their samples by at most this factor."""
 
 
 class Portions:
@@ -57,13 +57,13 @@ class Portions:
         self._source = source
 
     def rows(self, model: Model, clients: int) -> int:
-        """How many samples of each of `clients` clients go through their models in one pass."""
+        """Return the number of samples of each of `clients` clients in one pass."""
         return max(1, LAYER_BYTES // (4 * clients * self._widths[id(model)]))
 
     def clients(self, samples: float, common: int) -> int:
-        """How many clients' models are made and looked at together.
+        """Return the number of clients whose models are made and evaluated together.
 
-        `samples` is the mean number of samples of a client, `common` the number of those that all models see.
+        `samples` is the mean number of samples of a client, `common` the number of samples of the common sets.
         """
         together = max(1.0, samples)
         fitting = min(
@@ -73,14 +73,14 @@ class Portions:
             OUTPUT_BYTES // (4 * max(1, common) * self._source.outputs),
         )
         if common:
-            # Many samples of few models rather than few samples of many: layers are at their best there.
+            # Many samples of few models rather than few samples of many, since layers are then fastest.
             block = 4 * min(common, EVAL_BATCH_SIZE) * max(self._widths.values())
             return min(max(min(fitting, LAYER_BYTES // block), 1), MOST_CLIENTS)
         return min(max(fitting, FEWEST_CLIENTS), MOST_CLIENTS)
 
 
 def _widest_layer(group: Group, source: Source) -> int:
-    """Return the most numbers that a layer with parameters hands on of one sample, pooled where it pools them."""
+    """Return the most values that a layer with parameters outputs for one sample, after pooling inside the layer."""
     widths = [1]
 
     def note(_: nn.Module, __: object, output: object) -> None:
@@ -99,7 +99,7 @@ def _widest_layer(group: Group, source: Source) -> int:
 
 
 def alike(sizes: Ints) -> list[Ints]:
-    """Positions of clients that can be looked at together without much padding, all of them where that is none."""
+    """Return lists of positions of clients that are evaluated together: all, or groups of similar size."""
     if len(sizes) * sizes.max(initial=0) <= PADDING * sizes.sum():
         return [np.arange(len(sizes))]
     order = np.argsort(-sizes, kind="stable")
@@ -124,7 +124,7 @@ def make_judge(
 ) -> Outputs | Texts:
     """Return the judge of a task and a method.
 
-    `further` are metrics out of `tailorfl.evaluation.calibration.FURTHER`.
+    `further` are metrics of `tailorfl.evaluation.calibration.FURTHER`.
     """
     if task == "generation":
         return Texts(engine, generation)
@@ -134,13 +134,13 @@ def make_judge(
 
 
 class Outputs:
-    """Judges by the outputs of models; `models` are [clients, ...] in the order of the cohort, `rows` of a source."""
+    """Judges by models' outputs; `models` are [clients, ...] in the order of the cohort, `rows` those of a source."""
 
     def __init__(self, engine: Engine, portions: Portions, further: Sequence[str] = ()) -> None:
         self.engine, self.portions, self.further = engine, portions, tuple(further)
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Return what is found of every client's model on its own rows of the cohort's source, [rows, outputs] each."""
+        """Return outputs of every client's model on its own rows of the cohort's source, [rows, outputs] each."""
         together = alike(np.array([len(r) for r in rows], dtype=np.int64))
         if len(together) == 1:
             return self.engine.predict(Inference(cohort.model, models, cohort.source, rows))
@@ -155,16 +155,16 @@ class Outputs:
     def shared(
         self, cohort: Cohort, model: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Return what is found of ONE model on several lists of rows, [rows, outputs] each."""
+        """Return outputs of ONE model on several lists of rows, [rows, outputs] each."""
         outputs = Outputs.common(self, cohort, model.unsqueeze(0), source, torch.cat(list(rows)))[0]
         return list(torch.split(outputs, [len(r) for r in rows]))
 
     def numbers(
         self, found: Sequence[Tensor], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """Return the loss and the metrics on several lists of rows of a source, by name one a list.
+        """Return the loss and the metrics on several lists of rows of a source: name -> one number for each list.
 
-        `rouge1` is among them where answers earn credit.
+        They include `rouge1` if the source has credit for answers.
         """
         sizes = [len(r) for r in rows]
         outputs, y = torch.cat(list(found)), source.targets(torch.cat(list(rows)))
@@ -177,7 +177,7 @@ class Outputs:
         return numbers
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """Return what is found of every client's model on the same rows, [rows, outputs] each, in blocks alike."""
+        """Return outputs of every client's model on the same rows, [rows, outputs] each, in blocks of similar size."""
         blocks = -(-len(rows) // self.portions.rows(cohort.model, models.batch_size[0]))
         inference = Inference(cohort.model, models, source, rows)
         parts = [replace(inference, rows=part) for part in torch.tensor_split(rows, max(1, blocks))]
@@ -185,7 +185,7 @@ class Outputs:
 
 
 class Answers(Outputs):
-    """Judges by what a method makes of the outputs of deployed models and of their clients' own samples."""
+    """Judges by a method's answers, computed from the outputs of deployed models and their clients' own samples."""
 
     def __init__(
         self, engine: Engine, portions: Portions, method: Method, further: Sequence[str] = ()
@@ -193,19 +193,19 @@ class Answers(Outputs):
         super().__init__(engine, portions, further)
         self.method = method
         self.known: tuple[TensorDict, list[nn.Module]] | None = None
-        """The models that were asked last, and what makes the answers of each."""
+        """The last models, and the answering module of each."""
 
     def own(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[Tensor]:
-        """[rows, outputs] of every client."""
+        """Return every client's answers on its own rows, [rows, outputs] each."""
         return self._answered(cohort, models, super().own(cohort, models, rows), cohort.source, rows)
 
     def common(self, cohort: Cohort, models: TensorDict, source: Source, rows: Tensor) -> list[Tensor]:
-        """[rows, outputs] of every client."""
+        """Return every client's answers on the same rows, [rows, outputs] each."""
         outputs = super().common(cohort, models, source, rows)
         return self._answered(cohort, models, outputs, source, [rows] * len(outputs))
 
     def answering(self, cohort: Cohort, models: TensorDict) -> list[nn.Module]:
-        """Return what makes the answers of every client's model, see `Method.answering`."""
+        """Return the answering module of every client's model, see `Method.answering`."""
         if self.known is None or self.known[0] is not models:
             of_train, of_val = (
                 self._seen(cohort, models, [torch.from_numpy(r) for r in part])
@@ -223,14 +223,14 @@ class Answers(Outputs):
         source: Source,
         rows: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Return what the method answers on rows of each client, of which the models make `outputs`."""
+        """Return the method's answers on rows of each client, from its model's `outputs`."""
         return [
             answer(found, features(cohort.model, models[k], source, rows[k])) if len(found) else found
             for k, (found, answer) in enumerate(zip(outputs, self.answering(cohort, models), strict=True))
         ]
 
     def _seen(self, cohort: Cohort, models: TensorDict, rows: Sequence[Tensor]) -> list[tuple[Shown, Tensor]]:
-        """Return what each model makes of rows of its client, and their targets."""
+        """Return (outputs and features, targets) of each client's model on its rows."""
         source = cohort.source
         return [
             (Shown(outputs, features(cohort.model, models[k], source, rows[k])), source.targets(rows[k]))
@@ -239,7 +239,7 @@ class Answers(Outputs):
 
 
 def _losses(task: str, outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> list[float]:
-    """Return the loss of every part, NaN of an empty one."""
+    """Return the loss of every part, NaN for an empty one."""
     of_samples = SAMPLE_LOSSES.get(task)
     if of_samples is not None:
         values = of_samples(outputs, y).double().numpy()

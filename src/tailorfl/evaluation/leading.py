@@ -1,7 +1,7 @@
-"""Which metric comes first: the one that methods are compared by, and that choices by validation go by.
+"""The leading metric, by which methods are compared and models are chosen on validation data.
 
-It is the task's primary metric, except where one class holds most samples, so that always guessing it looks good: then
-balanced accuracy, the mean recall of the classes, comes first.
+It is the task's primary metric, unless one class has most samples, so that always guessing it looks good; then it is
+balanced accuracy, the mean recall of the classes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tailorfl.evaluation.metrics import UNIT_METRICS, primary
 from tailorfl.settings.experiment import ExperimentConfig
 
 DOMINANT = 0.8
-"""Share of one class of two from which on it dominates, of all samples or of a natural client's."""
+"""With two classes, share of all samples, or of a natural client's, from which on a class dominates."""
 MULTIPLE = 2.0
-"""Of more classes one dominates that has half of all samples, and so many times its equal share."""
+"""With more classes, a class dominates if it has half of all samples, and at least this many times its equal share."""
 FEWEST = 20
-"""Samples of a natural client of which shares are looked at."""
+"""Fewest samples of a natural client whose shares are checked."""
 
 
 def leading(source: Source, metric: str | None = None) -> str:
-    """Return the metric that comes first on a source: the one that is wanted, or what suits the data.
+    """Return the leading metric on a source: `metric` if given, else the one that suits the data.
 
     Raises:
         ConfigError: the task has no such metric; names those that it has.
@@ -43,7 +43,7 @@ def first_metric(config: ExperimentConfig, source: Source) -> str:
     """Return the metric by which methods are compared on a source.
 
     Raises:
-        ConfigError: the task has no such metric, none of `eval.metrics`, or one that `eval.target` is out of reach of.
+        ConfigError: the task lacks this metric or one of `eval.metrics`, or the metric cannot reach `eval.target`.
     """
     further(source, config.eval.metrics)
     metric = leading(source, config.eval.metric)
@@ -52,10 +52,10 @@ def first_metric(config: ExperimentConfig, source: Source) -> str:
 
 
 def check_target(target: float | None, metric: str) -> None:
-    """Nothing if a primary metric can be as good as `target`.
+    """Check that a primary metric can reach `target`.
 
     Raises:
-        ConfigError: it cannot, as an accuracy of 95 where 0.95 is meant.
+        ConfigError: it cannot, for instance an accuracy of 95 instead of 0.95.
     """
     if target is not None and metric in UNIT_METRICS and not 0 <= target <= 1:
         meant = f"; {target / 100:g} for {target:g} %?" if 1 < target <= 100 else ""
@@ -63,7 +63,7 @@ def check_target(target: float | None, metric: str) -> None:
 
 
 def further(source: Source, names: Sequence[str]) -> tuple[str, ...]:
-    """Return which of the metrics that are wanted are not measured anyway, each once.
+    """Return the requested metrics that are not measured by default, each once.
 
     Raises:
         ConfigError: the task has no such metric; names those that it has.
@@ -75,10 +75,10 @@ def further(source: Source, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def dominated(source: Source) -> str:
-    """Return whose samples are mostly of one class, and how much; "" where nobody's are.
+    """Return whose samples are mostly of one class, with the share, as text; "" if no class dominates.
 
-    Looked at is what is the same for every seed: all samples, and of two classes those of the natural clients. Of
-    samples that are elsewhere nobody knows.
+    Only data that are the same for every seed are checked: all samples, and with two classes those of natural clients.
+    Samples on remote clients are not known.
     """
     if source.task not in ("classification", "binary") or source.info.get(REMOTE):
         return ""

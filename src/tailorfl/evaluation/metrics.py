@@ -8,20 +8,19 @@
 | regression | [samples, targets] | [samples, targets] | mse, r2 |
 | counts | [samples, counts] logarithms of means | [samples, counts] | deviance, mae |
 | survival | [samples] or [samples, 1] risk | [samples, 2] event 0/1, time | c_index |
-| generation | [samples, 5], see below | not looked at | rouge1, rouge1_precision, rouge1_recall, token_accuracy |
+| generation | [samples, 5], see below | not used | rouge1, rouge1_precision, rouge1_recall, token_accuracy |
 
-For generation a sample is judged where its model runs: by how many of the tokens of its response are right, each given
-the right ones before it, their number, and ROUGE-1 precision, recall and F1 in [0, 1] of the text that the model
-generates (NaN: none was). ROUGE-1 is reported in percent, token_accuracy as the share of all tokens.
+For generation, outputs are computed where the model runs: the number of right tokens of a sample's response, each
+predicted from the right ones before it; the number of tokens; and ROUGE-1 precision, recall and F1 in [0, 1] of the
+generated text (NaN: none). ROUGE-1 is reported in percent, token_accuracy as the share of all tokens.
 
-A metric that is not defined is NaN, never a made-up number: every metric of an empty test set, AUC where only
-one class is present. A model that has diverged must not look good by accident: a sample whose output is NaN
-counts as wrong wherever samples are counted, and makes metrics that rank or average outputs NaN.
+An undefined metric is NaN, never a made-up number: every metric of an empty test set, AUC if only one class is present.
+A model that has diverged must not look good by accident: a sample whose output is NaN counts as wrong in metrics that
+count samples, and makes metrics that rank or average outputs NaN.
 
-Metrics of many parts of the samples at once, such as every client's, are equal to the last bit to those of every part
-by itself. Parts lie behind one another in one array, `sizes` [parts] says how long each is. Floating sums depend on
-their order, so parts of equal length are summed together, as the rows of a table: numpy sums a row as it sums an array
-of that length.
+Metrics of many parts of the samples at once, such as every client's, are bit-identical to those of each part alone.
+Parts are consecutive in one array, with lengths `sizes` [parts]. Floating sums depend on their order, so parts of equal
+length are summed together as rows of a table: numpy sums a row like an array of that length.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "brier": (0.0, 2.0),
     "r2": (-math.inf, 1.0),
 }
-"""The lowest and the highest value that a metric can have; of others nothing is known."""
+"""Lowest and highest value of metrics; for other metrics these are unknown."""
 PAIR_BLOCK = 1 << 22  # most pairs that `concordance_index` compares at once: keeps it within tens of MB
 
 
 def primary(task: str) -> tuple[str, bool]:
-    """Name of the metric that selects and compares models of a task, and whether higher is better."""
+    """Return the name of the metric that selects and compares models of a task, and whether higher is better."""
     name = _names(task)[0]
     return name, name not in LOWER_IS_BETTER
 
@@ -75,10 +74,10 @@ def primary(task: str) -> tuple[str, bool]:
 def compute_parts(
     task: str, outputs: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: ArrayLike
 ) -> dict[str, Floats]:
-    """All metrics of a task for every part of the samples, by name [parts]; shapes and names in the table above.
+    """Return all metrics of a task for every part of the samples, by name [parts]; shapes and names as in the table.
 
-    `sizes` [parts] are the lengths of the parts, which lie behind one another in `outputs` and `y`. Raises ConfigError
-    for an unknown task and ValueError where outputs and targets do not fit each other.
+    `sizes` [parts] are the lengths of the parts, which are consecutive in `outputs` and `y`. Raises ConfigError for an
+    unknown task and ValueError if outputs and targets do not fit each other.
     """
     names = _names(task)
     lengths = np.asarray(sizes, dtype=np.int64)
@@ -109,7 +108,7 @@ def compute_parts(
 
 
 def _of_part(task: str, scores: Floats, targets: Floats) -> dict[str, float]:
-    """Return the metrics of a task whose parts are looked at one by one, of a part that has samples."""
+    """Return the metrics of one part, which has samples, for tasks that compute parts one by one."""
     if task == "survival":
         return {"c_index": concordance_index(targets[:, 0], targets[:, 1], scores)}
     if task == "generation":
@@ -120,10 +119,10 @@ def _of_part(task: str, scores: Floats, targets: Floats) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """How often a class occurs in the samples of a part, [parts, classes] each."""
+    """Class counts of the samples of each part, [parts, classes] each."""
 
     hits: Ints
-    """Where it is the target and is predicted."""
+    """Samples of which the class is the target and is predicted."""
     targets: Ints
     predictions: Ints
     """A NaN output predicts no class."""
@@ -132,7 +131,7 @@ class ClassCounts:
     def of(cls, outputs: NDArray[Any], y: NDArray[Any], sizes: ArrayLike) -> ClassCounts:
         """Return the counts of `outputs` [samples, classes], logits or probabilities, and `y` [samples] classes.
 
-        A tie is won by the lower class. Raises ValueError for a class outside 0 .. classes - 1.
+        The lower class wins a tie. Raises ValueError for a class outside 0 .. classes - 1.
         """
         lengths, labels = np.asarray(sizes, dtype=np.int64), y.astype(np.int64)
         classes = outputs.shape[1]
@@ -141,7 +140,7 @@ class ClassCounts:
                 f"labels lie in {labels.min()} .. {labels.max()}, the model has {classes} classes"
             )
         predicted = outputs.argmax(axis=1)
-        # argmax calls a NaN the largest value, which would credit a diverged model with some class
+        # argmax treats NaN as the largest value, which would credit a diverged model with some class
         is_number = ~np.isnan(np.take_along_axis(outputs, predicted[:, None], axis=1)[:, 0])
         first = owners(lengths) * classes
         of_target, of_prediction = first + labels, (first + predicted)[is_number]
@@ -150,7 +149,7 @@ class ClassCounts:
         return cls(*(np.bincount(c, minlength=shape[0] * classes).reshape(shape) for c in counted))
 
     def metrics(self) -> dict[str, Floats]:
-        """Return the three metrics that follow from counts, [parts]; all NaN for a part without samples.
+        """Return the three metrics computed from counts, [parts]; all NaN for a part without samples.
 
         accuracy: the share of hits. balanced_accuracy: mean recall over the classes that occur in the targets.
         macro_f1: mean F1 over the classes in targets or predictions. All as in scikit-learn.
@@ -167,15 +166,15 @@ class ClassCounts:
 
 
 def auc_parts(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: ArrayLike) -> Floats:
-    """Macro mean of the area under the ROC curve over the labels of which both classes are present, [parts].
+    """Return the mean area under the ROC curve over the labels that have both classes, [parts].
 
-    `scores` and `y` (0/1) are [samples] or [samples, labels]; any increasing score serves, so logits need no
-    sigmoid. NaN for a part where no label has both classes, and where a score is NaN.
+    `scores` and `y` (0/1) are [samples] or [samples, labels]; only the order of scores matters, so logits need no
+    sigmoid. NaN for a part in which no label has both classes or a score is NaN.
     """
     ranked, targets = _columns(float64(scores)), _columns(float64(y)) > 0.5
     _same_shape(ranked, targets)
     lengths, labels = np.asarray(sizes, dtype=np.int64), ranked.shape[1]
-    # every label of every part is a curve of its own: [labels, samples], label by label
+    # every label of every part has its own curve: [labels, samples], label by label
     curves = np.tile(lengths, labels)
     positives = np.bincount(owners(curves), weights=targets.T.ravel(), minlength=len(curves)).reshape(
         labels, -1
@@ -194,12 +193,12 @@ def auc_parts(scores: Tensor | NDArray[Any], y: Tensor | NDArray[Any], sizes: Ar
 def concordance_index(
     event: Tensor | NDArray[Any], time: Tensor | NDArray[Any], risk: Tensor | NDArray[Any]
 ) -> float:
-    """Harrell's concordance index: the share of comparable pairs where the higher risk has the earlier event.
+    """Return Harrell's concordance index: the share of comparable pairs whose higher risk has the earlier event.
 
     `event` [samples] is 1 for an observed event and 0 for censoring, `time` [samples] its time in any unit,
-    `risk` [samples] or [samples, 1] grows with danger. A pair (i, j) is comparable where i has an event and
-    either t_i < t_j, or t_i = t_j and j is censored (j outlived i). Equal risks count one half. NaN without
-    comparable pairs, and where a risk is NaN.
+    `risk` [samples] or [samples, 1] is higher for an earlier event. A pair (i, j) is comparable if i has an event and
+    either t_i < t_j, or t_i = t_j and j is censored (j outlived i). Equal risks count one half. NaN without comparable
+    pairs, and if a risk is NaN.
     """
     happened, times, risks = float64(event) > 0.5, float64(time), float64(risk).ravel()
     if not len(happened) == len(times) == len(risks):
@@ -219,10 +218,10 @@ def concordance_index(
 
 
 def _of_numbers(predicted: Floats, targets: Floats) -> dict[str, float]:
-    """Return the mean squared error, and the coefficient of determination as a mean over the targets that vary.
+    """Return the mean squared error, and the mean coefficient of determination over the targets that vary.
 
-    R² is NaN where no target varies (so also for fewer than two samples): it compares with a variance that is then
-    zero. Arguments are [samples] or [samples, targets].
+    R² is NaN if no target varies, as with fewer than two samples: the variance that it compares with is then zero.
+    Arguments are [samples] or [samples, targets].
     """
     squares = np.square(predicted - targets)
     total = np.square(targets - targets.mean(axis=0)).sum(axis=0)
@@ -241,7 +240,7 @@ def _of_counts(logs: Floats, targets: Floats) -> dict[str, float]:
 
 
 def credited(outputs: Tensor | NDArray[Any], credit: Tensor | NDArray[Any]) -> float:
-    """100 times the mean credit of the likeliest classes; NaN without samples, a NaN output earns nothing.
+    """Return 100 times the mean credit of the likeliest classes; NaN without samples; a NaN output earns nothing.
 
     `outputs` and `credit` (in [0, 1]) are [samples, classes].
     """
@@ -272,7 +271,7 @@ def _names(task: str) -> tuple[str, ...]:
 
 
 def _as_given(values: Tensor | NDArray[Any]) -> NDArray[Any]:
-    """Return the values on the CPU in their own precision, or a higher one where numpy does not know it."""
+    """Return the values on the CPU in their own precision, or a higher one for types that numpy lacks."""
     if not isinstance(values, np.ndarray) and hasattr(values, "detach"):
         tensor = values.detach().cpu()
         values = tensor.numpy() if tensor.dtype.itemsize >= 4 else tensor.double().numpy()
@@ -302,13 +301,13 @@ def owners(sizes: Ints) -> Ints:
 
 
 def starts(sizes: Ints) -> Ints:
-    """Where every part begins, [parts]."""
+    """Return the start of every part, [parts]."""
     begin: Ints = np.cumsum(sizes) - sizes
     return begin
 
 
 def part_sums(values: Floats, sizes: Ints) -> Floats:
-    """Return the sum of every part of `values` [samples], [parts]; 0 of an empty one."""
+    """Return the sum of every part of `values` [samples], [parts]; 0 for an empty one."""
     begin, out = starts(sizes), np.zeros(len(sizes))
     for length in np.unique(sizes[sizes > 0]):
         chosen = np.flatnonzero(sizes == length)
@@ -317,7 +316,7 @@ def part_sums(values: Floats, sizes: Ints) -> Floats:
 
 
 def part_means(values: Floats, sizes: Ints) -> Floats:
-    """Return the mean of every part of `values` [samples], [parts]; NaN of an empty one."""
+    """Return the mean of every part of `values` [samples], [parts]; NaN for an empty one."""
     with np.errstate(invalid="ignore"):
         return part_sums(values, sizes) / sizes
 
@@ -325,7 +324,7 @@ def part_means(values: Floats, sizes: Ints) -> Floats:
 def means_where(values: Floats, chosen: Bools) -> Floats:
     """Return the mean over the chosen entries of every row of `values` [parts, entries], [parts].
 
-    NaN where there are none.
+    NaN for a row without chosen entries.
     """
     return part_means(values[chosen], chosen.sum(axis=1))
 
@@ -333,9 +332,9 @@ def means_where(values: Floats, chosen: Bools) -> Floats:
 def roc_areas(scores: Floats, positive: Bools, sizes: Ints) -> Floats:
     """Return the area under the ROC curve of every part, [parts]; each has samples of both classes.
 
-    `scores` [samples] are finite, `positive` [samples]. The curve has a corner for every distinct score, without those
-    that lie on a line between their neighbours, and its area is summed by trapezoids, in the order and with the
-    roundings of scikit-learn's `roc_auc_score`, which spends most of its time on checking its arguments.
+    `scores` [samples] are finite, `positive` [samples]. The curve has a corner for every distinct score, except corners
+    on a line between their neighbours, and its area is summed by trapezoids, in the order and with the rounding of
+    scikit-learn's `roc_auc_score`, which spends most of its time on checking its arguments.
     """
     part = owners(sizes)
     order = np.lexsort((-scores, part))
@@ -357,7 +356,7 @@ def roc_areas(scores: Floats, positive: Bools, sizes: Ints) -> Floats:
 
 
 def _bends(counts: Ints, part: Ints) -> Bools:
-    """Where the second difference of `counts` is not 0, and at both ends of every part."""
+    """Return where the second difference of `counts` is not 0, and both ends of every part."""
     bends = np.ones(len(counts), dtype=np.bool_)
     inner = (part[2:] == part[:-2]) & (counts[2:] - 2 * counts[1:-1] + counts[:-2] == 0)
     bends[1:-1] = ~inner

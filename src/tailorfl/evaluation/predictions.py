@@ -1,4 +1,4 @@
-"""What deployed models say of their clients' own samples, noted while an evaluation looks at them."""
+"""Predictions of deployed models on their clients' own samples, recorded during an evaluation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tailorfl.partition.rows import Ints
 
 @dataclass(frozen=True)
 class Predictions:
-    """Outputs and targets of single samples, of many clients behind one another.
+    """Outputs and targets of single samples, of one client after another.
 
     Attributes:
         task: of the source.
-        client: int64 [samples], whose they are.
-        row: int64 [samples], which samples of the source.
+        client: int64 [samples], the client of each sample.
+        row: int64 [samples], rows of the source.
         y: [samples, ...], the targets.
-        outputs: float32 [samples, outputs], of the client's deployed model: of classes logits.
+        outputs: float32 [samples, outputs] of the client's deployed model; logits for classes.
     """
 
     task: str
@@ -33,21 +33,21 @@ class Predictions:
     outputs: NDArray[np.float32]
 
     def of(self, client: int) -> Predictions:
-        """Return those of one client."""
+        """Return the predictions of one client."""
         return self.at(self.client == client)
 
     def at(self, samples: Ints | NDArray[np.bool_]) -> Predictions:
-        """Return those at some places, or where a mask is true."""
+        """Return the predictions at some positions, or where a mask is true."""
         client, row = self.client[samples], self.row[samples]
         return Predictions(self.task, client, row, self.y[samples], self.outputs[samples])
 
 
 class Kept:
-    """Notes what deployed models say of clients' own parts.
+    """Records predictions of deployed models on clients' own parts.
 
     Args:
-        deployed: "personal" or "global", the records' model that clients deploy.
-        parts: which of "local" (test) and "val" are noted.
+        deployed: "personal" or "global", the model that clients deploy.
+        parts: the recorded parts, of "local" (test) and "val".
     """
 
     def __init__(self, deployed: str, parts: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Kept:
         source: Source,
         rows: Sequence[Tensor],
     ) -> None:
-        """Take what was found of every client on its rows of a part, where it is of deployed models and wanted."""
+        """Record every client's outputs on its rows of a part, if the model is deployed and the part is recorded."""
         if model != self.deployed or part not in self.parts:
             return
         for client, outputs, own_rows in zip(ids, found, rows, strict=True):
@@ -76,11 +76,11 @@ class Kept:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was noted yet."""
+        """Whether nothing was recorded yet."""
         return not any(self._found.values())
 
     def part(self, name: str) -> Predictions:
-        """Return what was noted of a part, in the order of clients."""
+        """Return the recorded predictions of a part, in the order of clients."""
         noted = sorted(self._found[name], key=lambda predictions: int(predictions.client[0]))
         if not noted:
             none = np.empty(0, dtype=np.int64)

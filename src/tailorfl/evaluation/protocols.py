@@ -1,19 +1,19 @@
-"""What is measured on what: the evaluation contract of every method.
+"""The evaluation contract of every method: sets, test data and models.
 
 | set | test data | models |
 |---|---|---|
 | val | each client's own validation part (model selection uses nothing else) | personal, global |
 | local | each client's own test part | personal, global |
-| participants | `local` of the clients that the round had sampled, and of no other | personal, global |
+| participants | `local` of only the clients that the round sampled | personal, global |
 | global | union of all training clients' test parts | personal (each on the union), global |
 | heldout | test parts of clients that never trained; `heldout+k`: after k steps of training | personal, global |
 | shifted | every shifted set of the federation, by its own name | personal, global |
-| malicious | `local` of malicious clients (`system.malicious`), whom no other set has | personal, global |
+| malicious | `local` of malicious clients (`system.malicious`), who are in no other set | personal, global |
 
-Every client is evaluated, not only the sampled ones (whom `participants` shows beside the others, or alone), in
-evaluation mode and without gradients; nothing of the run changes. The personal models of training clients are the
-present ones, or with `eval.select: val` each client's of its best validation round (`tailorfl.evaluation.selection`).
-A record of the global model on data of no single client has client −1.
+All clients are evaluated, not only the sampled ones (which `participants` shows separately), in evaluation mode and
+without gradients; the run does not change. The personal models of training clients are the current ones, or with
+`eval.select: val` each client's from its best validation round (`tailorfl.evaluation.selection`). Records of the global
+model on data that belong to no single client have client −1.
 """
 
 from __future__ import annotations
@@ -50,25 +50,24 @@ from tailorfl.training.keys import generator
 SERVER = -1
 """The `client` of a record that belongs to no single client."""
 MALICIOUS = "malicious"
-"""The set of those who work against the others: means, tails and the worst client of all other sets are of benign ones.
-"""
+"""The set of malicious clients: means, tails and the worst client of all other sets are of benign clients only."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What to evaluate.
+    """The sets and metrics of an evaluation.
 
     Attributes:
-        sets: names out of `tailorfl.settings.eval.SETS`.
-        adapt_steps: steps of adaptation of held-out clients, each evaluated; 0 is without.
-        max_samples: at most so many samples of the global and of each shifted test set, a fixed random subset;
+        sets: names of `tailorfl.settings.eval.SETS`.
+        adapt_steps: numbers of adaptation steps of held-out clients, each evaluated; 0: no adaptation.
+        max_samples: largest number of samples of the global and of each shifted test set, a fixed random subset;
             None: all.
         feature_distance: whether records of personal models have the metric of that name, see
             `tailorfl.evaluation.further_measures`.
-        sharpness: ρ of the metric `sharpness` that records have then, see there; None: none.
-        generation: how the responses of a generation task are made.
-        metrics: further metrics of classes, see `tailorfl.evaluation.calibration`; those that a task measures anyway
-            change nothing.
+        sharpness: ρ of the metric `sharpness` of records, see there; None: without it.
+        generation: settings of the responses in a generation task.
+        metrics: further metrics of classes, see `tailorfl.evaluation.calibration`; a task's default metrics have no
+            effect here.
     """
 
     sets: tuple[str, ...] = DEFAULT.eval.sets
@@ -88,11 +87,12 @@ def evaluate(
     kept: Kept | None = None,
     clients: Sequence[int] | None = None,
 ) -> list[Record]:
-    """Return one record per client, set and model, of the simulation as it stands; `clients` are all that train.
+    """Return one record per client, set and model, of the simulation's current state.
 
-    `participants` are the clients that the last round had sampled; the set of that name is of them (and of all clients
-    where training is pooled). With `selection`, which is told of the present ones, the personal models of training
-    clients are those that it has chosen. `kept` notes what deployed models say of clients' own samples.
+    `clients` are the evaluated training clients, by default all. `participants` are the clients that the last round
+    sampled, for the set of that name (all clients if training is pooled). With `selection`, which is updated with the
+    current personal models, those of training clients are the ones that it has chosen. `kept` records predictions of
+    deployed models on clients' own samples.
     """
     measure = _Measure(sim, protocol, kept)
     hostile = tuple(sorted(sim.malicious.clients.intersection(sim.federation.members)))
@@ -126,7 +126,7 @@ def evaluate(
 def common_sets(
     federation: Federation, protocol: Protocol, clients: Sequence[int] | None = None
 ) -> dict[str, tuple[Source, Tensor]]:
-    """Test sets that belong to no single client: name -> (source, rows); `global` is of `clients`, or all."""
+    """Return the test sets of no single client: name -> (source, rows); `global` is that of `clients`, or of all."""
     out: dict[str, tuple[Source, Tensor]] = {}
     if "global" in protocol.sets:
         out["global"] = federation.source, _subset("global", federation.global_test(clients), protocol)
@@ -144,7 +144,7 @@ def _subset(name: str, rows: Any, protocol: Protocol) -> Tensor:
 
 
 def headline(sim: Simulation) -> tuple[str, str]:
-    """Return (model, metric) that stands for a method: its deployable model and the task's primary metric."""
+    """Return the (model, metric) that represents a method: its deployable model and the task's primary metric."""
     return ("personal" if sim.method.has_personal else "global"), primary(sim.federation.source.task)[0]
 
 
@@ -156,12 +156,12 @@ class _Measure:
         more = further(source, protocol.metrics)
         self.judge = make_judge(sim.engine, source.task, protocol.generation, self.portions, sim.method, more)
         self.records: dict[tuple[str, str], list[Record]] = {}
-        """By (model, set)."""
+        """Records by (model, set)."""
 
     def at_once(
         self, ids: Sequence[int], own: Sequence[str], common: Mapping[str, tuple[Source, Tensor]]
     ) -> int:
-        """How many clients' models are made and looked at together."""
+        """Return the number of clients whose models are made and evaluated together."""
         sizes = [self._rows(part, ids).sizes.mean() for part in own]
         return self.portions.clients(
             max(sizes, default=0.0), max((len(r) for _, r in common.values()), default=0)
@@ -172,12 +172,12 @@ class _Measure:
         return self.sim.federation.part("val" if part == "val" else "test").of_clients(np.asarray(ids))
 
     def _parts(self, part: str, ids: Sequence[int]) -> tuple[list[Tensor], Ints]:
-        """Return the distinct lists of rows that clients have, and which of them is whose."""
+        """Return the distinct lists of rows of clients, and each client's position among them."""
         distinct, which = self._rows(part, ids).once()
         return [torch.from_numpy(rows) for rows in distinct], which
 
     def validation(self, ids: Sequence[int], models: TensorDict) -> dict[str, list[float]]:
-        """Return the loss and the metrics of some clients' models [clients, ...] on their own validation parts."""
+        """Return the loss and metrics of some clients' models [clients, ...] on their own validation parts."""
         cohort, source = self.sim.cohort(ids, own=True), self.sim.federation.source
         parts, which = self._parts("val", ids)
         rows = [parts[k] for k in which]
@@ -199,7 +199,7 @@ class _Measure:
             for part in own:
                 parts, which = self._parts(part, ids)
                 rows = [parts[k] for k in which]
-                if len(parts) == 1 < len(ids):  # a test set that all have
+                if len(parts) == 1 < len(ids):  # a test set that all share
                     outputs = self.judge.common(cohort, models, source, parts[0])
                 else:
                     outputs = self.judge.own(cohort, models, rows)
@@ -215,7 +215,7 @@ class _Measure:
     def _further(
         self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """Return what is asked for beside the task's metrics, of every client's model on rows of its own."""
+        """Return requested metrics besides the task's, for every client's model on its own rows."""
         states = [models[k] for k in range(len(rows))]
         return {
             **self._apart(cohort, models, source, rows),
@@ -225,7 +225,7 @@ class _Measure:
     def _sharp(
         self, model: Model, states: Sequence[TensorDict], source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """Return the sharpness of models on rows of each; nothing where nobody asks."""
+        """Return the sharpness of models on rows of each; empty if it is not requested."""
         rho = self.protocol.sharpness
         if rho is None:
             return {}
@@ -233,7 +233,7 @@ class _Measure:
         return {"sharpness": values}
 
     def participants(self, ids: tuple[int, ...], selection: Selection | None) -> None:
-        """Add the set `participants`: the records of `local` of those clients where they are at hand, or measured."""
+        """Add the set `participants`: copies of these clients' records of `local` if there are any, else new ones."""
         is_measured, chosen = "local" in self.protocol.sets, set(ids)
         for model in ("personal", "global") if is_measured else ():
             rows = self.records.get((model, "local"), [])
@@ -249,7 +249,7 @@ class _Measure:
         self.shared(ids, ["local"], {}, "participants")
 
     def hostile(self, ids: tuple[int, ...], selection: Selection | None) -> None:
-        """Add the set `malicious`: models on the own test parts of clients of whom no other set has anything."""
+        """Add the set `malicious`: models on the own test parts of malicious clients, who are in no other set."""
         if self.sim.method.has_personal:
             parts = ["local"] if selection is None else ["local", "val"]
             for part, models in self.sim.personal_models(ids, self.at_once(ids, parts, {})):
@@ -261,9 +261,9 @@ class _Measure:
     def _apart(
         self, cohort: Cohort, models: TensorDict, source: Source, rows: Sequence[Tensor]
     ) -> dict[str, list[float]]:
-        """How far the features of models lie from those of the global model of their architecture, on rows of each.
+        """Return feature distances of models to the global model of their architecture, on rows of each.
 
-        Nothing where nobody asks, or there is no global model.
+        Empty if they are not requested or there is no global model.
         """
         if not self.protocol.feature_distance:
             return {}
@@ -278,7 +278,7 @@ class _Measure:
         ]
         return {
             "feature_distance": [float(of_rows.mean()) for of_rows in distances]
-        }  # NaN of an empty part, as all metrics
+        }  # NaN for an empty part, as for all metrics
 
     def shared(
         self,
@@ -289,8 +289,8 @@ class _Measure:
     ) -> None:
         """Add the records of the global model on clients' own parts and on common sets, if there is one.
 
-        Where clients have different architectures, each client's is the global model of its own, and common sets
-        see all of them.
+        If clients have different architectures, each client uses the global model of its own, and common sets are
+        evaluated with all of them.
         """
         for group, positions in by_group(self.sim.groups, ids):
             model = self.sim.global_model(group.name)
@@ -331,7 +331,7 @@ class _Measure:
         further: Mapping[str, list[float]] = MappingProxyType({}),
         which: Ints | None = None,
     ) -> None:
-        """Add a record for every client of what was found; `which` of it is a client's, by default one each."""
+        """Add a record for every client; `which` is each client's position in `outputs`, by default its own."""
         columns: dict[str, Sequence[Any]] = {
             "samples": [len(f) for f in outputs],
             **self.judge.numbers(outputs, source, rows),

@@ -1,9 +1,8 @@
 """The personal model of every client's best validation round (`eval.select: val`).
 
-Of the rounds that are evaluated each client keeps the model with the highest validation score of its own: the task's
-primary metric, of equals the lower loss, of equals the earlier round. Where the metric is not defined on a client's
-validation part the loss decides alone; a client without validation samples keeps the last model. Test samples are never
-looked at.
+From the evaluated rounds each client keeps the model with its best validation score: the task's primary metric, for
+ties the lower loss, then the earlier round. If the metric is not defined on a client's validation part, only the loss
+decides; a client without validation samples keeps the last model. Test samples are never used.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.train import PrivacyLevel
 
 PREFIX = "selected/"
-"""Of the selection's tensors in a checkpoint."""
+"""Prefix of the selection's tensors in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class RoundChoice:
-    """The model that a client has chosen: after which round, and what it scored on the validation part."""
+    """The model that a client has chosen: its round and validation score."""
 
     round: int
     value: float
-    """The primary metric; NaN where it is not defined."""
+    """The primary metric; NaN if it is not defined."""
     loss: float
 
     def beats(self, current: RoundChoice, lower_is_better: bool) -> bool:
-        """Whether this model, of a later round, takes the place of the other."""
+        """Return whether this model, of a later round, replaces the current one."""
         if math.isnan(self.loss) or math.isnan(current.loss):
-            return math.isnan(current.loss)  # no validation samples, or a model that had diverged
+            return math.isnan(current.loss)  # no validation samples, or a model that has diverged
         if self.value == current.value or math.isnan(self.value) or math.isnan(current.value):
             return self.loss < current.loss
         return self.value < current.value if lower_is_better else self.value > current.value
 
 
 def refuse_private(level: PrivacyLevel | None) -> None:
-    """Raise ConfigError under privacy of samples, which a choice by validation samples would break."""
+    """Raise ConfigError under sample-level privacy, which a choice by validation samples would break."""
     if level == "sample":
         raise ConfigError(
             "eval.select=val chooses personal models by the validation samples of their client without noise, which "
@@ -58,9 +57,10 @@ def refuse_private(level: PrivacyLevel | None) -> None:
 
 
 class Selection:
-    """What every training client has chosen so far.
+    """The models that training clients have chosen so far.
 
-    `folder` is where the models are memory-mapped; None keeps them in memory. `metric` decides; None: the primary one.
+    `folder` is where the models are memory-mapped; None keeps them in memory. `metric` decides, by default the primary
+    one.
 
     Raises:
         ConfigError: sample-level privacy, or no client has validation samples.
@@ -77,14 +77,14 @@ class Selection:
         self._groups = sim.groups
         self._models = {g.name: StateStore(g.context.init, folder) for g in sim.groups}
         self.choices: dict[int, RoundChoice] = {}
-        """By client."""
+        """Choice of each client."""
 
     def update(
         self, ids: Sequence[int], models: TensorDict, scores: Mapping[str, Sequence[float]], round: int
     ) -> TensorDict:
-        """Return the chosen models of clients of one architecture, `models` [clients, ...] and `scores` among them.
+        """Update the choices of clients of one architecture with `models` [clients, ...], and return the chosen models.
 
-        `scores` has the primary metric and the loss of each on its validation part.
+        `scores` has the deciding metric and the loss of each client on its validation part.
         """
         lower, better = self.metric in LOWER_IS_BETTER, []
         for k, (client, value, loss) in enumerate(zip(ids, scores[self.metric], scores["loss"], strict=True)):
@@ -104,7 +104,7 @@ class Selection:
         return self._models[group.name]
 
     def summary(self) -> dict[str, Any]:
-        """Return by what was chosen, and the mean, first and last of the chosen rounds."""
+        """Return the data and metric of the choice, and the mean, first and last of the chosen rounds."""
         rounds = [choice.round for choice in self.choices.values()]
         return {
             "by": "val",
@@ -115,7 +115,7 @@ class Selection:
         }
 
     def csv(self) -> str:
-        """Return a table with a row for every client: the chosen round, and its validation score."""
+        """Return a CSV table with a row for every client: the chosen round and its validation score."""
         import pandas as pd
 
         rows = [
@@ -127,7 +127,7 @@ class Selection:
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Tensor]:
-        """Return everything as named tensors, from which `load` continues exactly."""
+        """Return all choices and models as named tensors, from which `load` continues exactly."""
         chosen = sorted(self.choices.items())
         tensors = {
             f"{PREFIX}clients": torch.tensor([client for client, _ in chosen], dtype=torch.int64),
@@ -139,7 +139,7 @@ class Selection:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `dump` returned; other tensors are left alone."""
+        """Restore the selection from what `dump` returned; other tensors are ignored."""
         ids, rounds = (tensors[f"{PREFIX}{n}"].tolist() for n in ("clients", "rounds"))
         scores = tensors[f"{PREFIX}scores"].tolist()
         self.choices = {i: RoundChoice(r, *s) for i, r, s in zip(ids, rounds, scores, strict=True)}

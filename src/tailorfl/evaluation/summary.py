@@ -1,7 +1,7 @@
-"""How a metric is distributed over clients: means, spread and tails; and the records of an evaluation in such numbers.
+"""Distribution of a metric over clients: mean, spread and tails; and summaries of an evaluation's records.
 
 The tails follow PLGU ("How to Prevent the Poor Performance Clients for Personalized Federated Learning?",
-CVPR 2023), whose tables print the average with the lowest and top 5 % of the clients.
+CVPR 2023), whose tables show the average and the lowest and top 5 % of the clients.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NAN = float("nan")
 Record = dict[str, Any]
 """{round, client, set, model, samples, loss, metric values}."""
 OF_RECORD = ("round", "client", "set", "model", "samples")
-"""What a record says about itself; all else in it is measured."""
+"""Keys that identify a record; all others are measured."""
 QUANTILES = (10, 25, 50, 75, 90)
-"""Percent of the clients that lie below what a round's record says of the metric that comes first."""
+"""Quantiles over clients, in percent, of the leading metric in a round's record."""
 Summaries = dict[str, dict[str, dict[str, dict[str, float]]]]
 """{model: {set: {metric: statistics over clients}}}."""
 
@@ -33,21 +33,19 @@ def summarize(
     *,
     higher_is_better: bool = True,
 ) -> dict[str, float]:
-    """Statistics of one metric over clients, by name.
+    """Return statistics of one metric over clients, by name.
 
     `values` [clients] is the metric of each client, `weights` [clients] its number of test samples (not
     negative), `reference` [clients] the same metric of LocalTrain's personal models. Returned:
 
-    - mean (every client counts the same), weighted_mean, std (population, ddof 0), median, min, max;
+    - mean (clients have equal weights), weighted_mean, std (population, ddof 0), median, min, max;
     - worst5, worst10, best5, best10: the mean of the ceil(0.05 N) or ceil(0.1 N) worst or best clients, where
       worst is the low end if higher is better and the high end otherwise;
-    - clients: how many were counted; excluded: how many were not, because their value is NaN (a client
-      without test samples);
+    - clients: number of counted clients; excluded: number of others, whose value is NaN (without test samples);
     - share_beating_local: share of the counted clients that are strictly better than their reference, among
       those that have one.
 
-    A statistic without any client to compute it from is NaN. Raises ValueError where lengths differ or a
-    weight is negative.
+    A statistic over no clients is NaN. Raises ValueError if lengths differ or a weight is negative.
     """
     scores = np.asarray(values, dtype=np.float64)
     sizes = np.asarray(weights, dtype=np.float64)
@@ -82,18 +80,18 @@ def summarize(
 
 
 def tails(values: ArrayLike, percents: Iterable[int], *, low: bool) -> list[float]:
-    """Return the means of the ceil(p N / 100) lowest (or highest) of N values, a number for each p; NaN is left out.
+    """Return for each p the mean of the ceil(p N / 100) lowest (or highest) of N values; NaN are left out.
 
-    Without any value they are NaN.
+    Without values the means are NaN.
     """
     scores = np.sort(np.asarray(values, dtype=np.float64))
-    scores = scores[: len(scores) - int(np.isnan(scores).sum())]  # which are sorted to the end
+    scores = scores[: len(scores) - int(np.isnan(scores).sum())]  # NaN are sorted to the end
     counts = [-(-len(scores) * percent // 100) for percent in percents]  # the ceiling, in integers
     return [_mean(scores[:count] if low else scores[len(scores) - count :]) for count in counts]
 
 
 def mean(values: ArrayLike) -> float:
-    """Return the mean of a metric over the clients that have it, NaN where none has: that of `summarize`."""
+    """Return the mean of a metric over clients that have it, as in `summarize`; NaN if none has."""
     scores = np.asarray(values, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return _mean(scores[~np.isnan(scores)])
@@ -118,7 +116,7 @@ def summaries(records: Iterable[Record]) -> Summaries:
 
 
 def means(records: Iterable[Record]) -> dict[str, float]:
-    """Return {model/set/metric: mean over clients} of the records of one evaluation, as `summaries` has it."""
+    """Return {model/set/metric: mean over clients} of the records of one evaluation, as in `summaries`."""
     return {
         f"{model}/{name}/{metric}": mean([row[metric] for row in rows])
         for model, sets in _grouped(records).items()
@@ -128,9 +126,9 @@ def means(records: Iterable[Record]) -> dict[str, float]:
 
 
 def quantiles(records: Iterable[Record], metric: str) -> dict[str, float]:
-    """Return {model/set/metric/pQ: quantile Q in percent over clients} of one metric; nothing where it is unmeasured.
+    """Return {model/set/metric/pQ: quantile over clients, Q in percent} of one metric; empty if it is not measured.
 
-    Clients without samples of a set are left out; the quantile lies between the two nearest clients, linearly.
+    Clients without samples of a set are left out; quantiles are interpolated linearly between clients.
     """
     found: dict[str, float] = {}
     for model, sets in _grouped(records).items():
@@ -145,7 +143,7 @@ def quantiles(records: Iterable[Record], metric: str) -> dict[str, float]:
 
 
 def _grouped(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
-    """{model: {set: records}}."""
+    """Return {model: {set: records}}."""
     grouped: dict[str, dict[str, list[Record]]] = {}
     for record in records:
         grouped.setdefault(record["model"], {}).setdefault(record["set"], []).append(record)
@@ -153,7 +151,7 @@ def _grouped(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
 
 
 def _measured(record: Record) -> tuple[str, ...]:
-    """Return the names of what a record measures, the loss last."""
+    """Return the names of a record's measured values, the loss last."""
     return (*(name for name in record if name not in (*OF_RECORD, "loss")), "loss")
 
 

@@ -1,4 +1,4 @@
-"""Models as folders that need no tailorfl: weights as safetensors, the network as Python, and what is known as JSON."""
+"""Models as folders that need no tailorfl: weights as safetensors, the network as Python, and facts as JSON."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 
 FACTS = "model.json"
 TOLERANCE = 1e-6
-"""Outputs of an exported model may differ by this from those of the one in the run, relative to the largest output."""
+"""Largest difference of outputs of an exported model from the run's, relative to the largest output."""
 MERGED = 1e-5
-"""The same where LoRA was added to the weights, which rounds in another way."""
+"""The same if LoRA was merged into the weights, which rounds differently."""
 TRIED = 4
-"""Samples that are tried."""
+"""Number of samples whose outputs are compared."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Exported:
 
     Attributes:
         path: its folder.
-        facts: what model.json says.
-        off: the largest difference of outputs of what was written and of the model in the run, by what was written.
+        facts: the content of model.json.
+        off: file written -> largest difference of its outputs from the run's model.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Exported:
 
     @property
     def lines(self) -> str:
-        """The lines of Python with which somebody without tailorfl loads it."""
+        """Lines of Python that load the model without tailorfl."""
         return lines_for(str(self.path), self.facts)
 
 
@@ -87,24 +87,24 @@ def export(
     overwrite: bool = False,
     source: Any = None,
 ) -> list[Exported]:
-    """Write models of a run, each into the folder of its name below `out`, and return what was written.
+    """Write models of a run, each into a folder with its name inside `out`, and return the exports.
 
     Args:
         folder: result folder of an experiment.
-        out: where to.
-        clients: whose deployable models, by name or number.
-        everyone: those of all clients, held-out ones too.
-        shared: the global model.
-        method, seed: which job; by default the first.
-        steps: batches that held-out clients train on before; by default the most of `eval.adapt_steps`.
-        merge: LoRA is added to the weights of its base, instead of an adapter beside it.
+        out: folder for the exports.
+        clients: clients whose deployable models are written, by name or number.
+        everyone: write the models of all clients, including held-out ones.
+        shared: write the global model.
+        method, seed: of the job; by default the first.
+        steps: batches that held-out clients train on first; by default the largest of `eval.adapt_steps`.
+        merge: merge LoRA into the weights of its base, instead of writing a separate adapter.
         onnx, torchscript: write these forms too (the first needs the extra `export`).
-        license_id: the licence that the model card states, as the Hugging Face hub names it.
-        overwrite: replace exports of these names.
-        source: the data of a run on data of your own.
+        license_id: the licence in the model card, as the Hugging Face hub names it.
+        overwrite: replace exports with the same names.
+        source: the data of a run on your own data.
 
     Raises:
-        ConfigError: nothing, or somebody who is not there, is asked for; or a folder is taken.
+        ConfigError: no model is named, a client does not exist, or a folder is already in use.
         RunError: the run has no checkpoint, or a file cannot be written.
         ModelError: a model cannot be written.
     """
@@ -134,7 +134,7 @@ def export(
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
-    """Raise ConfigError where something else lies than an export that may be replaced."""
+    """Raise ConfigError if a folder is in use, unless it holds an export that may be replaced."""
     if not folder.exists() or not any(folder.iterdir() if folder.is_dir() else [folder]):
         return
     if not (folder / FACTS).is_file():
@@ -155,7 +155,7 @@ def write(
     torchscript: bool = False,
     license_id: str = LICENSE,
 ) -> Exported:
-    """Write one model into a folder and compare what was written with it, see `export`."""
+    """Write one model into a folder and compare the written forms with it, see `export`."""
     facts = facts_of(run, model)
     owner = "The global model" if model.kind == "global" else f"The model of {model.name}"
     title = f"{owner}, made by {run.job.method.label} in {model.round} rounds."
@@ -182,13 +182,13 @@ def write(
             off[ONNX] = write_onnx(module, sample, part / ONNX)
         if torchscript:
             off[TORCHSCRIPT] = write_torchscript(module, sample, part / TORCHSCRIPT)
-        shutil.rmtree(part / "__pycache__", ignore_errors=True)  # of `loaded`
+        shutil.rmtree(part / "__pycache__", ignore_errors=True)  # made by `loaded`
         write_manifest(part, _files(part, facts))
     return Exported(folder, facts, off)
 
 
 def _files(folder: Path, facts: Mapping[str, Any]) -> list[str]:
-    """Return the files of an export, those of a base model beside it too, as a path from its folder names them."""
+    """Return the files of an export, including those of a base model next to it, as paths relative to its folder."""
     base = facts.get("transformer", {}).get("base", ".")
     parts = [(folder, Path()), *([(folder / base, Path(base))] if base.startswith("..") else [])]
     return sorted(
@@ -200,10 +200,10 @@ def _files(folder: Path, facts: Mapping[str, Any]) -> list[str]:
 
 
 def checked(folder: Path) -> dict[str, Any]:
-    """Return the facts of an export, all of whose files are as they were written.
+    """Return the facts of an export after checking that its files are unchanged.
 
     Raises:
-        RunError: they are not, or a newer version wrote them.
+        RunError: a file is missing or has changed, or a newer version wrote the export.
     """
     problems = manifest_problems(folder, (FACTS, "model.py"))
     is_old = not (folder / MANIFEST).is_file()
@@ -234,7 +234,7 @@ def checked(folder: Path) -> dict[str, Any]:
 
 
 def _written(model: Deployed, facts: dict[str, Any], part: Path, folder: Path, merge: bool) -> str:
-    """Write the weights, and return the code of the network; NotWritableError where there is none."""
+    """Write the weights, and return the code of the network. Raises NotWritableError if it cannot be written."""
     if not is_transformer(model.module):
         network = written(model.module)
         tensors(model.module.state_dict(), part / "model.safetensors")
@@ -246,29 +246,29 @@ def _written(model: Deployed, facts: dict[str, Any], part: Path, folder: Path, m
 
 
 def tensors(named: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as safetensors, tied ones under every name."""
+    """Write tensors as safetensors, tied ones under each of their names."""
     with replacing(path) as part:
         write_tensors(part, named)
 
 
 def sample_for(run: Restored, model: Deployed) -> Tensor:
-    """Return some samples as the model sees them: its client's own, else the first client's."""
+    """Return some samples as model inputs: its client's own, else the first client's."""
     rows = run.sim.given.train[model.client or 0][:TRIED]
     return run.sim.given.source.take(torch.as_tensor(rows))
 
 
 def loaded(folder: Path) -> ModuleType:
-    """Return the model.py of an export as a module of its own. It is code, and it is run.
+    """Return the model.py of an export as a separate module. This runs its code.
 
     Raises:
-        ModelError: it cannot be run, as where a package is missing.
+        ModelError: it cannot be run, for instance because a package is missing.
     """
     name = f"exported_model_{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, folder / "model.py")
     if spec is None or spec.loader is None or not (folder / "model.py").is_file():
         raise ModelError(f"'{folder}' holds no exported model: it has no model.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where data classes look for their own module
+    sys.modules[name] = module  # data classes look up their module there
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a file of code raises
@@ -277,7 +277,7 @@ def loaded(folder: Path) -> ModuleType:
 
 
 def network_of(code: ModuleType) -> nn.Module:
-    """Return the network that the model.py of an export loads; raises whatever its code raises."""
+    """Return the network that the model.py of an export loads; any error of its code is raised."""
     with quiet_transformers():
         network: nn.Module = code.load()
     return network
@@ -286,10 +286,10 @@ def network_of(code: ModuleType) -> nn.Module:
 def difference(
     module: nn.Module, written: Any, sample: Tensor, folder: Path, tolerance: float = TOLERANCE
 ) -> float:
-    """Return by how much outputs differ at most, for several samples and for one.
+    """Return the largest difference of outputs, for several samples and for one.
 
     Raises:
-        ModelError: by more than rounding.
+        ModelError: they differ by more than rounding.
     """
     return compared(
         module,
@@ -302,17 +302,17 @@ def difference(
 
 
 def _program(module: nn.Module, sample: Tensor, path: Path, reason: str) -> None:
-    """Write a module as a program of torch.export, which needs none of its code."""
+    """Write a module as a torch.export program, which does not need its code."""
     batch = torch.export.Dim("batch", min=1)
     try:
         program = torch.export.export(module, (several(sample),), dynamic_shapes=({0: batch},))
         with replacing(path) as part:
-            file = part.with_suffix(".pt2")  # the one ending that is taken
+            file = part.with_suffix(".pt2")  # the only suffix that torch accepts
             torch.export.save(program, file)
             file.rename(part)
     except RunError:
         raise
-    except Exception as error:  # tracing a stranger's code raises anything
+    except Exception as error:  # tracing a user's code may raise anything
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"the network can be exported neither as code ({reason}) nor as a program of torch.export ({message}); "

@@ -1,4 +1,4 @@
-"""Further forms of an exported model: ONNX and TorchScript, each compared with the model that it was made of."""
+"""Further forms of an exported model: ONNX and TorchScript, each compared with the original model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tailorfl.runs.files import reporting
 
 ONNX, TORCHSCRIPT = "model.onnx", "model.ts"
 SUMMARY = "## Exception summary"
-"""Of a long message: below it stands what is missing."""
+"""Heading in a long message that precedes what is missing."""
 TOLERANCE = 1e-4
-"""Other programs add up in other orders: outputs may differ by this, relative to the largest."""
+"""Largest difference of outputs, relative to the largest: other programs sum in another order."""
 
 
 def several(sample: Tensor) -> Tensor:
-    """Return samples, at least two: with one alone, exporters take their number for a constant."""
+    """Return at least two samples: with a single one, exporters treat their number as a constant."""
     return torch.cat([sample, sample])[: max(2, len(sample))]
 
 
@@ -33,10 +33,10 @@ def several(sample: Tensor) -> Tensor:
 def compared(
     module: nn.Module, form: Any, sample: Tensor, tolerance: float, problem: str, advice: str
 ) -> float:
-    """Return by how much the outputs of another form of a module differ at most, for several samples and for one.
+    """Return the largest difference of the outputs of another form of a module, for several samples and for one.
 
     Raises:
-        ModelError: by more than rounding, which is `tolerance` relative to the largest output.
+        ModelError: it exceeds `tolerance`, relative to the largest output.
     """
     worst = 0.0
     for part in (sample, sample[:1]):
@@ -49,11 +49,11 @@ def compared(
 
 
 def write_onnx(module: nn.Module, sample: Tensor, path: Path) -> float:
-    """Write a module as ONNX with any number of samples, and return by how much onnxruntime's outputs differ.
+    """Write a module as ONNX for any number of samples, and return the largest difference of onnxruntime's outputs.
 
     Raises:
         MissingExtraError: a package of the extra `export` is missing.
-        ModelError: ONNX has no words for something in the module, or its outputs are others.
+        ModelError: ONNX does not support an operation of the module, or outputs differ.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         with needs_extra(package, "export"):
@@ -79,10 +79,10 @@ def write_onnx(module: nn.Module, sample: Tensor, path: Path) -> float:
 
 
 def write_torchscript(module: nn.Module, sample: Tensor, path: Path) -> float:
-    """Write a module as a TorchScript trace, for `torch.jit.load`, and return by how much its outputs differ.
+    """Write a module as a TorchScript trace, for `torch.jit.load`, and return the largest difference of its outputs.
 
     Raises:
-        ModelError: it cannot be traced, or its outputs are others with other numbers of samples.
+        ModelError: it cannot be traced, or outputs differ, for instance with another number of samples.
     """
     with _explained("TorchScript"), _quiet(), reporting(path, "write"):
         script: Any = torch.jit
@@ -102,7 +102,7 @@ def _compared(module: nn.Module, sample: Tensor, name: str, form: Any) -> float:
 def _explained(form: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # whatever an exporter raises at a stranger's network
+    except Exception as error:  # an exporter may raise anything for a user's network
         if isinstance(error, ModelError):
             raise
         lines = [line for line in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if line.strip()]
@@ -113,7 +113,7 @@ def _explained(form: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say of themselves."""
+    """Suppress the exporters' logs and warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

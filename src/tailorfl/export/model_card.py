@@ -1,4 +1,4 @@
-"""What an export says of its model: the facts in model.json, and the model card in README.md, made of them alone."""
+"""The facts of an exported model in model.json, and the model card in README.md, which is made only from them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tailorfl.runs.records import load_predictions, temperature_of
 from tailorfl.runs.trained_models import Deployed, Restored
 
 FORMAT = 2
-"""Of an export; a reader refuses higher ones. Since 2 there is a manifest, with a digest of every file."""
+"""Version of the export format; a reader refuses higher ones. Since 2 a manifest has a digest of every file."""
 PARTS = {"val": "validation", "local": "test"}
-"""Sets of records and what they are called for somebody who gets one model."""
+"""Sets of records, and their names for the recipient of a single model."""
 CARD = "README.md"
 LICENSE = "unknown"
-"""The hub's word for a licence that nobody has chosen yet."""
+"""The hub's value for a licence that is not chosen yet."""
 TASKS = {
     ("numbers", 1, "classification"): "tabular-classification",
     ("numbers", 1, "binary"): "tabular-classification",
@@ -44,7 +44,7 @@ FEW_SAMPLES = 100
 
 
 def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
-    """Return what is known of a model, as JSON can hold it."""
+    """Return the facts of a model, as plain values for JSON."""
     config = run.job.config
     settings = config.model_of(run.job.method).architectures[model.architecture]
     network_settings = settings.model_dump(mode="json", exclude={"larger", "assign"})
@@ -73,7 +73,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
 
 
 def inputs_of(run: Restored, model: Deployed) -> dict[str, Any]:
-    """Return how raw samples become inputs of one model; of the scaling constants its client's own alone."""
+    """Return how raw samples become inputs of one model; only its own client's scaling constants are included."""
     source = run.sim.given.source
     facts, client = meaning(source), None if model.client is None else model.name
     if SCALING in source.info:
@@ -84,7 +84,7 @@ def inputs_of(run: Restored, model: Deployed) -> dict[str, Any]:
 
 
 def _metrics(run: Restored, model: Deployed) -> dict[str, dict[str, float]]:
-    """Part -> metric -> value of the last evaluation; of a model of all, means over the clients."""
+    """Return part -> metric -> value of the last evaluation; for a model of all clients, means over them."""
     frame = run.store.clients()
     if frame.empty:
         return {}
@@ -105,7 +105,7 @@ def _metrics(run: Restored, model: Deployed) -> dict[str, dict[str, float]]:
 
 
 def _intervals(run: Restored, model: Deployed) -> dict[str, tuple[float, float]]:
-    """Return the bootstrap interval of the first metric on the client's test part; {} where no predictions are kept."""
+    """Return the bootstrap interval of the leading metric on the client's test part; {} without kept predictions."""
     summary, predictions = run.store.summary, load_predictions(run.store.path)
     if summary is None or predictions is None or model.client is None:
         return {}
@@ -117,7 +117,7 @@ def _intervals(run: Restored, model: Deployed) -> dict[str, tuple[float, float]]
 
 
 def _privacy(run: Restored, model: Deployed) -> dict[str, Any] | None:
-    """Return ε of a personal model's client, of a global model the largest of all; None without privacy."""
+    """Return ε of a personal model's client, or for a global model the largest of all; None without privacy."""
     privacy = (run.store.summary or {}).get("privacy")
     if privacy is None:
         return None
@@ -158,7 +158,7 @@ def card_of(facts: Mapping[str, Any], license_id: str = LICENSE) -> str:
 
     Args:
         facts: the content of model.json.
-        license_id: the licence, as the hub names it.
+        license_id: the hub's name of the licence.
     """
     origin, inputs, data = facts["provenance"], facts["inputs"], facts["reading"]["data"]
     title = f"{origin['experiment']}: {facts['name']}"
@@ -213,7 +213,7 @@ def _owner(facts: Mapping[str, Any]) -> str:
 
 
 def _data_section(facts: Mapping[str, Any]) -> str:
-    """Sizes and shapes; no sample and no statistic of samples."""
+    """Return sizes and shapes of the data, without samples or statistics of samples."""
     inputs, samples = facts["inputs"], facts["samples"]
     counts = ", ".join(f"{count:,} {part}" for part, count in samples.items())
     lines = [
@@ -271,7 +271,7 @@ def upload(models: Mapping[Path, Mapping[str, Any]], repository: str) -> str:
     """Upload an exported model to a repository of the Hugging Face hub, private if it is new; return its address.
 
     Args:
-        models: folder -> content of model.json, of the one model that was exported.
+        models: folder -> content of model.json; a single model.
         repository: OWNER/NAME.
 
     Raises:
@@ -297,7 +297,7 @@ def upload(models: Mapping[Path, Mapping[str, Any]], repository: str) -> str:
         )
     except HFValidationError as error:
         raise ConfigError(f"--push expects OWNER/NAME, but got '{repository}'") from error
-    except Exception as error:  # of the hub, of the network, or of whichever library speaks HTTP
+    except Exception as error:  # from the hub, the network, or the HTTP library
         raise RunError(
             f"'{folder}' was exported, but not uploaded to '{repository}': {error}. Log in with `hf auth login`, "
             "check the name and the network, and repeat with --overwrite"

@@ -1,4 +1,4 @@
-"""Predictions of one deployed model for a file of new data, read as the run read its own."""
+"""Predictions of one deployed model for a file of new data, which is read like the run's own data."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tailorfl.runs.files import replacing
 from tailorfl.runs.trained_models import restore
 
 if TYPE_CHECKING:
-    import pandas as pd  # at run time only where tables are read: it takes 60 MB
+    import pandas as pd  # at run time imported only to read tables: it takes 60 MB
     from torch import nn
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 256
-"""Samples that go through the network together."""
+"""Number of samples that go through the network together."""
 DIGITS = 6
-"""Of a number that is written; float32 has seven."""
+"""Digits of written numbers; float32 has seven."""
 INSTRUCTIONS = "instructions"
 
 
@@ -49,24 +49,24 @@ def predict(
     source: Any = None,
     ids: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Return what a client's model says of new data, a row a sample in the order of the data.
+    """Return the predictions of a client's model for new data, one row for each sample, in the order of the data.
 
-    Classes: `predicted` and a column of probabilities for each. Labels: a probability each. Regression: the numbers.
-    Counts: how many are expected.
-    Survival: `risk`, a log hazard: the higher, the earlier the event.
+    Classes: `predicted`, and a column with the probability of each class. Labels: the probability of each. Regression:
+    the predicted numbers. Counts: the expected counts. Survival: `risk`, a log hazard: the higher, the earlier the
+    event.
 
     Args:
         folder: the folder of one exported model, or a result folder.
         data: a table of features or of texts (file or frame), a folder of images or one image, or JSON lines of
             instructions.
-        client: whose model, or "global"; needed for a result folder.
+        client: the client whose model predicts, or "global"; needed for a result folder.
         method, seed, steps, source: of a result folder, as for `export`.
-        ids: columns of a table that stand beside the predictions, as they are written; columns that were excluded from
-            the training table stand there anyway.
+        ids: columns of a table that are copied next to the predictions; columns that were excluded from the training
+            table are always copied.
 
     Raises:
-        ConfigError: no such model.
-        DataError: the data are not what the model reads; says what is missing.
+        ConfigError: there is no such model.
+        DataError: the data do not fit the model; says what is missing.
     """
     import pandas as pd
 
@@ -92,7 +92,7 @@ def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
 def _model(
     folder: Path, client: str | None, method: str | None, seed: int | None, steps: int | None, source: Any
 ) -> tuple[nn.Module, Mapping[str, Callable[..., Any]], dict[str, Any]]:
-    """Return the network, what prepares its inputs and read its outputs, and its facts."""
+    """Return the network, the functions that prepare inputs and convert outputs, and the model's facts."""
     if (folder / FACTS).is_file():
         facts = checked(folder)
         if client not in (None, facts["name"]):
@@ -104,7 +104,7 @@ def _model(
             return network_of(module), vars(module), facts
         except (
             Exception
-        ) as error:  # whatever the code of an export raises, as one without digests that is damaged
+        ) as error:  # an export's code may raise anything, for instance if it is damaged but has no digests
             raise ModelError(
                 f"the exported model '{folder}' cannot be loaded ({type(error).__name__}: {error}); restore it from a "
                 "copy, or write it again with tailorfl export"
@@ -120,14 +120,14 @@ def _model(
     code: dict[str, Any] = {"__file__": str(folder / "model.py"), "__name__": "deployed"}
     exec(
         compile(text_of("", "", facts), "deployed", "exec"), code
-    )  # what an export would do, so done only once
+    )  # the code of an export is reused, so that both do the same
     return model.module, code, facts
 
 
 def _read(
     data: str | Path | pd.DataFrame, facts: Mapping[str, Any], ids: list[str]
 ) -> tuple[pd.DataFrame, Tensor]:
-    """Return (what names each sample, the raw samples; of a table with constants the prepared ones)."""
+    """Return (columns that identify each sample, raw samples; prepared ones for a table with constants)."""
     import pandas as pd
 
     inputs, reading = facts["inputs"], facts["reading"]
@@ -183,7 +183,7 @@ def _text_table(
 
 
 def _rows_of(frame: pd.DataFrame, kept_columns: Sequence[str]) -> pd.DataFrame:
-    """Return the number of each row of a table, and its cells in the columns that are kept, as they are."""
+    """Return the number of each row of a table, and its unchanged cells in the kept columns."""
     import pandas as pd
 
     rows = pd.DataFrame({"row": range(len(frame))})
@@ -197,7 +197,7 @@ def _check_columns(
     kept_columns: Sequence[str],
     absent: Sequence[str] = (),
 ) -> None:
-    """Raise DataError where a table lacks rows or columns that are not `absent`; warn of columns that nobody reads."""
+    """Raise DataError if a table lacks rows, or columns that are not `absent`; warn of columns that are not read."""
     columns = [str(column) for column in frame.columns]
     missing = [column for column in columns_read if column not in columns]
     if lacking := [column for column in missing if column not in absent]:
@@ -253,7 +253,7 @@ def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) ->
 
 
 def _columns(answers: Any, inputs: Mapping[str, Any]) -> pd.DataFrame:
-    """Answers [samples, ...] as named columns."""
+    """Return answers [samples, ...] as named columns."""
     import pandas as pd
 
     task, names = inputs["task"], [str(name) for name in inputs.get("classes", ())]

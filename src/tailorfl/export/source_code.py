@@ -1,9 +1,9 @@
-"""A network written out as Python that needs torch alone: its layers, and the forward passes of its classes.
+"""A network written as Python code that needs only torch: its layers, and the forward passes of its classes.
 
-Layers of torch.nn are written as they print themselves; of any other class the forward pass, and the methods it
-calls, are copied as they stand, and its constructor takes the parts it is made of. That covers what is built of
-layers in a forward pass that uses nothing but torch. What it does not cover raises `NotWritableError`, and whatever
-is written is run and compared before anybody gets it (`tailorfl.export.folder`).
+Layers of torch.nn are written as their repr. For any other class, the forward pass and the methods that it calls are
+copied verbatim, and the constructor takes its parts as arguments. This covers networks built of layers whose forward
+pass uses only torch; all others raise `NotWritableError`. Written code is run and compared with the original before it
+is returned (`tailorfl.export.folder`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from torch.nn import functional
 from tailorfl.models.layers import is_norm
 
 WIDTH = 100
-"""Columns of the lines that are put together here."""
+"""Largest width of generated lines."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class NotWritableError(Exception):
-    """Says why a network cannot be written out."""
+    """Explains why a network cannot be written as code."""
 
 
 @dataclass
 class _Class:
-    """A class to be written: its methods and what its constructor takes."""
+    """A class to be written: its methods and its constructor's arguments."""
 
     kind: type[nn.Module]
     takes: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Writer:
         return "\n".join(lines) + "\n"
 
     def _imports(self) -> Iterator[str]:
-        """Yield the imports, one line a module."""
+        """Yield the imports, one line per module."""
         self.imports |= {"from torch import nn", "from torch import Tensor"}  # annotations are copied too
         yield from sorted(line for line in self.imports if line.startswith("import "))
         taken: dict[str, list[str]] = {}
@@ -95,7 +95,7 @@ class Writer:
     # -- classes --------------------------------------------------------------------------------------------
 
     def _look_at(self, part: nn.Module) -> None:
-        """Note what has to be written of a module's class."""
+        """Collect what has to be written of a module's class."""
         kind = type(part)
         record = self.classes.setdefault(kind.__name__, _Class(kind))
         if record.kind is not kind:
@@ -115,7 +115,7 @@ class Writer:
         record.buffers |= set(part._buffers)
 
     def _add_method(self, record: _Class, name: str) -> None:
-        """Note a method and those that it calls, and where what it uses comes from."""
+        """Collect a method and those that it calls, with the imports and constants that they use."""
         method = inspect.getattr_static(record.kind, name)
         if not isinstance(method, FunctionType) or method.__closure__:
             raise NotWritableError(f"{record.kind.__name__}.{name} is no plain method")
@@ -131,7 +131,7 @@ class Writer:
             self._add_method(record, attribute)
 
     def _find(self, name: str, method: FunctionType) -> None:
-        """Note how a name that a method uses comes to be known."""
+        """Collect the import or constant that defines a name used by a method."""
         if name not in method.__globals__:
             if hasattr(builtins, name):
                 return
@@ -175,7 +175,7 @@ class Writer:
     # -- values ---------------------------------------------------------------------------------------------
 
     def _value(self, value: Any) -> Any:
-        """Return a value as code: a text, or (opening, parts, closing) of one that may take several lines."""
+        """Return a value as code: a text, or (opening, parts, closing) if it may take several lines."""
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, Tensor):
@@ -208,7 +208,7 @@ class Writer:
         if children:
             raise NotWritableError(f"{type(module).__name__} is made of parts that its text does not tell")
         text = f"nn.{module!r}"
-        # Norms of before torch 2.13 take no `bias`.
+        # Norms before torch 2.13 have no argument `bias`.
         return text.replace(", bias=True", "") if is_norm(module) else text
 
     def _container(self, kind: str, children: dict[str, Any]) -> Any:
@@ -225,19 +225,19 @@ class Writer:
 
 
 def written(network: nn.Module) -> str:
-    """Return a network as the text of a Python module with a function `network()`, which takes no tailorfl to run.
+    """Return a network as the text of a Python module with a function `network()`, which does not need tailorfl.
 
     Raises:
-        NotWritableError: its forward pass needs more than torch, or its structure cannot be told in text.
+        NotWritableError: its forward pass needs more than torch, or its structure cannot be written as text.
     """
     try:
         return Writer().text(network)
-    except (OSError, TypeError, SyntaxError) as error:  # no source, as of classes typed into a prompt
+    except (OSError, TypeError, SyntaxError) as error:  # no source, as for classes typed into a prompt
         raise NotWritableError(f"its source cannot be read: {error}") from error
 
 
 def _laid_out(value: Any, depth: int, used: int) -> str:
-    """Return a value of `Writer._value` in as few lines as the width allows; `used` columns of the first are taken."""
+    """Return a value of `Writer._value` in as few lines as `WIDTH` allows; the first has `used` columns already."""
     flat = _flat(value)
     if isinstance(value, str) or used + len(flat) <= WIDTH:
         return flat
@@ -269,7 +269,7 @@ def _tree(method: Callable[..., Any]) -> ast.FunctionDef:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
     if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
         raise NotWritableError(f"{method.__qualname__} is no plain method")
-    for node in ast.walk(tree):  # annotations of a written method are not looked up when it runs
+    for node in ast.walk(tree):  # annotations of a written method are not evaluated when it runs
         if isinstance(node, ast.AnnAssign | ast.arg):
             node.annotation = ast.Constant(None)
     tree.returns = None
@@ -277,7 +277,7 @@ def _tree(method: Callable[..., Any]) -> ast.FunctionDef:
 
 
 def _attributes(method: FunctionType) -> list[str]:
-    """Return what a method takes from self."""
+    """Return the attributes of self that a method uses."""
     return [
         node.attr
         for node in ast.walk(_tree(method))
@@ -286,7 +286,7 @@ def _attributes(method: FunctionType) -> list[str]:
 
 
 def _globals(method: FunctionType) -> list[str]:
-    """Names that a method uses and does not make itself."""
+    """Return names that a method uses but does not define."""
     code = _tree(method)
     names = [node for node in ast.walk(code) if isinstance(node, ast.Name)]
     assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}

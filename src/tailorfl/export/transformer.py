@@ -1,4 +1,4 @@
-"""Transformers as exports: the base as `save_pretrained` writes it, LoRA as PEFT does, and code of what is on top."""
+"""Exports of transformers: the base by `save_pretrained`, LoRA in PEFT's format, and code for the layers on top."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailorfl.runs.files import replacing_folder, reporting
 
 BASE, ADAPTER = "base", "adapter"
 LEFT_OUT = {Reading: ("check",), Language: ("generate",)}
-"""Methods that an export has no use for."""
+"""Methods that an export does not need."""
 IMPORTS = """\
 import inspect
 import json
@@ -59,12 +59,12 @@ def load(folder=Path(__file__).parent):
 
 
 def is_transformer(module: nn.Module) -> bool:
-    """Whether a module is one of those that stand on a transformer."""
+    """Return whether a module is built on a transformer."""
     return isinstance(module, PooledEncoder | Language)
 
 
 def code(module: nn.Module) -> str:
-    """Return the code of what stands on a base, with `load`."""
+    """Return the code of the layers on top of a base, with `load`."""
     network, kinds = {
         Classifier: (
             'Classifier(base, Reading(**told["reading"]), told["outputs"])',
@@ -94,14 +94,14 @@ def _source(part: Any) -> str:
 def write_parts(
     module: nn.Module, live: Collection[str], place: Path, home: Path, attention: str, *, merge: bool
 ) -> dict[str, Any]:
-    """Write base and adapter, and return what model.json says under `transformer`.
+    """Write base and adapter, and return the content of `transformer` in model.json.
 
-    The base goes into a folder beside that of the model, where it is the same for all clients (`live` has none of its
-    tensors); else, and where LoRA is merged into it, into the model's own. `place` is the folder that is written, and
-    `home` what it will be called.
+    If the base is the same for all clients (`live` has none of its tensors), it goes into a folder next to the model's;
+    otherwise, or if LoRA is merged into it, into the model's own. `place` is the folder that is written, `home` its
+    final path.
 
     Raises:
-        NotWritableError: bottleneck adapters, of which PEFT has none.
+        NotWritableError: the model has bottleneck adapters, which PEFT does not support.
     """
     if any(isinstance(part, Adapted) for part in module.modules()):
         raise NotWritableError("bottleneck adapters stand inside its blocks")
@@ -133,14 +133,14 @@ def write_parts(
 
 
 def head_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors that are neither the base's nor the adapter's."""
+    """Return the tensors that belong neither to the base nor to the adapter."""
     if not isinstance(module, Classifier):
         return {}
     return {f"head.{name}": tensor for name, tensor in module.head.state_dict().items()}
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """Return a copy in which LoRA's products are added to the weights beside them."""
+    """Return a copy with LoRA merged into the weights."""
     module = copy.deepcopy(module)
     fold_ranks(module)
     top: Any = module
@@ -149,7 +149,7 @@ def merged(module: nn.Module) -> nn.Module:
 
 
 def _without_lora(base_model: nn.Module, merge: bool) -> Any:
-    """Return a copy of a Hugging Face model without LoRA, which is added to its weights with `merge`."""
+    """Return a copy of a Hugging Face model without LoRA; with `merge` it is merged into the weights."""
     bare = copy.deepcopy(base_model)
     _unload(bare, merge)
     for name in ("peft_config", "_hf_peft_config_loaded"):
@@ -169,7 +169,7 @@ def _unload(base_model: nn.Module, merge: bool) -> None:
 
 
 def _write_adapter(base_model: Any, place: Path, base: Path) -> None:
-    """Write LoRA as `PeftModel.save_pretrained` does."""
+    """Write LoRA in the format of `PeftModel.save_pretrained`."""
     from safetensors.torch import save_file
 
     settings = copy.deepcopy(_settings(base_model))
@@ -192,7 +192,7 @@ def _write_adapter(base_model: Any, place: Path, base: Path) -> None:
 
 
 def _settings(base_model: nn.Module) -> Any:
-    """Return the LoraConfig that its layers were made with."""
+    """Return the LoraConfig of a model's LoRA layers."""
     for part in base_model.modules():
         settings: Any = getattr(part, "peft_config", None)
         if isinstance(settings, dict) and "default" in settings:

@@ -1,4 +1,4 @@
-"""The text of an export's model.py: the network, how raw samples and rows of tables are prepared, what outputs say."""
+"""The text of an export's model.py: the network, the preparation of raw samples and table rows, and the answers."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool
 
 
 def _parted(code: str) -> tuple[str, str]:
-    """Return (imports, those of every export among them, and what comes after them)."""
+    """Return (the imports, including those of every export; the code after them)."""
     lines = code.splitlines()
     end = next((k for k, line in enumerate(lines) if not line.startswith(("import ", "from "))), len(lines))
     import_lines = sorted({*IMPORTS, *lines[:end]}, key=lambda line: (line.split()[1].split(".")[0], line))
@@ -156,7 +156,7 @@ def _parted(code: str) -> tuple[str, str]:
 
 
 def lines_for(folder: str, facts: Mapping[str, Any]) -> str:
-    """Return the lines with which somebody without tailorfl loads an export and ask it."""
+    """Return lines of Python that load an export and predict with it, without tailorfl."""
     inputs = facts["inputs"]
     shape = ", ".join(map(str, [1, *inputs["shape"]]))
     kind = {"image": ", dtype=torch.uint8", "tokens": ", dtype=torch.int64"}.get(inputs["type"], "")
@@ -229,13 +229,13 @@ def _function(argument: str, says: str, expression: str) -> str:
 
 
 def numbers_alone(preparation: Mapping[str, Any]) -> bool:
-    """Whether a table has a number a feature and nothing else, so that a tensor can hold its raw rows."""
+    """Return whether a table has only numbers without indicators, so that a tensor can hold its raw rows."""
     columns = preparation["columns"].values()
     return all(column["kind"] == "number" and not column["indicator"] for column in columns)
 
 
 def prepare_table(preparation: Mapping[str, Any]) -> str:
-    """Return the code of `prepare` by the constants of a table (`Constants.to_dict()`)."""
+    """Return the code of `prepare` for the constants of a table (`Constants.to_dict()`)."""
     columns = preparation["columns"]
     if numbers_alone(preparation):
         constants = {

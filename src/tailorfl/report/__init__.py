@@ -1,1 +1,1 @@
-"""What an experiment found: tables, plots, the page, live views and trackers."""
+"""Reports of an experiment: tables, plots, the page, live views and trackers."""

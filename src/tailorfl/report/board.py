@@ -1,9 +1,8 @@
-"""A page in the browser that follows a result folder: one page and one JSON file, from this machine alone.
+"""A page in the browser that follows a result folder: one page and one JSON file, by default for this machine only.
 
-The server knows two addresses, `/` and `/state.json`, and no files, so there is nothing else to ask it for. It listens
-on the loopback address unless told otherwise, and answers only requests whose Host header names this machine: a page of
-somebody else's, whose name was made to point here (DNS rebinding), is refused. The page loads nothing, and its policy
-forbids it to.
+The server answers two addresses, `/` and `/state.json`, and serves no files. It listens on the loopback address by
+default, and answers only requests whose Host header names this machine; this refuses foreign pages whose name was made
+to point here (DNS rebinding). The page loads nothing from elsewhere, and its policy forbids it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tailorfl.report.live import Watched
 from tailorfl.runs.files import encode
 
 PATIENCE = 10.0
-"""Seconds after which a connection that says nothing is closed."""
+"""Seconds after which a silent connection is closed."""
 
 
 class Board(ThreadingHTTPServer):
@@ -35,11 +34,11 @@ class Board(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0, share: bool = False) -> None:
-        """Listen at once; `serve_forever` answers. `port` 0 takes a free one.
+        """Start to listen; `serve_forever` answers. `port` 0 takes a free one.
 
         Raises:
-            ConfigError: the folder holds no experiment, or `host` is not this machine alone and `share` is not said.
-            RunError: the port cannot be had.
+            ConfigError: the folder holds no experiment, or `host` is not a loopback address and `share` is not set.
+            RunError: the port cannot be used.
         """
         if not share and not _is_loopback(host):
             raise ConfigError(
@@ -61,12 +60,12 @@ class Board(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
     def admits(self, host: str | None) -> bool:
-        """Return whether a Host header names this machine: a name that others chose might be made to point here."""
+        """Return whether a Host header names this machine; other names might have been made to point here."""
         if host is None:
             return False
         found = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\](?::\d+)?|([^:\[\]]+)(?::\d+)?", host.strip())
@@ -78,7 +77,7 @@ class Board(ThreadingHTTPServer):
         return self.share and (_is_address(name) or name == socket.gethostname().lower())
 
     def state(self) -> dict[str, Any]:
-        """Return how the experiment stands, or {"error": why it cannot be read}."""
+        """Return the experiment's state, or {"error": why it cannot be read}."""
         with self.looking:
             try:
                 return self.watched.look()
@@ -122,11 +121,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing: a line a second would bury what matters."""
+        """Log nothing: a line per second would hide other output."""
 
 
 def policy(page: str) -> str:
-    """Return the policy of a page that runs its own script and style, ask its own server, and nothing else."""
+    """Return a policy that allows a page only its own script, style and requests to its own server."""
     allowed = {
         kind: " ".join(
             f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""What every client has of an experiment, by its name: alone, with each method, what it gains, and how sure of it."""
+"""Results of every client of an experiment, by name: alone and with each method, its gain, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientLine:
-    """One client with one method. What is not known or not defined is None.
+    """One client with one method. Unknown or undefined values are None.
 
     Attributes:
         client, name: number and name.
-        label: of the method; `alone` says whether it is LocalTrain.
+        label: of the method; `alone` is whether it is LocalTrain.
         seed: of the run.
-        samples: of the client's test part.
-        metric, value: which comes first, and what it is on the test part, with its 95 % `interval`.
-        gain: value minus that of LocalTrain of the same seed, with its paired `gain_interval`.
-        ece, ece_by_chance, brier: of the probabilities as they come; the second is what true ones would have.
-        temperature, ece_calibrated, brier_calibrated: where temperatures were fitted.
+        samples: number of samples in the client's test part.
+        metric, value: the leading metric and its value on the test part, with its 95 % `interval`.
+        gain: value minus that of LocalTrain with the same seed, with its paired `gain_interval`.
+        ece, ece_by_chance, brier: of the uncalibrated probabilities; the second is expected of true probabilities.
+        temperature, ece_calibrated, brier_calibrated: if temperatures were fitted.
     """
 
     client: int
@@ -59,7 +59,7 @@ class ClientLine:
     brier_calibrated: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Every number as JSON has it; intervals as [low, high]."""
+        """Return all values for JSON; intervals as [low, high]."""
         ends = {
             key: None if bounds is None else [bounds.low, bounds.high]
             for key, bounds in (("interval", self.interval), ("gain_interval", self.gain_interval))
@@ -69,7 +69,7 @@ class ClientLine:
 
 @dataclass(frozen=True)
 class ClientReport:
-    """Lines of one seed, client by client, and the notes on them; `seeds` are all there are."""
+    """Lines of one seed, client by client, with notes on them; `seeds` are all seeds of the result."""
 
     look: Look
     seed: int
@@ -79,7 +79,7 @@ class ClientReport:
 
     @property
     def table(self) -> Table:
-        """A row a line; a gain beyond the noise of the test part is bold, and what is not known is –."""
+        """A table with a row for each line; gains beyond the noise of the test part are bold, unknown values are –."""
         head = ["client", "method", "test samples", self.look.name, "gain over LocalTrain"]
         further = {
             "ECE": "ece",
@@ -112,7 +112,7 @@ class ClientReport:
         )
 
     def _spread(self, number: float | None, ends: Interval | None, sign: str = "") -> str:
-        """With as many digits as a test part of some hundred samples bears out; bounds have one less if not near 0."""
+        """Return a number with digits suited to some hundred test samples; bounds have one less unless near 0."""
         if number is None:
             return MISSING
         scale, digits = (100, 1) if self.look.is_share else (1, 3)
@@ -133,9 +133,9 @@ def clients_of(
     clients: Sequence[str] = (),
     intervals: bool = True,
 ) -> ClientReport:
-    """Return what the clients of a result have, of one seed: by default the first.
+    """Return the report of a result's clients for one seed, by default the first.
 
-    `methods` (labels) and `clients` (names) leave out the others; without `intervals` no predictions are read.
+    `methods` (labels) and `clients` (names) select some of them; without `intervals` no predictions are read.
 
     Raises:
         ConfigError: there is no such seed, method or client.
@@ -193,12 +193,12 @@ def _notes(jobs: list[_Job], base: _Job | None) -> list[str]:
 
 
 def name_of(names: Sequence[Any], client: int) -> str:
-    """Return the name of a client, of the `clients` that a job's config lists."""
+    """Return the name of a client from `names`, the `clients` in a job's config."""
     return str(names[client]) if client < len(names) else f"client {client}"
 
 
 class _Job:
-    """The numbers and predictions that one job has of its clients."""
+    """The records and predictions of one job's clients."""
 
     def __init__(
         self, result: ExperimentResult, summary: dict[str, Any], store: RunStore, intervals: bool
@@ -207,7 +207,7 @@ class _Job:
         self.alone = summary["method"] in REFERENCES
         self.store, self.names = store, store.config.get("clients") or ()
         self.records = {int(r["client"]): r for r in result.own(summary, store).to_dict("records")}
-        """By client, the record of its test part."""
+        """The record of each client's test part, by client."""
         self.predictions = load_predictions(store.path) if intervals else None
         self.resampled = cache(self._resampled)
 
@@ -219,7 +219,7 @@ class _Job:
         return [name_of(self.names, k) for k in self.records if len(np.unique(self.predictions.of(k).y)) == 1]
 
     def of(self, client: int) -> Predictions | None:
-        """Its predictions, None where there are none."""
+        """Return a client's predictions, or None if there are none."""
         predictions = None if self.predictions is None else self.predictions.of(client)
         return None if predictions is None or not len(predictions.y) else predictions
 

@@ -1,6 +1,6 @@
-"""The columns of the comparison table: which number of a job, its title and unit, and which end is better.
+"""The columns of the comparison table: the number of a job, its title and unit, and whether higher is better.
 
-A column is a line of `columns_of`. Terminal, Markdown, LaTeX, CSV, JSON and page show the same list.
+Each line of `columns_of` is a column. Terminal, Markdown, LaTeX, CSV, JSON and page show the same list.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tailorfl.report.tables import Column, Summary
 from tailorfl.runs.store import SECONDS
 
 FIRST = ("mean", "worst10", "epsilon", "bytes", "share_beating_local")
-"""Keys of the columns that stand first: quality, for the worst clients too, and costs."""
+"""Keys of the first columns: quality, also for the worst clients, and costs."""
 FEW_CLIENTS = 10
-"""Of so many or fewer clients a tenth is one client."""
+"""Largest number of clients of which a tenth is a single one."""
 SETS = {
     "global": "all clients' data",
     "heldout": "held-out clients",
@@ -25,7 +25,7 @@ SETS = {
 }
 """Names of test sets in tables; other sets keep theirs."""
 MODELS = (("deployed", ""), ("shared", "global"))
-"""How the keys of columns of other sets than clients' own begin, and the model that they are of: "" is the deployed."""
+"""Prefixes of the columns of sets other than clients' own, and their model; "" is the deployed one."""
 
 
 def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
@@ -64,7 +64,7 @@ def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
         (Column("answered", "clients that answered", "percent"), has("answered")),
         (Column(SECONDS, "simulated time", "seconds"), has(SECONDS)),
         (Column("rounds", "rounds"), len({s["rounds"] for s in summaries}) > 1),
-        # Of single samples; none where the result was made before they were counted.
+        # Gradients of single samples; missing in results from before they were counted.
         (Column("gradients_each", "gradients / client / round"), has("gradients_each")),
         (Column("bytes", "traffic", "bytes", value=lambda s: s["bytes_up"] + s["bytes_down"]), True),
         (Column("seconds", "time", "seconds"), True),
@@ -76,9 +76,9 @@ def columns_of(summaries: Sequence[Summary], metric: str) -> tuple[Column, ...]:
 def numbers(summary: Summary, metric: str, columns: Sequence[Column]) -> dict[str, float]:
     """Return the numbers of a job by name.
 
-    Nested ones have dotted names ({"personal": {"local": {"auc": {"mean": .9}}}} gives "personal.local.auc.mean"), and
-    of every set that the deployed and the global model were tried on the metric's mean is "deployed.NAME" and
-    "shared.NAME". None (NaN in JSON) is NaN.
+    Nested ones have dotted names ({"personal": {"local": {"auc": {"mean": .9}}}} gives "personal.local.auc.mean").
+    "deployed.NAME" and "shared.NAME" are the metric's means of the deployed and of the global model on the set NAME.
+    None (NaN in JSON) becomes NaN.
     """
     values = dict(_flat(summary["metrics"])) | dict(
         _flat({k: v for k, v in summary.items() if k != "metrics"})
@@ -92,7 +92,7 @@ def numbers(summary: Summary, metric: str, columns: Sequence[Column]) -> dict[st
 
 
 def metric_name(metric: str) -> str:
-    """Return a metric as running text and pictures call it."""
+    """Return the name of a metric in running text and pictures."""
     named = {
         "auc": "AUC", "mse": "mean squared error", "deviance": "Poisson deviance", "mae": "mean absolute error",
         "c_index": "C-index", "r2": "R²",
@@ -101,7 +101,7 @@ def metric_name(metric: str) -> str:
 
 
 def are_few(summaries: Sequence[Summary]) -> bool:
-    """Return whether a tenth of the clients is a single one, which then has a name."""
+    """Return whether a tenth of the clients is a single client, which can be named."""
     return all(summary.get("clients", math.inf) <= FEW_CLIENTS for summary in summaries)
 
 
@@ -112,13 +112,13 @@ def _local(summary: Summary, model: str = "") -> Mapping[str, Any]:
 
 
 def _sets(summaries: Sequence[Summary], model: str = "") -> list[str]:
-    """Return further test sets that at least one job has, for its deployed (or another) model."""
+    """Return further test sets of at least one job, for its deployed (or another) model."""
     names = (name for s in summaries for name in s["metrics"].get(model or s["model"], {}))
     return [name for name in dict.fromkeys(names) if name not in ("val", "local")]
 
 
 def _set_title(name: str) -> str:
-    """Return what the column of a test set is called: `heldout+10` is of clients that adapted for 10 steps."""
+    """Return the title of a test set's column; `heldout+10` is of clients that adapted for 10 steps."""
     kind, _, steps = name.partition("+")
     return f"on {SETS[kind]}{f' after {steps} steps' if steps else ''}" if kind in SETS else f"on {name}"
 
@@ -134,7 +134,7 @@ def _selected(summary: Summary) -> float | None:
 
 
 def _epsilon(summary: Summary) -> float:
-    """A row without privacy guarantees nothing."""
+    """Return the largest ε of a job's clients; infinite without privacy."""
     return float(summary["privacy"]["epsilon"]["max"]) if "privacy" in summary else math.inf
 
 

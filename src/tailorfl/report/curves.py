@@ -1,7 +1,7 @@
-"""What the curves of an experiment say: rounds and bytes to a target, and what choosing a round changes.
+"""Tables from an experiment's learning curves: rounds and bytes to a target, and the effect of choosing a round.
 
-Both read the evaluated rounds only (every `eval.every`-th and the last one), and the mean over clients of the deployed
-model's metric on the clients' own test parts, which methods are compared by.
+Both use only evaluated rounds (every `eval.every`-th and the last), and the mean over clients of the deployed model's
+metric on the clients' own test parts, by which methods are compared.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 BEST_ON_TEST = "best_on_test"
-"""Column of `best_rounds` of the round that is best on test data."""
+"""Column of `best_rounds` for the round that is best on test data."""
 UNTIL = {"rounds": "round", "bytes": "bytes", SECONDS: SECONDS}
-"""Columns of `to_target`, and where a round's record has them."""
+"""Columns of `to_target`, and their keys in a round's record."""
 
 
 def to_target(result: ExperimentResult, target: float) -> pd.DataFrame:
-    """Return when each method first was at least as good as `target`, a row a label.
+    """Return when each method first was at least as good as `target`, one row for each label.
 
-    Columns: seeds (how many), reached (in how many of them), and over those seeds alone the mean of rounds, of bytes
-    (sent by all until then) and of simulated_seconds, with half widths of their 95 % intervals, such as `rounds_ci`;
-    NaN where none reached it, or nothing was simulated.
+    Columns: seeds (their number), reached (the number of seeds that reached it), and means over these of rounds, bytes
+    (sent by all until then) and simulated_seconds, with half widths of their 95 % intervals, such as `rounds_ci`. They
+    are NaN if no seed reached it, or nothing was simulated.
     """
     seeds: dict[str, int] = {}
     reached: dict[str, dict[str, list[float]]] = {}
@@ -48,17 +48,17 @@ def to_target(result: ExperimentResult, target: float) -> pd.DataFrame:
 
 
 def best_rounds(result: ExperimentResult) -> pd.DataFrame:
-    """Return the metric of the last round, of the round that is best on validation data, and of the best on TEST data.
+    """Return the metric of the last round, of the best round on validation data, and of the best on TEST data.
 
-    A row a label; each column is a mean over seeds, with the half width of its 95 % interval as "<column>_ci". The
-    last column, best_on_test, has looked at the test data to choose its round: it is too good, and only there to be
-    held against papers that print it.
+    There is one row for each label; each column is a mean over seeds, with the half width of its 95 % interval as
+    "<column>_ci". The last column, best_on_test, chooses its round on test data: it is optimistic, and only for
+    comparison with papers that report it.
     """
     return over_seeds(by_round(result))
 
 
 def by_round(result: ExperimentResult) -> dict[str, dict[str, list[float]]]:
-    """Return the columns of `best_rounds` of each label, a number a seed."""
+    """Return the columns of `best_rounds` for each label, one number for each seed."""
     values: dict[str, dict[str, list[float]]] = {}
     for summary, curve in _curves(result):
         scores, by_validation = curve["value"], (summary.get("best_by_validation") or {}).get("local")
@@ -74,7 +74,7 @@ def by_round(result: ExperimentResult) -> dict[str, dict[str, list[float]]]:
 
 
 def best_of_each(result: ExperimentResult, label: str) -> list[float]:
-    """Return the mean over clients of each one's best round on TEST data (too good, as above), a number a seed."""
+    """Return the mean over clients of each client's best round on TEST data (also optimistic), a number per seed."""
     means = []
     for summary, store in result.jobs:
         if summary["label"] == label:
@@ -86,7 +86,7 @@ def best_of_each(result: ExperimentResult, label: str) -> list[float]:
 
 
 def sections(result: ExperimentResult, target: float | None = None) -> list[Table]:
-    """Return what a report says about curves: `to_target` where there is a target, `best_rounds` where rounds differ.
+    """Return the report's tables on curves: `to_target` if there is a target, `best_rounds` if rounds were compared.
 
     Raises:
         ConfigError: a target that the metric cannot reach.
@@ -96,7 +96,7 @@ def sections(result: ExperimentResult, target: float | None = None) -> list[Tabl
 
 
 def _curves(result: ExperimentResult) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-    """(summary, evaluated rounds with their value and `UNTIL`) of every job."""
+    """Return (summary, evaluated rounds with their value and `UNTIL`) of every job."""
     curves = []
     for summary, store in result.jobs:
         rounds = store.rounds()

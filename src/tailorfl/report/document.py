@@ -1,4 +1,4 @@
-"""The report of an experiment: table, plots and settings in Markdown, and as the one page of `page`."""
+"""The report of an experiment: table, plots and settings in Markdown, and the single page of `page`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def write_report(
     target: float | None = None,
     further: Callable[[ExperimentResult], Sequence[Table]] | None = None,
 ) -> list[Path]:
-    """Write the table, the plots, report.md and report.html into the result folder; returns the two reports.
+    """Write the table, the plots, report.md and report.html into the result folder; return the two reports.
 
-    `target` takes the place of the experiment's `eval.target`; `further` returns tables of the caller's own. Where
-    jobs are finished meanwhile, all is written again: the experiment may have written its last tables and plots before
-    ours, which know less.
+    `target` replaces the experiment's `eval.target`; `further` returns further tables of the caller. If jobs finish
+    meanwhile, everything is written again, since the experiment may already have written newer tables and plots, which
+    ours would replace.
 
     Raises:
         RunError: the folder cannot be written.
@@ -56,7 +56,7 @@ def _write(result: ExperimentResult, target: float | None, further: Sequence[Tab
         result.markdown,
         budget_sentence(config),
     ]
-    if config.published:  # notes alone, where a paper's setting is too different to stand beside ours
+    if config.published:  # only notes if a paper's setting is too different for a comparison
         ours = published_table(result)
         parts += [f"## {ours.title}", ours.markdown() if ours.rows else "", *notes(config.published)]
     for table in tables:
@@ -73,7 +73,7 @@ def _write(result: ExperimentResult, target: float | None, further: Sequence[Tab
 
 
 def tuning_section(folder: Path, seeds: Sequence[int], names: Mapping[str, str]) -> list[Table]:
-    """Return what a report says of the tuning that an experiment's settings come from; nothing where there is none.
+    """Return the report's table on the tuning that an experiment's settings come from; empty if there was none.
 
     `seeds` are those of the comparison, `names` the display names of labels.
     """
@@ -112,8 +112,10 @@ def _tuning_row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
 def latex(result: ExperimentResult, keys: Sequence[str] = ()) -> str:
     """Return the table for LaTeX (booktabs): bold is better than every other method beyond the noise, † a reduction.
 
+    `keys` are the columns to show, by their names in comparison.csv; by default all.
+
     Raises:
-        ConfigError: one of the `keys`, the columns to be shown by their names in comparison.csv, is none.
+        ConfigError: one of the `keys` is not a column.
     """
     result = result.displayed
     columns = {column.key: column for column in result.columns}

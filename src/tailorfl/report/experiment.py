@@ -1,7 +1,7 @@
-"""An experiment from its first round to its report: the runner's jobs, told to trackers, and what they found.
+"""An experiment from its first round to its report: the runner's jobs, trackers, and results.
 
-<out>/comparison.csv, .md, *.png     what `ExperimentResult` makes of all jobs
-<out>/report.md, report.html         the same and more, written again where they were there before
+<out>/comparison.csv, .md, *.png     written by `ExperimentResult` from all jobs
+<out>/report.md, report.html         the full report, updated if it exists
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class ResultWriter(Observer):
     result: ExperimentResult
 
     def experiment_started(self, folder: Path, way: Way) -> None:
-        """Delete what trackers wrote of an experiment that a new one replaces."""
+        """Delete the trackers' files of an experiment that a new one replaces."""
         if way == "new":
             forget(folder)
 
     def experiment_done(self, folder: Path) -> None:
-        """Write what the jobs in a folder found."""
+        """Write the results of the jobs in a folder."""
         self.result = ExperimentResult.load(folder)
         self.result.write()
-        # Made while it ran, its table would not be that of the plots beside it.
+        # A report written during the run would not match the new plots.
         if (folder / "report.md").is_file():
             write_report(self.result)
 
@@ -52,10 +52,11 @@ def run_experiment(
 ) -> ExperimentResult:
     """Run every method with every seed and return the result.
 
-    `observer` is told of it beside the experiment's trackers; `tailorfl.runs.runner.run_jobs` has the options.
+    `observer` observes the run in addition to the experiment's trackers; `options` are those of
+    `tailorfl.runs.runner.run_jobs`.
 
     Raises:
-        TailorflError: see the message; what was finished stays on disk and "resume" continues from there.
+        TailorflError: see the message; finished jobs stay on disk and "resume" continues from there.
     """
     writer = ResultWriter()
     with ended_in_order(), tracked(config, out) as trackers:
@@ -79,7 +80,7 @@ def run_variants(
     `way`, `force` and `tuning` are those of `run_experiment`.
 
     Raises:
-        TailorflError: see the message; what was finished stays on disk.
+        TailorflError: see the message; finished jobs stay on disk.
     """
     check_name(out)
     experiments = expand(config)

@@ -1,4 +1,4 @@
-"""What a report says before its table: the answer in sentences, and what makes numbers other than they look."""
+"""The sentences at the top of a report: the main findings, and caveats on the numbers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 Means = Mapping[str, Mapping[tuple[int, str], float]]
-"""Label -> {what a job shares with those it is paired with -> mean over clients}."""
+"""Label -> {key that paired jobs share -> mean over clients}."""
 MOST_NAMES = 3
-"""Methods or clients that a sentence names."""
+"""Largest number of methods or clients that a sentence names."""
 MOST_CLIENTS = 200
-"""Clients up to which a sentence needs intervals: each takes some hundredths of a second."""
+"""Largest number of clients with intervals in a sentence: each takes some hundredths of a second."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """The mean over clients of one method minus that of another, over the seeds that both have.
 
-    `adjusted` is the p-value of the paired t-test, corrected by Holm for all pairs of the experiment; the interval and
-    the p-value in `pair` are of this pair alone.
+    `adjusted` is the p-value of the paired t-test with Holm's correction for all pairs of the experiment; the interval
+    and the p-value in `pair` are not corrected.
     """
 
     first: str
@@ -60,13 +60,13 @@ def differences(means: Means) -> list[Difference]:
 
 
 def findings(result: ExperimentResult) -> list[str]:
-    """Return the sentences that a report begins with: how methods differ, and which clients gain and lose."""
+    """Return the first sentences of a report: how methods differ, and which clients gain and lose."""
     means = result.means_by_job()
     return [sentence for sentence in (_of_methods(result, means), _of_clients(result, means)) if sentence]
 
 
 def _of_methods(result: ExperimentResult, means: Means) -> str:
-    """Return which differences of the mean over clients are beyond noise, those to LocalTrain first."""
+    """Return a sentence on differences of the mean over clients beyond noise, those to LocalTrain first."""
     name, averages = metric_name(result.metric), {label: fmean(row.values()) for label, row in means.items()}
     if len(averages) == 1:
         ((label, average),) = averages.items()
@@ -85,7 +85,7 @@ def _of_methods(result: ExperimentResult, means: Means) -> str:
 
 
 def _clauses(result: ExperimentResult, pairs: Sequence[Difference]) -> list[str]:
-    """Return what differences say, the largest of them first, each with the better method first."""
+    """Return clauses about differences, which are sorted by size and have the better method first."""
     reference, tests = result.reference, [pair for pair in pairs if pair.pair.seeds >= LEAST_SEEDS]
     sure = [pair for pair in tests if pair.is_beyond_noise]
     if pairs[0].pair.mean == 0:
@@ -117,7 +117,7 @@ def _clauses(result: ExperimentResult, pairs: Sequence[Difference]) -> list[str]
 
 
 def _of_clients(result: ExperimentResult, means: Means) -> str:
-    """Return who gains most over LocalTrain with the method that is best on average, and who loses."""
+    """Return a sentence on the largest gain over LocalTrain with the best method on average, and on losses."""
     reference, sign = result.reference, -1.0 if result.lower_is_better else 1.0
     averages = {
         label: sign * average
@@ -154,7 +154,7 @@ def _federates(method: str) -> bool:
 
 
 def _losses(gains: Sequence[tuple[float, ClientLine]]) -> str:
-    """Return how many clients lose, and which of them beyond the noise of their test parts."""
+    """Return a clause on the number of clients that lose, and those that lose beyond the noise of their test parts."""
     losing = [line for gain, line in gains if gain < 0]
     if not losing:
         return "no client loses"
@@ -172,7 +172,7 @@ def _losses(gains: Sequence[tuple[float, ClientLine]]) -> str:
 
 
 def _better_first(result: ExperimentResult, pair: Difference) -> Difference:
-    """Return a difference so that the better method comes first."""
+    """Return a difference with the better method first."""
     if (pair.pair.mean < 0) == result.lower_is_better:
         return pair
     return replace(pair, first=pair.second, second=pair.first)
@@ -183,13 +183,13 @@ def _size(result: ExperimentResult, pair: Difference) -> str:
 
 
 def _points(result: ExperimentResult, pair: Difference) -> str:
-    """Return how large a difference is, with the half width of its interval where there are enough seeds for one."""
+    """Return the size of a difference, with the half width of its interval if there are enough seeds for one."""
     half_width = pair.pair.half_width if pair.pair.seeds >= LEAST_SEEDS else math.nan
     return _amount(result, abs(pair.pair.mean), half_width)
 
 
 def _amount(result: ExperimentResult, value: float, spread: float = math.nan, unit: str = "points") -> str:
-    """Return a number of the metric as the table has it, with `unit` in place of its percent."""
+    """Return a value of the metric as in the table, with `unit` instead of a percent sign."""
     text = result.columns[0].text(value, spread)
     return f"{text.removesuffix(' %')} {unit}".rstrip() if text.endswith(" %") else text
 
@@ -199,13 +199,13 @@ def _count(number: int, word: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as running text, the first few of many."""
+    """Return names as running text; of many names only the first few."""
     words = [*names[:MOST_NAMES], *([f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else [])]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def caveats(result: ExperimentResult) -> list[Table]:
-    """Return a table for everything that makes numbers other than they look; none where all is well."""
+    """Return tables of caveats on the numbers; empty if there are none."""
     malicious, rejected, grown = [], [], []
     for summary in result.summaries:
         job = f"{summary['label']}, seed {summary['seed']}"

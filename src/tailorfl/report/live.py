@@ -1,7 +1,7 @@
-"""How the experiment in a result folder stands at this moment: its jobs, how far each is, how good, and for how long.
+"""The current state of the experiment in a result folder: its jobs, their progress, scores and times.
 
-Read from the files that a run appends to, without disturbing it; nothing here imports torch. A `Watched` folder reads
-each time only what was appended since, and gives plain values as `tailorfl watch --json` and the board show them:
+It is read from the files that a run appends to, without disturbing it; nothing here imports torch. A `Watched` folder
+reads only what was appended since the last time, and returns plain values for `tailorfl watch --json` and the board:
 
     {"name": "digits", "folder": "runs/digits", "status": "running", "message": "", "done": 1, "total": 6,
      "left": 12.5, "metric": "accuracy", "jobs": [{"name": "Ditto, seed 0", "method": "Ditto", "variant": "",
@@ -9,9 +9,9 @@ each time only what was appended since, and gives plain values as `tailorfl watc
      "left": 10.2, "loss": 0.41, "score": 0.83, "low": 0.7, "high": 0.95, "bytes_up": 1000,
      "bytes_down": 1000, "epsilon": null, "curve": [[5, 0.83, 0.7, 0.95]], "losses": [[1, 2.3], [2, 1.9]]}]}
 
-Seconds are those of the job so far; `left` is an estimate, null where nothing can be said. `score` is the mean over
-clients of the metric that comes first, of the model that is deployed, on the clients' own test data; `low` and `high`
-are quantiles 10 and 90 %. `curve` and `losses` are thinned to `MOST_POINTS`.
+Seconds are those of the job so far; `left` is an estimate, null if unknown. `score` is the mean over clients of the
+leading metric of the deployed model on the clients' own test data; `low` and `high` are its 10 % and 90 % quantiles.
+`curve` and `losses` are thinned to `MOST_POINTS`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.names import slug
 
 MOST_POINTS = 400
-"""Points of a line that is drawn."""
+"""Largest number of points of a line."""
 OVER = ("finished", "failed")
-"""How a job stands that will do nothing more in this process: one that diverged stays failed."""
+"""Status of jobs that will not continue in this process; a job that diverged stays failed."""
 Snapshot = dict[str, Any]
 
 
@@ -41,14 +41,14 @@ class Watched:
     """A result folder, of an experiment or of one with variants."""
 
     def __init__(self, folder: Path) -> None:
-        """Raise ConfigError where the folder holds no experiment."""
+        """Raise ConfigError if the folder holds no experiment."""
         self.folder = folder
         experiment_in(folder)
         self._records: dict[Path, _Records] = {}
 
     def look(self) -> Snapshot:
-        """Return how it stands now. Raises RunError or ConfigError where a file cannot be read."""
-        config = experiment_in(self.folder)  # again: it may be extended, or begun anew
+        """Return the current state. Raises RunError or ConfigError if a file cannot be read."""
+        config = experiment_in(self.folder)  # read again: it may have been extended or restarted
         parts = list(_parts(config, self.folder))
         jobs = [
             self._job(variant, Job(experiment, method, seed), folder)
@@ -108,7 +108,7 @@ class Watched:
 
 
 class _Records:
-    """The records of a file that grows; read from where the last look ended, from its start where it was cut."""
+    """The records of a growing file; each read continues the last one, or starts over if the file was replaced."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -125,7 +125,7 @@ class _Records:
             with file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._inode or facts.st_size < self._offset:
-                    # It was replaced: what was done again is another line.
+                    # It was replaced, so repeated rounds are new records.
                     self._inode, self._offset, self._records = facts.st_ino, 0, []
                 file.seek(self._offset)
                 block = file.read()
@@ -137,7 +137,7 @@ class _Records:
 
 
 def _slim(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is shown of a record."""
+    """Return the displayed part of a record."""
     names = ("round", "seconds", "bytes_up", "bytes_down", "epsilon", "loss/train")
     return {
         key: None if isinstance(value, float) and math.isnan(value) else value
@@ -147,7 +147,7 @@ def _slim(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _headline(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the key of the metric that comes first, which alone has quantiles; personal before global."""
+    """Return the key of the leading metric, the only one with quantiles; personal before global."""
     for record in reversed(records):
         for model in ("personal", "global"):
             keys: list[str] = [key for key in record if key.startswith(f"{model}/local/")]
@@ -162,15 +162,15 @@ def _score(record: Mapping[str, Any], key: str) -> list[Any]:
 
 def _thinned(points: list[Any]) -> list[Any]:
     step = math.ceil(len(points) / MOST_POINTS)
-    return points[::-1][::step][::-1] if step > 1 else points  # the last stays
+    return points[::-1][::step][::-1] if step > 1 else points  # the last point is kept
 
 
 def _parts(config: ExperimentConfig, folder: Path) -> Iterator[tuple[str, ExperimentConfig, Path]]:
-    """(name of the variant, experiment, folder); one under "" where there are no variants."""
+    """Yield (name of the variant, experiment, folder); one with the name "" if there are no variants."""
     if not config.variants:
         yield "", config, folder
         return
-    from tailorfl.settings.loading import expand  # imports torch
+    from tailorfl.settings.loading import expand  # only for variants
 
     for name, experiment in expand(config).items():
         part = folder / slug(name)
@@ -186,7 +186,7 @@ def _status_of_job(folder: Path) -> tuple[str, str]:
 
 
 def _status(folders: Sequence[Path], jobs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """(status, message) of the whole: running while a process holds one of its folders."""
+    """Return (status, message) of the experiment, which is running while a process holds one of its folders."""
     if any(is_locked(folder) for folder in folders):
         return "running", ""
     facts = [_facts(folder) for folder in folders if (folder / "status.json").is_file()]
@@ -210,7 +210,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _estimate(jobs: Sequence[dict[str, Any]], status: str) -> None:
-    """Fill in what is left of every job: its rounds to come, each as long as those of its line, or of all lines."""
+    """Estimate the seconds left of every job from its own pace, else that of its method, else that of all jobs."""
     paces: dict[tuple[str, ...], list[float]] = {}
     for job in jobs:
         if job["seconds"] and job["round"]:

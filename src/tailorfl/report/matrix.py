@@ -1,9 +1,9 @@
-"""Methods by federations: several experiments on different data, average ranks of methods over them, and their diagram.
+"""Methods by federations: several experiments on different data, average ranks of methods over them, and a diagram.
 
-A federation is ranked by its own metric. Only methods that every federation has are ranked; labels say which those are.
+Each federation is ranked by its own metric. Only methods that are in every federation, by label, are ranked.
 
-The critical-difference diagram of Demšar (2006) has the methods on a line of average ranks, and bars over those that
-are alike. It is laid out once, in points with y downwards, and drawn as SVG, as TikZ, and as a file of PNG or PDF.
+The critical-difference diagram of Demšar (2006) has the methods on a line of average ranks, and bars over groups that
+do not differ. It is laid out once, in points with y downwards, and drawn as SVG, as TikZ, and as a PNG or PDF file.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from tailorfl.runs.files import encode
 from tailorfl.runs.fingerprint import samples_of
 
 ALIKE = 2
-"""Federations and methods that ranks need at least."""
+"""Fewest federations, and fewest methods, that can be ranked."""
 AXIS, TOP = 260.0, 48.0
 """Length and position of the axis of ranks."""
 LEAST = 190.0
-"""Room for names on either side of the axis."""
+"""Least space for names on either side of the axis."""
 LETTER = 0.62
 """Width of a letter, as a share of its size."""
 STEP = 19.0
-"""Between the lines of two methods."""
+"""Distance between the lines of two methods."""
 BAR = 7.0
-"""Between two bars."""
+"""Distance between two bars."""
 SIZE = 12.0
-"""Of letters."""
+"""Font size."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Results by the name of their federation; methods stand in the order of their first appearance."""
+    """Results by the name of their federation; methods are in order of first appearance."""
 
     results: Mapping[str, ExperimentResult]
 
@@ -55,12 +55,12 @@ class Matrix:
 
     @cached_property
     def labels(self) -> list[str]:
-        """All methods."""
+        """Labels of all methods."""
         return list(dict.fromkeys(label for result in self.results.values() for label in result.labels))
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], tuple[float, float, bool]]:
-        """(federation, method) -> (mean, half width of its interval, whether it is clearly the best there)."""
+        """(federation, method) -> (mean, half width of its interval, whether it is clearly the federation's best)."""
         return {
             (name, str(label)): (float(row["mean"]), float(row["mean_ci"]), bool(row["mean_best"]))
             for name, result in self.results.items()
@@ -78,7 +78,7 @@ class Matrix:
 
     @cached_property
     def ranking(self) -> Ranking | None:
-        """The ranks of `ranked`, None where there are too few federations or methods."""
+        """The ranks of `ranked`; None if there are too few federations or methods."""
         if min(len(self.results), len(self.ranked)) < ALIKE:
             return None
         scores = [[self.cells[name, label][0] for label in self.ranked] for name in self.results]
@@ -87,7 +87,7 @@ class Matrix:
 
     @cached_property
     def ordered(self) -> list[tuple[str, float | None]]:
-        """(method, average rank), the best first, those without one last."""
+        """(method, average rank), the best first, methods without a rank last."""
         averages = [] if self.ranking is None else self.ranking.average.tolist()
         ranks: dict[str, float] = dict(zip(self.ranked, averages, strict=False))
         unranked = [label for label in self.labels if label not in ranks]
@@ -95,7 +95,7 @@ class Matrix:
 
     @property
     def table(self) -> Table:
-        """A row a method, best first, a column a federation, and the average rank; bold is best beyond the noise."""
+        """Table of methods, best first, by federations, with average ranks; bold is best beyond the noise."""
         looks = {name: Look.of(result) for name, result in self.results.items()}
         rows = []
         for label, rank in self.ordered:
@@ -136,7 +136,7 @@ class Matrix:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A method each: label, rank (None without), then for every federation mean and, as "NAME_ci", half width."""
+        """Rows of methods: label, rank (None without), then for every federation mean and, as "NAME_ci", half width."""
         rows = []
         for label, rank in self.ordered:
             row: dict[str, Any] = {"label": label, "rank": rank}
@@ -147,14 +147,14 @@ class Matrix:
 
     @property
     def csv(self) -> str:
-        """The rows as a file, nothing rounded."""
+        """The rows as CSV, without rounding."""
         import pandas as pd
 
         return str(pd.DataFrame(self.rows).to_csv(index=False, lineterminator="\n"))
 
 
 def by_federation(results: Mapping[Path, ExperimentResult]) -> dict[str, list[Path]]:
-    """Return which folders hold experiments on the same data, by the name of the first of them."""
+    """Group folders with experiments on the same data; a group has the name of its first folder."""
     groups: dict[str, list[Path]] = {}
     for folder, result in results.items():
         samples = samples_of(result.jobs[0][1].config)
@@ -168,10 +168,10 @@ def by_federation(results: Mapping[Path, ExperimentResult]) -> dict[str, list[Pa
 
 
 def matrix(results: Mapping[Path, ExperimentResult], groups: Mapping[str, Sequence[Path]]) -> Matrix:
-    """Return the matrix of results by folder; folders of one federation are put together.
+    """Return the matrix of results by folder; folders of one federation are merged.
 
     Raises:
-        RunError: folders of one federation do not go together, see `merging.merge`.
+        RunError: folders of one federation cannot be merged, see `merging.merge`.
     """
     return Matrix(
         {
@@ -183,7 +183,7 @@ def matrix(results: Mapping[Path, ExperimentResult], groups: Mapping[str, Sequen
 
 @dataclass(frozen=True)
 class Stroke:
-    """From one point to another."""
+    """A line from one point to another."""
 
     x1: float
     y1: float
@@ -194,7 +194,7 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Label:
-    """A text whose middle (or begin, or end) is at a point of its baseline."""
+    """A text with its middle (or start, or end) at a point of its baseline."""
 
     x: float
     y: float
@@ -217,8 +217,8 @@ def diagram(
 ) -> Diagram:
     """Lay the diagram out: the best rank on the left, half of the methods on each side.
 
-    `groups` are those that do not differ, as places in `names`; `critical` is drawn as a length above the axis where it
-    is given.
+    `groups` are methods that do not differ, as positions in `names`; `critical`, if given, is drawn as a length above
+    the axis.
     """
     count = len(names)
     order = sorted(range(count), key=lambda k: average[k])
@@ -256,7 +256,7 @@ def diagram(
 
 
 def svg(drawn: Diagram, alt: str) -> str:
-    """Return an SVG element in the colour of the text around it; `alt` says what it shows."""
+    """Return an SVG element in the colour of the surrounding text; `alt` describes it."""
     parts = [
         f'<line x1="{n.x1:.1f}" y1="{n.y1:.1f}" x2="{n.x2:.1f}" y2="{n.y2:.1f}" stroke="currentColor" '
         f'stroke-width="{n.width:g}"/>'
@@ -286,7 +286,7 @@ def tikz(drawn: Diagram) -> str:
 
 
 def draw(drawn: Diagram, path: Path) -> None:
-    """Write the picture in the format of the suffix. Raises RunError where the file cannot be written."""
+    """Write the picture in the format of the suffix. Raises RunError if the file cannot be written."""
     figure = empty_figure((drawn.width / 72, drawn.height / 72))
     axes = figure.add_axes((0, 0, 1, 1))
     for line in drawn.lines:

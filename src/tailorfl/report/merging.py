@@ -1,8 +1,8 @@
-"""Several result folders as one: seeds that were done by a job of a queue each, methods by different people.
+"""Merging of result folders: for instance of seeds from separate jobs of a queue, or of methods from different people.
 
-Lines with the same label, settings, data and versions are one method, and their seeds are put together. Lines with the
-same label and something else about them stay apart, each with the name of its folder, and the report says what differs.
-A client is better off than with Local only where Local had the very same data and settings.
+Lines with the same label, settings, data and versions are one method, and their seeds are merged. Lines with the same
+label but other differences stay separate, each with the name of its folder, and the report shows the differences.
+Clients are compared with LocalTrain only if it had exactly the same data and settings.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Jobs = list[tuple[dict[str, Any], RunStore]]
 
 
 def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, MergedResult]:
-    """Return the results of several folders put together, by name of the variant ("" where there are none).
+    """Return the merged results of several folders, by name of the variant ("" if there are none).
 
-    Tables, plots and reports are written into `out`, where one is given; the folders stay as they are.
+    Tables, plots and reports go to `out` if it is given; the folders are not changed.
 
     Raises:
-        ConfigError: no folder is given, or one twice, or `out` holds an experiment of its own.
-        RunError: they do not go together: other metrics, or the same seed of the same method twice.
+        ConfigError: no folder is given, or one twice, or `out` holds another experiment.
+        RunError: they cannot be merged: other metrics, or the same seed of the same method twice.
     """
     paths = [Path(folder) for folder in folders]
     target = None if out is None else Path(out)
@@ -57,13 +57,13 @@ def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, Me
 
 
 class MergedResult(ExperimentResult):
-    """What several experiments found; see the module."""
+    """The merged results of several experiments; see the module."""
 
     parts: Mapping[Path, ExperimentResult]
 
     @classmethod
     def of(cls, path: Path, parts: Mapping[Path, ExperimentResult]) -> Self:
-        """Return the parts, by the folder that they were asked for, as one result whose files go to `path`."""
+        """Return `parts`, results by their folder, as one result whose files go to `path`."""
         metrics = {part.metric: folder for folder, part in parts.items()}
         if len(metrics) > 1:
             listed = ", ".join(f"{metric} in '{folder}'" for metric, folder in metrics.items())
@@ -79,7 +79,7 @@ class MergedResult(ExperimentResult):
         return result
 
     def again(self) -> Self:
-        """Return the result as it is now, see `ExperimentResult`."""
+        """Return the updated result, see `ExperimentResult`."""
         return type(self).of(self.path, {folder: part.again() for folder, part in self.parts.items()})
 
     @property
@@ -94,7 +94,7 @@ class MergedResult(ExperimentResult):
 
 
 def _together(parts: Mapping[Path, ExperimentResult]) -> Jobs:
-    """All jobs, in the order of the first appearance of their method; labels told apart where they must be."""
+    """Return all jobs, in the order of first appearance of their method; ambiguous labels get the folder's name."""
     kinds: dict[str, dict[str, None]] = {}
     for part in parts.values():
         for summary, store in part.jobs:
@@ -115,12 +115,12 @@ def _together(parts: Mapping[Path, ExperimentResult]) -> Jobs:
 
 
 def _short(folder: Path, parts: Mapping[Path, ExperimentResult]) -> str:
-    """Return the name of a folder, with the way to it where another one has that name."""
+    """Return the name of a folder, with its path if another one has the same name."""
     return folder.name if [path.name for path in parts].count(folder.name) == 1 else str(folder)
 
 
 def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
-    """Return what decides the numbers of a job beside its seed; without a label, its method apart."""
+    """Return all that decides a job's numbers except its seed, and without a label also except its method."""
     stored = store.config
     settings = decisive(stored.get("experiment", {}), label or "", longer=label is None)
     versions = {k: v for k, v in stored.get("environment", {}).items() if k in ("tailorfl", "torch")}
@@ -128,15 +128,15 @@ def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
 
 
 def _company(store: RunStore) -> str:
-    """Return what Local must share with a method to be its measure.
+    """Return a digest that LocalTrain must share with a method to be its reference.
 
-    Everything but the method, and who has which samples.
+    It covers everything but the method, and each client's samples.
     """
     return digest_of({**_facts(None, store), "dealt": (store.config.get("data") or {}).get("dealt")})
 
 
 def _unlike(parts: Mapping[Path, ExperimentResult]) -> Iterator[tuple[str, str]]:
-    """(folder, how it differs from the first one), of those that do."""
+    """Yield (folder, how it differs from the first one), for folders that differ."""
     first, *later = parts
     labels = {label: _facts(label, store) for label, store in _first_jobs(parts[first])}
     for folder in later:
@@ -144,7 +144,7 @@ def _unlike(parts: Mapping[Path, ExperimentResult]) -> Iterator[tuple[str, str]]
         for label, store in _first_jobs(parts[folder]):
             if label in labels:
                 old, new = labels[label], _facts(label, store)
-            else:  # another method: what it shares with the others
+            else:  # another method: only what methods share is compared
                 old, new = _facts(None, parts[first].jobs[0][1]), _facts(None, store)
             differences |= dict.fromkeys(changes(old, new))
         if differences:

@@ -1,11 +1,11 @@
 """Plots of runs and pictures of federations.
 
-Of runs: a metric per round, its distribution over clients, and against what was communicated. Of a federation: clients
-× classes (or bins of a target), and the clients' sizes beside it.
+For runs: a metric per round, its distribution over clients, and the metric against communicated bytes. For a
+federation: clients × classes (or bins of a target), next to the clients' sizes.
 
 Plots of runs take a long DataFrame with a "label" column (one line or box each, in order of first appearance). All
-write the file atomically in the format of its suffix (png, pdf or svg), and use matplotlib's objects directly: no
-pyplot, so no global state and no display.
+write the file atomically in the format of its suffix (png, pdf or svg), and use matplotlib's objects directly: without
+pyplot there is no global state and no display.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tailorfl.data.overview import Overview
 
-# Okabe and Ito's palette (2008), told apart with any colour vision; its yellow is too light for lines on
+# Okabe and Ito's palette (2008), suitable for all types of colour vision, without its yellow, which is too light on
 # white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")  # the second seven lines are dashed, and so on
@@ -46,15 +46,15 @@ CAPTION = 62  # characters in a line above or below the axes
 MARKS = 12  # markers on a line, whatever its number of rounds
 FORMATS = (".png", ".pdf", ".svg")
 MOST_CLIENTS = 1_000
-"""More are drawn as that many of them, evenly spaced by size."""
+"""Largest number of drawn clients; of more, that many are drawn, evenly spaced by size."""
 MOST_NAMES = 60
-"""With more clients, or cells, names would lie on one another."""
+"""Largest number of clients or cells with names, which would overlap with more."""
 LONGEST_NAME = 40
-"""Characters of a name on an axis; longer ones are folded."""
+"""Largest number of characters of a name on an axis; longer ones are folded."""
 
 
 def metric_per_round(frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy") -> None:
-    """Draw the mean over seeds with a band of its 95 % confidence interval (none with one seed), a line a label.
+    """Draw a line per label: the mean over seeds, with a band of its 95 % confidence interval (none with one seed).
 
     `frame` has the columns label, seed, round and `metric`; rounds with NaN (not evaluated) are left out.
     Raises RunError if nothing is left to plot or the file cannot be written.
@@ -76,9 +76,9 @@ def metric_per_round(frame: pd.DataFrame, path: str | Path, *, metric: str = "ac
 
 
 def client_distribution(frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy") -> None:
-    """Plot a row a label: clients as dots, quartiles as a box, 5 % to 95 % as whiskers, the mean as a diamond.
+    """Plot a row per label: clients as dots, quartiles as a box, 5 % to 95 % as whiskers, the mean as a diamond.
 
-    `frame` has the columns label and `metric`, one row a client (and seed, which are pooled); NaN is left
+    `frame` has the columns label and `metric`, one row for each client (and seed, which are pooled); NaN are left
     out. Raises RunError if nothing is left to plot or the file cannot be written.
     """
     data = _usable(frame, ["label", metric], metric)
@@ -98,11 +98,11 @@ def client_distribution(frame: pd.DataFrame, path: str | Path, *, metric: str = 
 
 
 def metric_by_bytes(frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy") -> None:
-    """Lines of the mean over seeds against the mean bytes communicated so far, on a logarithmic axis.
+    """Draw the mean over seeds against the mean bytes communicated so far, on a logarithmic axis.
 
-    `frame` has the columns label, seed, round, bytes (cumulative, up and down) and `metric`. A label that
-    never communicates has no place on the axis: its last value is a horizontal line. Raises RunError if
-    nothing is left to plot or the file cannot be written.
+    `frame` has the columns label, seed, round, bytes (cumulative, up and down) and `metric`. The last value of a label
+    that never communicates is drawn as a horizontal line. Raises RunError if nothing is left to plot or the file
+    cannot be written.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -127,13 +127,13 @@ def metric_by_bytes(frame: pd.DataFrame, path: str | Path, *, metric: str = "acc
 
 
 def literal(text: str, width: int = LONGEST_LINE) -> str:
-    """Return a text that matplotlib shows as it is: a dollar sign would begin a formula; long ones are folded."""
+    """Escape dollar signs, which start formulas in matplotlib, and fold long texts."""
     folded = textwrap.fill(text, width) if len(text) > width else text
     return folded.replace("$", r"\$")
 
 
 def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFrame:
-    """Return these columns of the rows that have a value of the metric."""
+    """Return these columns, without rows that lack a value in any of them."""
     absent = [name for name in columns if name not in frame]
     if absent:
         raise RunError(
@@ -146,9 +146,9 @@ def _usable(frame: pd.DataFrame, columns: list[str], metric: str) -> pd.DataFram
 
 
 def bands(group: pd.DataFrame, key: str, metric: str) -> pd.DataFrame:
-    """Return the mean over seeds by key, and "low" and "high", the ends of its interval (itself with one seed).
+    """Return the mean over seeds by key, with the ends of its interval as "low" and "high" (the mean without one).
 
-    No share is below 0 or above 1, though an interval of Student's t reaches there.
+    For shares the ends are clipped to [0, 1], which Student-t intervals may exceed.
     """
     import pandas as pd
 
@@ -159,7 +159,7 @@ def bands(group: pd.DataFrame, key: str, metric: str) -> pd.DataFrame:
 
 
 def empty_figure(size: tuple[float, float], layout: Literal["constrained"] | None = None) -> Figure:
-    """Return a figure of so many inches, which `save` can write without pyplot."""
+    """Return a figure of `size` inches, which `save` can write without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -193,7 +193,7 @@ def _line(axes: Axes, number: int, label: str, x: Any, y: pd.Series) -> None:
 
 
 def _box(axes: Axes, number: int, values: np.ndarray) -> None:
-    """Box of the quartiles and median, whiskers to 5 % and 95 %, mean as a diamond, at height `number`."""
+    """Draw quartiles and median as a box, whiskers to 5 % and 95 %, and the mean as a diamond, at height `number`."""
     low, first, median, third, high = np.percentile(values, [5, 25, 50, 75, 95])
     colour = _colour(number)
     axes.barh(number, third - first, 0.6, first, facecolor="none", edgecolor=colour, linewidth=1.6, zorder=3)
@@ -220,13 +220,13 @@ def _save(figure: Figure, axes: Axes, path: str | Path) -> None:
     further = LETTER * max(0, max(map(len, names)) - USUAL_LINE)
     figure.set_size_inches(width + COLUMN_WIDTH * (columns - 1) + further * columns, height)
     if rows:
-        # Beside the lines, where it covers none of them, and no higher than they are.
+        # Next to the axes, so that it covers no line, and no taller than they are.
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9, ncols=columns)
     save(figure, Path(path))
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the suffix, the same bytes for the same figure.
+    """Write a figure in the format of the suffix, with the same bytes for equal figures.
 
     Raises:
         RunError: the file cannot be written.
@@ -235,13 +235,13 @@ def save(figure: Figure, path: Path) -> None:
 
     kind = path.suffix.lower()[1:]
     date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
-    # Letters of TrueType fonts, which journals ask for, and the same names of parts every time.
+    # TrueType fonts, which journals require, and the same ids of parts every time.
     with (
         replacing(path) as part,
         warnings.catch_warnings(),
         rc_context({"pdf.fonttype": 42, "svg.hashsalt": ""}),
     ):
-        # A font that lacks a letter of a label shows a box in its place, about which nobody need do anything.
+        # A letter that the font lacks is shown as a box; the warning about it would not help.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(part, format=kind, dpi=DPI, metadata=date)
 
@@ -251,7 +251,7 @@ def _colour(number: int) -> str:
 
 
 def draw_federation(federation: Overview, path: Path) -> None:
-    """Write the picture as PNG, PDF or SVG.
+    """Write a picture of a federation as PNG, PDF or SVG.
 
     Raises:
         ConfigError: for another suffix.

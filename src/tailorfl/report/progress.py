@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Watched = TypeVar("Watched")
 BAR = 10
 BESIDE = BAR + 4
-"""Columns of a line beside a task's name and its facts: spinner, bar and the blanks between."""
+"""Columns of a line besides a task's name and facts: spinner, bar and the spaces between."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def display(
     live: Callable[[Progress], Watched],
     lines: Callable[[Console], Watched],
 ) -> Iterator[Watched]:
-    """Return what suits a console: live bars in a terminal, plain lines elsewhere, nothing where it shall be quiet.
+    """Yield a display for a console: live bars in a terminal, plain lines elsewhere, nothing if `quiet`.
 
     Log messages of the library go to the same console meanwhile.
     """
@@ -52,7 +52,7 @@ def display(
 
 @contextmanager
 def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False) -> Iterator[Observer]:
-    """Return the observer that suits a console; log messages of the library go to the same console meanwhile."""
+    """Yield an observer for a console; log messages of the library go to the same console meanwhile."""
     jobs = len(config.seeds) * len(config.methods)
     with display(console, quiet, Observer, lambda progress: Live(progress, jobs), ProgressLines) as watch:
         yield watch
@@ -60,9 +60,9 @@ def observer(console: Console, config: ExperimentConfig, *, quiet: bool = False)
 
 @contextmanager
 def watching(config: ExperimentConfig, given: Observer | None, progress: bool | None) -> Iterator[Observer]:
-    """Return the observer of a call from Python: the one that was given, a display on stderr, or both.
+    """Yield the observer of a call from Python: the given one, a display on stderr, or both.
 
-    `progress` is whether to display; None: where a person looks on and gave no observer.
+    `progress` is whether to display; None: only if a person is watching and no observer is given.
     """
     shown = (given is None and looked_at()) if progress is None else progress
     if not shown:
@@ -73,23 +73,23 @@ def watching(config: ExperimentConfig, given: Observer | None, progress: bool | 
 
 
 def looked_at() -> bool:
-    """Whether a person sees what this process prints: in a terminal, an interactive Python or a notebook."""
+    """Return whether a person sees this process's output: in a terminal, an interactive Python or a notebook."""
     in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
     return in_ipython or sys.stderr.isatty() or hasattr(sys, "ps1")
 
 
 @contextmanager
 def messages(console: Console | logging.Handler) -> Iterator[None]:
-    """Print log messages of the library on a console meanwhile, above the bars where it shows some.
+    """Print log messages of the library on a console meanwhile, above its bars if there are any.
 
-    A handler in its place gets them instead.
+    If a handler is given instead of a console, it receives them.
     """
     handler = console if isinstance(console, logging.Handler) else _Messages(console)
     log = logging.getLogger("tailorfl")
     passed_on = log.propagate
     log.addHandler(handler)
     log.propagate = (
-        False  # packages of transformers give the root logger a handler, which would print it again
+        False  # packages of transformers add a handler to the root logger, which would print messages again
     )
     try:
         yield
@@ -99,10 +99,10 @@ def messages(console: Console | logging.Handler) -> Iterator[None]:
 
 
 class _Messages(logging.Handler):
-    """`warning: ...`, in the manner of the command line's `error: ...`.
+    """Prints messages as `warning: ...`, like the command line's `error: ...`.
 
-    Messages with an `extra={"once": key}` are printed once for a key, whatever else they say: a warning that every
-    seed gives. All others come as often as what they tell of.
+    Messages with an `extra={"once": key}` are printed once for each key, whatever their text, for instance a warning
+    that every seed gives. All others are printed each time.
     """
 
     def __init__(self, console: Console) -> None:
@@ -123,7 +123,7 @@ class _Messages(logging.Handler):
 
 
 def headline(metrics: Mapping[str, float]) -> tuple[str, float] | None:
-    """(name, value) to show out of means by "model/set/metric": personal before global, local first."""
+    """Return the (name, value) to show, from means by "model/set/metric": personal before global, local first."""
     for model in ("personal", "global"):
         for key, value in metrics.items():
             if key.startswith(f"{model}/local/"):
@@ -132,7 +132,7 @@ def headline(metrics: Mapping[str, float]) -> tuple[str, float] | None:
 
 
 def title(job: Job) -> str:
-    """Return the name of a job for people."""
+    """Return the name of a job for display."""
     return f"{job.method.display_name} seed {job.seed}"
 
 
@@ -146,7 +146,7 @@ class ProgressLines(Observer):
         self._speed = 0.0
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Say which job begins."""
+        """Print the job that starts."""
         self._where, self._rounds = f"[{position}/{total}] {title(job)}", rounds
         resumed = f", resumed after round {resumed_from}" if resumed_from else ""
         self._print(f"{self._where}: {rounds} rounds{resumed}")
@@ -156,14 +156,14 @@ class ProgressLines(Observer):
         self._speed = done.clients_per_second
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
-        """Say how good the models are."""
+        """Print the score of the models."""
         score = headline(metrics)
         shown = "" if score is None else f", {score[0]} {score[1]:.4f}"
         speed = f", {self._speed:.0f} clients/s" if self._speed else ""
         self._print(f"{self._where}: round {round}/{self._rounds}{shown}{speed}")
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """Say how long it took."""
+        """Print the time of the job."""
         self._print(f"{self._where}: done in {summary['seconds']:.1f} s")
 
     def _print(self, text: str) -> None:
@@ -217,14 +217,14 @@ class Live(Observer):
 
 
 class JobFacts(ProgressColumn):
-    """What is known of a task, for the whole experiment also the time left; the second fact yields first."""
+    """Facts of a task, with the time left for the whole experiment; if space is short, the second is dropped first."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self._width = width
 
     def render(self, task: Task) -> Text:
-        """One cell, of as many facts as a line of the terminal has room for."""
+        """Return a cell with as many facts as fit into a line of the terminal."""
         facts = str(task.fields["facts"]).split(" · ")
         if task.id == 0 and task.time_remaining is not None:
             facts.append(f"{human_seconds(task.time_remaining)} left")
@@ -235,7 +235,7 @@ class JobFacts(ProgressColumn):
 
 
 def bars(console: Console) -> Progress:
-    """Bars of a console that vanish at the end; every task needs a field `facts`."""
+    """Return progress bars for a console, which vanish at the end; every task needs a field `facts`."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold", no_wrap=False)),

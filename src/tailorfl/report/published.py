@@ -1,15 +1,15 @@
-"""A paper's numbers beside ours.
+"""Comparison of our results with a paper's numbers.
 
-A recipe holds them under `published`, by label of the method:
+A recipe has these under `published`, by label of the method:
 
     published:
       source: FedCLUP, Table 2                 # text is printed as a note
-      runs: 3                                  # each number is a mean of so many runs; 1 if left out
+      runs: 3                                  # number of runs that each number is a mean of; by default 1
       ditto: {mean: 0.912, worst10: 0.71}      # columns of the comparison table; shares, not percent
-      fedprox: {mean: {value: 0.9, std: 0.01}} # with the deviation over runs
+      fedprox: {mean: {value: 0.9, std: 0.01}} # with the standard deviation over runs
       fedavg: {clients: [0.72, 0.76]}          # the metric of each client, in the federation's order
-      local: {best_on_test: 0.91}              # of the round that is best on test data, or best_of_each: the
-                                               # mean over clients of each one's best round
+      local: {best_on_test: 0.91}              # at the best round on test data; or best_of_each: the mean over
+                                               # clients of each client's best round
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ CLOSE = 0.01
 
 
 def notes(published: Mapping[str, Any]) -> list[str]:
-    """Return the remarks among published numbers, such as their source."""
+    """Return the notes among published numbers, such as their source."""
     return [f"{key}: {value}" for key, value in published.items() if not isinstance(value, Mapping)]
 
 
 def beside(result: ExperimentResult, published: Mapping[str, Any]) -> pd.DataFrame:
     """Return a row for each published number.
 
-    Columns: label, quantity, published, std (over published runs, NaN where it is not printed), ours, ours_ci (half
-    width of the 95 % interval over seeds), difference, noise (see `tailorfl.evaluation.comparisons.noise`) and verdict
-    (see `verdict`). Where we have no number, ours is NaN.
+    Columns: label, quantity, published, std (over published runs, NaN if not published), ours, ours_ci (half width of
+    the 95 % interval over seeds), difference, noise (see `tailorfl.evaluation.comparisons.noise`) and verdict (see
+    `verdict`). If we have no number, ours is NaN.
 
     Raises:
-        ConfigError: a quantity is no column of the table.
+        ConfigError: a quantity is not a column of the table.
     """
     import pandas as pd
 
@@ -65,9 +65,9 @@ def compared(cell: Any, values: Sequence[float], runs: int) -> dict[str, Any]:
     """Return the columns of `beside` from `published` on, of one cell of a paper.
 
     Args:
-        cell: a number, {value: ..., std: ...}, or None where the number is not given.
-        values: ours, one a seed.
-        runs: how many runs the published number is a mean of.
+        cell: a number, {value: ..., std: ...}, or None if the paper does not report it.
+        values: our numbers, one for each seed.
+        runs: number of runs of the published mean.
     """
     number, std = (cell["value"], cell.get("std")) if isinstance(cell, Mapping) else (cell, None)
     published = math.nan if number is None else float(number)
@@ -93,8 +93,9 @@ def verdict(published: float, ours: float, allowed: float) -> str:
         allowed: the noise of their difference.
 
     Returns:
-        "reproduced" where they differ by no more than the noise and by no more than `CLOSE`; "undecided" where only the
-        noise would allow it; else by how much ours is off. "" where there is no number, or one run on either side.
+        "reproduced" if they differ by no more than the noise and no more than the share `CLOSE`; "undecided" if the
+        difference is within the noise only; else by how much ours is off. "" if a number is missing or the noise is
+        unknown.
     """
     difference = ours - published
     if math.isnan(difference + allowed):
@@ -105,7 +106,7 @@ def verdict(published: float, ours: float, allowed: float) -> str:
 
 
 def published_table(result: ExperimentResult) -> Table:
-    """Return a paper's numbers beside ours, with the half width of our 95 % interval over seeds, and the verdicts."""
+    """Return a table of a paper's numbers and ours, with half widths of our 95 % intervals over seeds, and verdicts."""
     rows, names = [], result.display_names
     for row in beside(result, result.config.published).to_dict("records"):
         noise_text = MISSING if math.isnan(row["noise"]) else f"{row['noise']:.4f}"
@@ -118,7 +119,7 @@ def published_table(result: ExperimentResult) -> Table:
 
 
 def with_spread(number: float, half_width: float) -> str:
-    """Return a number with a half width or deviation, where there is one."""
+    """Return a number with its half width or deviation, if there is one."""
     if math.isnan(number):
         return MISSING
     return f"{number:.4f}" if math.isnan(half_width) else f"{number:.4f} ± {half_width:.4f}"
@@ -127,7 +128,7 @@ def with_spread(number: float, half_width: float) -> str:
 def cells(
     result: ExperimentResult, label: str, name: str, value: Any
 ) -> Iterator[tuple[str, Any, list[float]]]:
-    """Yield (quantity, what was published, our number of each seed); no numbers where no job is finished."""
+    """Yield (quantity, published cell, our number of each seed); without finished jobs there are no numbers of ours."""
     columns = [column.key for column in result.columns]
     if name == CLIENTS:
         ours = _per_client(result, label)
@@ -144,7 +145,7 @@ def cells(
 
 
 def _per_client(result: ExperimentResult, label: str) -> dict[int, list[float]]:
-    """Return the final local metric of every client, one number a seed."""
+    """Return the final local metric of every client, one number for each seed."""
     values: dict[int, list[float]] = {}
     for summary, store in result.jobs:
         if summary["label"] == label:

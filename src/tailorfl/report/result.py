@@ -1,4 +1,4 @@
-"""What an experiment found: tables, per-client numbers and plots, from its result folder alone."""
+"""The results of an experiment: tables, per-client numbers and plots, read only from its result folder."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
 
 REFERENCES = ("local", "local_average")
-"""Methods whose personal models the others must beat to be worth their communication."""
+"""Methods whose personal models others must beat to be worth their communication."""
 MOST_WORST = 3
-"""The most clients that are named as the worst of a method, those of most seeds first."""
+"""Largest number of clients named as a method's worst, the most frequent over seeds first."""
 
 
 class ExperimentResult:
@@ -41,9 +41,9 @@ class ExperimentResult:
     Attributes:
         path: the result folder.
         jobs: (summary, RunStore) of every finished job, in the order of methods and seeds.
-        missing: why the other jobs of the experiment are not among them, a sentence each.
-        folders: the result folders that the jobs are of, more than one where several were put together.
-        unlike: (folder, how its experiment differs from that of the first), of those that do.
+        missing: a sentence for each other job of the experiment: why it is missing.
+        folders: the jobs' result folders; several in merged results.
+        unlike: (folder, how its experiment differs from that of the first folder), for folders that differ.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class ExperimentResult:
         """The experiment.
 
         Raises:
-            ConfigError: the folder has lost it.
+            ConfigError: the folder does not contain it any more.
         """
         from tailorfl.runs.folders import experiment_in
 
         return experiment_in(self.path)
 
     def again(self) -> Self:
-        """Return the result as it is now: jobs may have been finished since this one was loaded."""
+        """Return the updated result: jobs may have finished since this one was loaded."""
         return type(self).load(self.path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Return the result in a folder; unfinished and damaged jobs are left out, and `missing` says so.
+        """Return the result in a folder; unfinished and damaged jobs are left out and listed in `missing`.
 
         Raises:
-            RunError: there is no finished job that is as it was written.
+            RunError: there is no finished and undamaged job.
         """
         folder = Path(path)
         if not (folder / "config.yaml").is_file():
@@ -108,7 +108,7 @@ class ExperimentResult:
 
     @property
     def display_names(self) -> dict[str, str]:
-        """Label -> what tables and pictures call the method; labels themselves where two would be called the same."""
+        """Label -> the method's name in tables and pictures; the labels themselves if two names would be equal."""
         names = {
             str(summary["label"]): display_name(
                 str(summary["label"]), str(summary["method"]), summary.get("title", "")
@@ -126,7 +126,7 @@ class ExperimentResult:
 
     @property
     def reference(self) -> str | None:
-        """The label of LocalTrain, or of the average of its models; None where neither was run."""
+        """The label of LocalTrain, or of the average of its models; None if neither was run."""
         return next((str(s["label"]) for s in self.summaries if s["method"] in REFERENCES), None)
 
     @property
@@ -146,7 +146,7 @@ class ExperimentResult:
 
     @property
     def worst_clients(self) -> list[str]:
-        """A line for every method that names its worst client, where a tenth of the clients is a single one."""
+        """A line for every method that names its worst client; empty unless a tenth of the clients is a single one."""
         worst: dict[str, Counter[str]] = {}
         for summary, store in self.jobs if are_few(self.summaries) else ():
             records, names = self.own(summary, store), store.config.get("clients")
@@ -163,7 +163,7 @@ class ExperimentResult:
         return lines
 
     def seed_results(self) -> list[SeedResult]:
-        """Return the numbers of every job, with the share of clients that beat LocalTrain of the same seed."""
+        """Return the numbers of every job, with the share of clients that beat LocalTrain with the same seed."""
         columns = self.columns
         reference = {company(s): self.own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
         results = []
@@ -180,12 +180,12 @@ class ExperimentResult:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The comparison: a row a method, mean and half width of the 95 % interval over seeds of each column."""
+        """The comparison: a row for each method, with means and half widths of 95 % intervals over seeds."""
         return comparison(self.seed_results(), self.columns)
 
     @property
     def reductions(self) -> dict[str, list[str]]:
-        """Label -> which other methods its settings make of it, where they do."""
+        """Label -> sentences on the other methods that it equals with its settings; only labels that have some."""
         sentences: dict[str, dict[str, None]] = {}
         for summary in self.summaries:
             if summary.get("reductions"):  # older runs have none
@@ -193,12 +193,12 @@ class ExperimentResult:
         return {label: list(lines) for label, lines in sentences.items()}
 
     def marked(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table with a mark behind the labels of methods that are others with their settings."""
+        """Return the table with a mark after the labels of methods that equal others with their settings."""
         return table.rename(index={label: f"{label} {MARK}" for label in self.reductions})
 
     @property
     def without_effect(self) -> list[str]:
-        """A sentence for every job some of whose rounds changed nothing, since too few clients replied."""
+        """A sentence for every job with rounds that had no effect, since too few clients replied."""
         sentences = []
         for summary, store in self.jobs:
             rounds = store.rounds()
@@ -213,7 +213,7 @@ class ExperimentResult:
 
     @property
     def markdown(self) -> str:
-        """The comparison as Markdown, above it rounds without effect, below it a note for every marked line."""
+        """The comparison as Markdown, preceded by rounds without effect and followed by notes and worst clients."""
         result = self.displayed
         table = as_table(result.marked(result.table), result.columns).markdown()
         above = "".join(f"{line}\n\n" for line in result.without_effect)
@@ -221,7 +221,7 @@ class ExperimentResult:
 
     @property
     def remarks(self) -> list[str]:
-        """What stands below the table for every marked line."""
+        """Notes on the marked lines of the table."""
         return [f"{MARK} {label}: {line}." for label, lines in self.reductions.items() for line in lines]
 
     @property
@@ -240,10 +240,10 @@ class ExperimentResult:
         for summary, frame in zip(self.summaries, frames, strict=True):
             frame.insert(0, "label", summary["label"])
             frame.insert(1, "seed", summary["seed"])
-        return pd.concat(frames, ignore_index=True).copy()  # in one block, though records have many columns
+        return pd.concat(frames, ignore_index=True).copy()  # the copy is not fragmented, despite many columns
 
     def means_by_job(self) -> dict[str, dict[tuple[int, str], float]]:
-        """Return label -> {what a job shares with those it is paired with -> mean over clients}."""
+        """Return label -> {key that paired jobs share -> mean over clients}."""
         means: dict[str, dict[tuple[int, str], float]] = {}
         for summary in self.summaries:
             mean = summary["metrics"]["mean"]
@@ -253,7 +253,7 @@ class ExperimentResult:
         return means
 
     def differences(self, reference: str = REFERENCES[0]) -> pd.DataFrame:
-        """Return every method's paired difference to `reference` over seeds: mean, half width of 95 %, p-value."""
+        """Return every method's paired difference to `reference` over seeds: mean, half width (95 %) and p-value."""
         import pandas as pd
 
         by_label, rows = self.means_by_job(), {}
@@ -269,7 +269,7 @@ class ExperimentResult:
 
     @property
     def curves(self) -> pd.DataFrame:
-        """`rounds` with a column of the metric: its mean over clients' own test parts, of the deployed model."""
+        """`rounds` with a column for the metric: the deployed model's mean over clients' own test parts."""
         rounds = self.rounds
         models = rounds["label"].map({s["label"]: s["model"] for s in self.summaries})
         values = {model: rounds[f"{model}/local/{self.metric}"] for model in models.unique()}
@@ -278,7 +278,7 @@ class ExperimentResult:
         )
 
     def plot(self, folder: Path | None = None, suffix: str = ".png") -> list[Path]:
-        """Write the plots, as ".png", ".pdf" or ".svg", by default into the result folder; returns their paths."""
+        """Write the plots as ".png", ".pdf" or ".svg", by default into the result folder; return their paths."""
         import pandas as pd
 
         result = self.displayed
@@ -300,9 +300,10 @@ class ExperimentResult:
         seed: int | None = None,
         source: Any = None,
     ) -> nn.Module:
-        """Return the model that a client deploys (a name or number), or the global one, in evaluation mode.
+        """Return the model that a client (a name or number) deploys, or the global one, in evaluation mode.
 
-        `method` is a label, by default the first, as with `seed`; `source` the data of a run on your own.
+        `method` is a label and `seed` a number, by default the first ones; `source` is the data of a run on your own
+        data.
         """
         from tailorfl.runs.trained_models import restore
 
@@ -310,7 +311,7 @@ class ExperimentResult:
         return next(run.global_models() if client == "global" else run.models([run.number(client)])).module
 
     def write(self) -> list[Path]:
-        """Write comparison.csv, comparison.md and the plots into the result folder; returns the plots' paths."""
+        """Write comparison.csv, comparison.md and the plots into the result folder; return the plots' paths."""
         remove_left_over(self.path)
         write_text(self.path / "comparison.csv", csv(self.table, self.columns))
         write_text(self.path / "comparison.md", self.markdown)
@@ -325,15 +326,15 @@ class ExperimentResult:
 
 
 def company(summary: dict[str, Any]) -> tuple[int, str]:
-    """Return what a job must share with another to be compared client by client.
+    """Return the key that two jobs must share to be compared client by client.
 
-    The seed, and in merged results the rest.
+    It is the seed, and in merged results also a digest of settings and data.
     """
     return int(summary["seed"]), str(summary.get("company", ""))
 
 
 def results(folder: Path) -> dict[str, ExperimentResult]:
-    """Return the results in a folder: of its variants by name, or its own as "". Raises RunError if there are none."""
+    """Return the results in a folder: its variants' by name, or its own as "". Raises RunError if there are none."""
     config = load(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     if config is None or not config.variants:
         return {"": ExperimentResult.load(folder)}

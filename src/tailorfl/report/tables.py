@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 MARK = "†"
-"""Stands behind the name of a method that is another one with its settings, and before the note that says so."""
+"""Follows the name of a method that equals another one with its settings, and precedes the note on it."""
 LEAST_SEEDS = 3
-"""Seeds from which on there is an interval: that of two is too wide to say anything."""
+"""Fewest seeds for an interval: that of two seeds is too wide to be useful."""
 PROSE = 60
-"""Characters from which on a cell is running text, which may be folded."""
+"""Cells with more characters are running text, which may be folded."""
 
 _TEX = {
     "\\": r"\textbackslash{}",
@@ -33,12 +33,12 @@ _TEX = {
 
 
 Summary = Mapping[str, Any]
-"""What a job's summary.json holds, with `share_beating_local` where it is known."""
+"""Contents of a job's summary.json, with `share_beating_local` if it is known."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `value` takes the number out of a job's summary, where its `key` does not name it."""
+    """One column of a table. `value` computes the number from a job's summary if `key` does not name it there."""
 
     key: str
     title: str
@@ -48,7 +48,7 @@ class Column:
 
     @property
     def has_spread(self) -> bool:
-        """Whether tables show half widths; those of costs and standard deviations are only in the CSV."""
+        """Whether tables show half widths; those of costs and standard deviations are in the CSV only."""
         return self.key != "std" and self.unit not in ("bytes", "seconds")
 
     def text(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
@@ -66,7 +66,7 @@ class Column:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Named numbers that one method reached with one seed."""
+    """Numbers of one method with one seed, by name."""
 
     label: str  # row of the table
     method: str
@@ -76,7 +76,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table; `value` is what the page sorts its column by, where the text does not begin with it."""
+    """A cell of a table; the page sorts its column by `value` if the text does not start with it."""
 
     text: str
     value: float | None = None
@@ -84,15 +84,15 @@ class Cell:
 
     @property
     def is_prose(self) -> bool:
-        """Whether it may be folded."""
+        """Whether the cell may be folded."""
         return len(self.text) > PROSE
 
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a head and rows of cells; the first `left` columns are words, all others numbers.
+    """A title, a head and rows of cells; the first `left` columns are text, all others numbers.
 
-    `note` says what the numbers mean.
+    `note` explains the numbers.
     """
 
     title: str
@@ -110,12 +110,12 @@ class Table:
         note: str = "",
         left: int = 1,
     ) -> Table:
-        """Return a table some of whose cells are given as texts alone."""
+        """Return a table from rows in which cells may be plain texts."""
         cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
         return cls(title, head, cells, note, left)
 
     def pick(self, columns: Sequence[int], title: str = "") -> Table:
-        """Return the table with these columns alone, in this order."""
+        """Return the table with only these columns, in this order."""
         rows = [[row[k] for k in columns] for row in self.rows]
         return replace(self, title=title or self.title, head=[self.head[k] for k in columns], rows=rows)
 
@@ -127,7 +127,7 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
     def latex(self) -> str:
-        """Return head and rows as a tabular of booktabs; strong cells are bold."""
+        """Return head and rows as a booktabs tabular; strong cells are bold."""
         body = [
             [rf"\textbf{{{tex(cell.text)}}}" if cell.strong else tex(cell.text) for cell in row]
             for row in self.rows
@@ -138,7 +138,7 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def rich(self) -> RichTable:
-        """Return it for the terminal; strong cells are bold, and no text is read as markup."""
+        """Return the table for the terminal; strong cells are bold, and text is not interpreted as markup."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -151,12 +151,12 @@ class Table:
 
 
 def tex(text: str) -> str:
-    """Return a text as LaTeX shows it."""
+    """Return a text escaped for LaTeX."""
     return "".join(_TEX.get(character, character) for character in text)
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over seeds and the half width of its 95 % interval, NaN for fewer than `LEAST_SEEDS` seeds."""
+    """Return the mean over seeds and the half width of its 95 % interval; NaN for fewer than `LEAST_SEEDS` seeds."""
     mean, half_width = interval(values)
     return mean, half_width if len(values) >= LEAST_SEEDS else math.nan
 
@@ -180,10 +180,9 @@ def over_seeds(rows: Mapping[Any, Mapping[str, Sequence[float]]]) -> pd.DataFram
 def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.DataFrame:
     """Return the numbers of the comparison, indexed by label in order of first appearance.
 
-    Columns: "method", "seeds" (how many), and for every key the mean over seeds and, as "<key>_ci", the half width of
-    its confidence interval as `spread` has it, and where one end is better, as "<key>_best", whether the row is better
-    than all others beyond the noise (`clearly_best`). A value that a seed does not have is NaN, and so then is its
-    mean.
+    Columns: "method", "seeds" (their number), and for every key the mean over seeds, as "<key>_ci" the half width of
+    its confidence interval (see `spread`), and if higher or lower is better, as "<key>_best" whether the row is better
+    than all others beyond the noise (`clearly_best`). If a seed lacks a value, the mean is NaN.
     """
     labels: dict[str, list[SeedResult]] = {}
     for result in results:
@@ -206,11 +205,11 @@ def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.D
 
 
 def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", "lower"]) -> list[bool]:
-    """Return whether each row, value by seed, is better than every other by more than the noise.
+    """Return for each row, values by seed, whether it is better than every other by more than the noise.
 
-    The interval of its paired difference over their common seeds to each of the others must leave out 0; fewer than
-    `LEAST_SEEDS` say too little about the noise, and nothing is best. Rows that are equal with every seed
-    share the place; NaN has none.
+    The interval of its paired difference to each other row, over common seeds, must be above 0; with fewer than
+    `LEAST_SEEDS` common seeds no row is best. Rows that are equal with every seed may both be best; a row with NaN is
+    never.
     """
     sign = 1.0 if better == "higher" else -1.0
     valid = [{} if any(map(math.isnan, r.values())) else {s: sign * v for s, v in r.items()} for r in rows]
@@ -228,9 +227,9 @@ def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", 
 
 
 def as_table(frame: pd.DataFrame, columns: Sequence[Column], title: str = "", note: str = "") -> Table:
-    """Return means and half widths of a frame as `comparison` makes it.
+    """Return a table of means and half widths from a frame as returned by `comparison`.
 
-    "seeds" stands last where the frame has it; columns without any number are left out, except the first.
+    "seeds", if the frame has it, is the last column; columns without numbers are left out, except the first.
     """
     filled = [column for column in columns if column == columns[0] or frame[column.key].notna().any()]
     seeds = ["seeds"] if "seeds" in frame else []
@@ -247,7 +246,7 @@ def as_table(frame: pd.DataFrame, columns: Sequence[Column], title: str = "", no
 
 
 def without_seeds(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return a `comparison` without the column of seeds where all rows have as many, and what its numbers are."""
+    """Return a `comparison` without the column "seeds" if it is constant, and a description of the numbers."""
     most = int(frame["seeds"].max())
     if frame["seeds"].nunique() == 1:
         frame = frame.drop(columns="seeds")
@@ -256,7 +255,7 @@ def without_seeds(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def csv(frame: pd.DataFrame, columns: Sequence[Column]) -> str:
-    """Return the numbers of a `comparison` as a file, nothing rounded."""
+    """Return the numbers of a `comparison` as CSV, without rounding."""
     keys = [name for column in columns for name in (column.key, f"{column.key}_ci")]
     return str(frame[["method", "seeds", *keys]].to_csv(lineterminator="\n"))
 
@@ -275,7 +274,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """Return a time in seconds as people say it: 75 -> "1 min 15 s", 0.004 -> "4 ms"; NaN -> "–"."""
+    """Return a time in readable units: 75 -> "1 min 15 s", 0.004 -> "4 ms"; NaN -> "–"."""
     if math.isnan(seconds):
         return MISSING
     if 0 < seconds < 0.05:

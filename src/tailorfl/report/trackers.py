@@ -1,8 +1,8 @@
-"""TensorBoard, MLflow and Weights & Biases, which are told what is recorded of each round.
+"""TensorBoard, MLflow and Weights & Biases, which receive the record of each round.
 
-A tracker of a job holds what the job's rounds.jsonl holds, no more and no less. So a job that goes on after a kill
-first tells again what is recorded, and a round that was tracked but lost is not there twice. Packages are imported
-where one of them is wanted.
+A tracker of a job holds exactly the records of the job's rounds.jsonl. A job that continues after it was killed
+therefore first sends its records again, so that a round that was tracked but lost is not there twice. Packages are
+imported only if they are used.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ if TYPE_CHECKING:
     from tailorfl.settings.experiment import ExperimentConfig
 
 TIMED = ("seconds", "round_seconds")
-"""Numbers that are others when a round is done again."""
+"""Numbers that differ if a round is repeated."""
 AT_ONCE = 1000
-"""Metrics that MLflow takes in one call."""
+"""Largest number of metrics that MLflow accepts in one call."""
 
 Ending = Literal["finished", "interrupted", "failed"]
 Point = tuple[int, Mapping[str, float]]
-"""A round, and named numbers of it."""
+"""A round, and its numbers by name."""
 MARK = "tracked.json"
-"""Says that trackers wrote into a result folder, and under which id."""
+"""File that shows that trackers wrote into a result folder, with their id."""
 PLACES = ("tensorboard", "wandb", "mlflow.db")
-"""What trackers write beside the jobs of a result folder."""
+"""Files and folders that trackers write into a result folder, next to its jobs."""
 
 
 class Tracker(Protocol):
-    """One tool that is told of one job at a time."""
+    """A tool that tracks one job at a time."""
 
     setting: str
-    """Its key in `track`."""
+    """The tracker's key in `track`."""
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """Begin a job or go on with it; afterwards the tool has the rounds of `past` and no others under `key`."""
+        """Start or continue a job; afterwards the tool has exactly the rounds of `past` under `key`."""
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Note numbers of a round; they outlive this process."""
+        """Store numbers of a round permanently."""
 
     def end(self, ending: Ending) -> None:
         """End a job."""
 
 
 class TensorBoard:
-    """Event files in a folder a job, written anew whenever the job goes on."""
+    """Event files in one folder per job, rewritten whenever the job continues."""
 
     setting = "tensorboard"
 
@@ -71,7 +71,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """Replace the job's event files by one of the rounds that are done."""
+        """Replace the job's event files by one with the rounds so far."""
         folder = self._folder / job.folder
         if folder.is_dir():
             shutil.rmtree(folder)
@@ -85,7 +85,7 @@ class TensorBoard:
         self._writer.flush()
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Write a scalar a number."""
+        """Write a scalar for each number."""
         self._write(round, numbers)
         self._writer.flush()
 
@@ -99,7 +99,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run a job, in an experiment of the name of ours."""
+    """One run per job, in an MLflow experiment with the name of ours."""
 
     setting = "mlflow"
 
@@ -111,7 +111,7 @@ class MLflow:
         self._run = ""
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """Go on with the job's run where it has what is recorded; else a new one takes its place."""
+        """Continue the job's run if it has exactly the recorded rounds, else replace it by a new one."""
         if self._client is None:
             with _quiet("mlflow", "alembic"):
                 self._client = self._connected()
@@ -132,7 +132,7 @@ class MLflow:
             self.add(round, numbers)
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Write a metric a number, with the round as its step."""
+        """Write a metric for each number, with the round as its step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -141,7 +141,7 @@ class MLflow:
             self._client.log_batch(self._run, metrics=metrics[start : start + AT_ONCE])
 
     def end(self, ending: Ending) -> None:
-        """Say how the run ended, in MLflow's words."""
+        """Report how the run ended, with MLflow's status."""
         words = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
         self._client.set_terminated(self._run, words[ending])
 
@@ -150,8 +150,8 @@ class MLflow:
 
         try:
             client = self._make(tracking_uri=self._address)
-            client.search_experiments(max_results=1)  # only now the address is looked at
-        except ImportError as error:  # mlflow-skinny alone has no database
+            client.search_experiments(max_results=1)  # the address is not used before
+        except ImportError as error:  # mlflow-skinny has no database
             raise MissingExtraError(error.name or "sqlalchemy", "track") from error
         except MlflowException as error:
             raise ConfigError(
@@ -160,7 +160,7 @@ class MLflow:
         return client
 
     def _has(self, run: str, past: Sequence[Point]) -> bool:
-        """Whether a run has the numbers of these rounds and of no others; what a clock says aside."""
+        """Return whether a run has exactly the numbers of these rounds, ignoring values of measured times."""
         expected: dict[str, list[tuple[int, float]]] = {}
         for round, numbers in past:
             for name, value in numbers.items():
@@ -176,7 +176,7 @@ class MLflow:
 
 
 class Wandb:
-    """A run a job, in a project of the experiment's name; offline in a folder a job, written anew when it goes on."""
+    """One run per job, in a project with the experiment's name; offline in a folder per job, rewritten on resuming."""
 
     setting = "wandb"
 
@@ -187,7 +187,7 @@ class Wandb:
         self._run: Any = None
 
     def begin(self, job: Job, key: str, past: Sequence[Point]) -> None:
-        """Open the job's run; online it is the one that was begun, where there is one."""
+        """Open the job's run; online, an existing run is continued."""
         folder = self._folder / job.folder
         if folder.is_dir() and self._mode == "offline":
             shutil.rmtree(folder)
@@ -200,7 +200,7 @@ class Wandb:
             dir=str(folder),
             mode=self._mode,
             resume="allow" if self._mode == "online" else None,
-            reinit="create_new",  # the caller may have a run of his own
+            reinit="create_new",  # the caller may have another run
             config={**job.config.to_dict(), "method": job.method.label, "seed": job.seed},
             settings=self._wandb.Settings(
                 silent=True,
@@ -211,13 +211,13 @@ class Wandb:
                 x_disable_meta=True,
             ),
         )
-        begin = self._run.step  # of a run that goes on: the first step that it does not have
+        begin = self._run.step  # of a continued run: the first step that it lacks
         for round, numbers in past:
             if round >= begin:
                 self.add(round, numbers)
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """One line of the run's history; a line is closed so that it is in the file at once."""
+        """Write a line of the run's history, committed so that it is in the file at once."""
         self._run.log(dict(numbers), step=round, commit=True)
 
     def end(self, ending: Ending) -> None:
@@ -226,7 +226,7 @@ class Wandb:
 
 
 def _settings(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield what tells the job from others, as MLflow's parameters."""
+    """Yield the settings that distinguish a job from others, as MLflow parameters."""
     yield "label", job.method.label
     yield "seed", str(job.seed)
     yield "data", job.config.data.name
@@ -237,13 +237,13 @@ def _settings(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _allowed(name: str) -> str:
-    """Return a name without what W&B refuses in those of projects, and not longer."""
+    """Return a name without characters that W&B refuses in project names, cut to its largest length."""
     return "".join("-" if c in "/\\#?%:," else c for c in name)[:128]
 
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Keep what packages say of making a database out of the terminal; warnings and errors stay."""
+    """Suppress packages' messages about creating a database; warnings and errors are still shown."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -256,15 +256,15 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 class Tracking(Observer):
-    """Tells trackers of every job what its rounds.jsonl says."""
+    """Sends the records in each job's rounds.jsonl to trackers."""
 
     def __init__(self, out: Path, trackers: Sequence[Tracker]) -> None:
         self._out, self._trackers = out, trackers
         self._open = False
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
-        """Tell what is recorded of the rounds that are done already."""
-        self.close("failed")  # of a job that diverged nobody says that it is over
+        """Send the records of rounds that are done already."""
+        self.close("failed")  # a job that diverged has not been closed
         key, past = self._key(job), self._past(job)
         self._open = True
         for tracker in self._trackers:
@@ -272,22 +272,22 @@ class Tracking(Observer):
                 tracker.begin(job, key, past)
 
     def recorded(self, job: Job, record: Mapping[str, Any]) -> None:
-        """Tell one record, or what came to it later."""
+        """Send one record, or later additions to it."""
         for tracker in self._trackers:
             with _telling(tracker):
                 tracker.add(*_point(record))
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
-        """Close what was opened for the job."""
+        """Close the job."""
         self.close("finished")
 
     def job_kept(self, job: Job) -> None:
-        """Tell all of a job that was finished before: trackers may be new, or have missed its end."""
+        """Send all records of a job that was finished before: trackers may be new, or have missed its end."""
         self.job_started(job, 0, 0, job.rounds, job.rounds)
         self.close("finished")
 
     def close(self, ending: Ending) -> None:
-        """Close the job that is open, if one is."""
+        """Close the open job, if there is one."""
         if self._open:
             self._open = False
             for tracker in self._trackers:
@@ -299,7 +299,7 @@ class Tracking(Observer):
         return [_point(record) for record in parsed(file, read_lines(file))]
 
     def _key(self, job: Job) -> str:
-        """Return an id of the job that no other job of any result folder has."""
+        """Return an id of the job that is unique over all result folders."""
         mark = self._out / MARK
         if not mark.is_file():
             write_text(mark, encode({"id": uuid.uuid4().hex[:12]}))
@@ -315,10 +315,10 @@ class Tracking(Observer):
 
 @contextmanager
 def tracked(config: ExperimentConfig, out: Path) -> Iterator[tuple[Observer, ...]]:
-    """Yield who tells the trackers of an experiment in the folder `out`: nobody where there are none.
+    """Yield the observers that send to the trackers of an experiment in the folder `out`; empty without trackers.
 
     Raises:
-        MissingExtraError: the package of a wanted tracker is not installed.
+        MissingExtraError: the package of a tracker is not installed.
     """
     settings, trackers = config.track, list[Tracker]()
     if settings.tensorboard:
@@ -335,13 +335,13 @@ def tracked(config: ExperimentConfig, out: Path) -> Iterator[tuple[Observer, ...
     try:
         yield (tracking,)
     except BaseException as error:
-        with contextlib.suppress(TailorflError):  # the first error is the one to tell
+        with contextlib.suppress(TailorflError):  # the first error is the one to report
             tracking.close("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
         raise
 
 
 def forget(out: Path) -> None:
-    """Delete what trackers wrote into a result folder, where a new experiment replaces the one in it."""
+    """Delete the files of trackers in a result folder whose experiment is replaced."""
     if not (out / MARK).is_file():
         return
     with reporting(out, "delete what trackers wrote in"):
@@ -355,7 +355,7 @@ def forget(out: Path) -> None:
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a record by name; the round itself, lists and texts are left out."""
+    """Return the finite numbers of a record by name; the round, lists and texts are left out."""
     return {
         key: float(value)
         for key, value in record.items()
@@ -369,7 +369,7 @@ def _point(record: Mapping[str, Any]) -> Point:
 
 @contextmanager
 def _telling(tracker: Tracker) -> Iterator[None]:
-    """Make an error that says which setting of whatever a tool raises: each has a dozen kinds of its own."""
+    """Turn any error of a tool into a RunError that names the setting: each tool has its own error types."""
     try:
         yield
     except TailorflError:

@@ -1,20 +1,19 @@
 """Buffered asynchronous rounds (FedBuff: Nguyen et al., AISTATS 2022).
 
-"Federated Learning with Buffered Asynchronous Aggregation." For every method whose server needs the mean of its
-clients' replies and nothing else.
+"Federated Learning with Buffered Asynchronous Aggregation." Works for every method whose server needs only the mean
+of its clients' replies.
 
-    a client starts with the server's state of version k, and trains; at its end τ aggregations were done meanwhile
-    Δ_i = reply_i − anchor_k            what a reply is measured from (`Method.anchor`), in version k
+    a client starts from version k of the server's state; while it trains, the server aggregates τ times
+    Δ_i = reply_i − anchor_k            the origin of a reply (`Method.anchor`), in version k
     reply_i ← anchor_{k+τ} + s(τ) Δ_i   s(τ) = 1/√(1 + τ), or 1
-    after K replies: the method's own `aggregate` of them; the version is counted up
+    after K replies: the method's own `aggregate` of them; the version increases by 1
 
-So FedAvg's server becomes w ← w + Σ a_i s(τ_i) Δ_i, with its optimizer where it has one. The a_i are the run's
-weights within the buffer; the paper's are 1/K (`weights: uniform`). Running statistics and whole numbers stay as they
-were sent.
+So FedAvg's server becomes w ← w + Σ a_i s(τ_i) Δ_i, with its optimizer if it has one. The a_i are the run's weights
+within the buffer; the paper's are 1/K (`weights: uniform`). Running statistics and integers stay as they were sent.
 
-At most `concurrency` clients train at once. Whoever ends frees a place, which a client takes with the server's model of
-then: one drawn uniformly among those that can be reached, do not train and have no update in the buffer. Ends at one
-time are all received, in the order of clients, before anybody starts.
+At most `concurrency` clients train at once. When one finishes, another starts from the server's current model. It is
+drawn uniformly from the clients that can be reached, are not training and have no update in the buffer. Replies that
+arrive at the same time are all received, in the order of clients, before any client starts.
 
 | symbol | name |
 |---|---|
@@ -23,9 +22,9 @@ time are all received, in the order of clients, before anybody starts.
 | s | `system.staleness` |
 | k | `ClientOutcome.version` |
 
-Departures: a client whose update is in the buffer starts again only after the aggregation, so none is in it twice; the
-release divides s(τ) by s(1), sums without 1/K and flushes a buffer that is filled in part at the end of an epoch.
-Private states change when a client ends.
+Departures: a client whose update is in the buffer starts again only after the aggregation, so none is in it twice. The
+authors' release divides s(τ) by s(1), sums without 1/K and flushes a partly filled buffer at the end of an epoch.
+A client's private state changes when it finishes.
 """
 
 from __future__ import annotations
@@ -55,20 +54,20 @@ from tailorfl.settings.train import PrivacyConfig
 from tailorfl.training import tree
 
 WorkOf = Callable[[Sequence[int]], Mapping[int, ClientWork]]
-"""The work of clients that start now."""
+"""Returns the work of clients that start now."""
 VAIN = 50
-"""Trainings for each client and place of the buffer that may come to nothing before that counts as always."""
+"""Failed trainings, per client and reply of the buffer, after which the run gives up."""
 PATIENCE = 100_000
-"""Occasions on which chance may let nobody be there before that counts as never."""
+"""Draws without a reachable client after which the run gives up."""
 
 
 class Flight(NamedTuple):
-    """A client that trains; sorted by when it ends, then by client."""
+    """A client in training; sorted by end time, then by client."""
 
     end: float
     client: int
     answer: ClientOutcome
-    """Its outcome, with the version that it started from."""
+    """The outcome, with the version that the client started from."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Timeline:
 
     now: float = 0.0
     occasion: int = 0
-    """Draws of a starting client so far."""
+    """Number of draws of a starting client so far."""
     flights: tuple[Flight, ...] = ()
 
     @property
@@ -86,13 +85,13 @@ class Timeline:
         return frozenset(f.answer.version for f in self.flights if f.answer.version is not None)
 
     def dump(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the timeline as plain values."""
         flights = [[f.end, *f.answer] for f in self.flights]
         return {"now": self.now, "occasion": self.occasion, "flights": flights}
 
     @classmethod
     def load(cls, plain: Mapping[str, Any]) -> Timeline:
-        """Return what `dump` returned."""
+        """Return the timeline that `dump` turned into plain values."""
         flights = tuple(
             Flight(float(end), int(outcome[0]), ClientOutcome(*outcome)) for end, *outcome in plain["flights"]
         )
@@ -101,7 +100,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer of replies: `replies` make an aggregation, `concurrency` of `clients` train at once."""
+    """A buffer of replies: `replies` trigger an aggregation, `concurrency` of `clients` train at once."""
 
     system: System
     seed: int
@@ -110,10 +109,10 @@ class Buffer:
     concurrency: int
 
     def until_full(self, start: Timeline, version: int, work_of: WorkOf) -> tuple[RoundTrace, Timeline]:
-        """Return what happens until the buffer is full, from the state `start` at a `version`, and the state then.
+        """Return the trace from `start` at a `version` until the buffer is full, and the state at that time.
 
         Raises:
-            RunError: nobody trains, and nobody can ever be reached again.
+            RunError: too many trainings failed, or no client trains and none can be reached again.
         """
         time, occasion, flights = start.now, start.occasion, sorted(start.flights)
         ended: list[ClientOutcome] = []
@@ -153,7 +152,7 @@ class Buffer:
     def _drawn(
         self, occasion: int, time: float, idle: set[int], free_places: int
     ) -> tuple[int, list[tuple[int, int]]]:
-        """Return the next occasion, and (client, occasion) of those that take free places."""
+        """Return the last occasion, and (client, occasion) of the clients that fill the free places."""
         starting: list[tuple[int, int]] = []
         idle_clients = sorted(idle)
         for _ in range(free_places):
@@ -183,10 +182,10 @@ USUAL_BUFFER = 10
 def check_buffered(
     method: Method, fraction: float, sampling: Sampling, privacy: PrivacyConfig | None = None
 ) -> None:
-    """Nothing if a method can have buffered rounds with these settings of a run.
+    """Check that a method can have buffered rounds with these settings of a run.
 
     Raises:
-        ConfigError: its server needs more than a mean, clients train that are not asked, or there are no cohorts.
+        ConfigError: its server needs more than a mean, rounds involve all clients, or a setting needs cohorts.
     """
     check_mean_only(
         method,
@@ -218,7 +217,8 @@ class Buffered(Simulation):
     """A simulation whose rounds are aggregations of a buffer; arguments as of `Simulation`.
 
     Raises:
-        ConfigError: the method or a setting has no buffered rounds, or there are fewer clients than a buffer holds.
+        ConfigError: the method or a setting does not support buffered rounds, or `system` names more replies or
+            concurrent clients than there are clients.
     """
 
     def __init__(self, *args: Any, system: SystemConfig = DEFAULT.system, **settings: Any) -> None:
@@ -246,10 +246,10 @@ class Buffered(Simulation):
         self.staleness = system.staleness
         self.timeline = Timeline()
         self.versions: dict[int, TensorDict] = {}
-        """States of the server before this one that clients still train from."""
+        """Earlier states of the server that clients still train from."""
 
     def weight(self, age: int) -> float:
-        """Return s(τ), what an update counts that is `age` aggregations old."""
+        """Return s(τ), the weight of an update that is `age` aggregations old."""
         return 1.0 / math.sqrt(1.0 + age) if self.staleness == "polynomial" else 1.0
 
     def step(
@@ -258,11 +258,11 @@ class Buffered(Simulation):
         training: tuple[int, ...] | None = None,
         trace: RoundTrace | None = None,
     ) -> RoundResult:
-        """Go on until the buffer is full and aggregate it; with clients that are named, do a plain round of them.
+        """Run until the buffer is full and aggregate it; if clients are named, run a plain round of them.
 
         Raises:
             DivergenceError, ConfigError: as in `Simulation`.
-            RunError: no client can be reached any more.
+            RunError: the buffer cannot be filled.
         """
         if sampled is not None or training is not None:
             return super().step(sampled, training, trace)
@@ -283,7 +283,7 @@ class Buffered(Simulation):
         return work_of(self, self.method.broadcast(self.server, ids), ids, self.round)[0]
 
     def _played_later(self, after: int) -> frozenset[int]:
-        """Return the versions that clients of a recorded run started from that end after so many rounds."""
+        """Return the starting versions of clients in a recorded run that finish after round `after`."""
         later = (
             a
             for round_trace in self.trace or ()
@@ -294,7 +294,7 @@ class Buffered(Simulation):
         return frozenset(a.version for a in later if a.version is not None)
 
     def collect(self, current: RoundState) -> list[Trained]:
-        """Return the replies of a full buffer, each trained from its own version, as if sent to the present one."""
+        """Return the replies of a full buffer, each trained from its version and moved to the current anchor."""
         if current.trace is None:
             return super().collect(current)
         started: dict[int, list[int]] = {}
@@ -332,7 +332,7 @@ class Buffered(Simulation):
         return self.versions[version]
 
     def _as_of_now(self, part: Trained, message: TensorDict | PerClient, version: int) -> Trained:
-        """Return a part as if its clients had received the present `message`: its anchors + s(τ) Δ."""
+        """Return a part as if its clients had received the current `message`: its anchors + s(τ) Δ."""
         present = replace(part, message=message, server=self.server)
         age = self.round - version
         if age == 0:
@@ -341,14 +341,14 @@ class Buffered(Simulation):
         return replace(present, replies=present.updates.with_changes(scaled))
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return (tensors, facts) from which `load` continues exactly, with clients that are still training."""
+        """Return (tensors, facts) from which `load` continues exactly, including clients that are still training."""
         tensors, facts = super().dump()
         for version, server in self.versions.items():
             tensors |= {f"versions/{version}/{p}": t for p, t in tree.leaves(server)}
         return tensors, {**facts, "timeline": self.timeline.dump(), "versions": sorted(self.versions)}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore what `dump` returned."""
+        """Restore the run from what `dump` returned."""
         super().load(tensors, facts)
         self.timeline = Timeline.load(facts["timeline"])
         self.versions = {}

@@ -1,26 +1,26 @@
 """Client-level differential privacy (DP-FedAvg: McMahan et al., ICLR 2018).
 
-"Learning Differentially Private Recurrent Language Models." Nobody can tell from what the server makes of the replies
-whether a client's data were used.
+"Learning Differentially Private Recurrent Language Models." The server's result does not reveal whether a client's
+data were used.
 
-    Δ_i = reply_i − what it is measured from (`Method.anchor`),   all floating entries together
+    Δ_i = reply_i − its origin (`Method.anchor`),   all floating entries together
     Δ_i ← Δ_i · min(1, C/‖Δ_i‖₂)
-    the server needs only the mean:      Δ ← (1/m) ( Σ_i Δ_i + N(0, σ²C²) )        and sees nothing else
-    it looks at replies one by one:      Δ_i ← Δ_i + N(0, σ²C²)                    for every client
+    the server needs only the mean:      Δ ← (1/m) ( Σ_i Δ_i + N(0, σ²C²) )        and sees only that
+    it needs individual replies:         Δ_i ← Δ_i + N(0, σ²C²)                    for every client
 
 The server is trusted to clip and to add the noise. An update that is not finite counts as zero, since leaving it out
-would tell that there was one. Neighbours are two runs in one of which a client's updates are all zero ("zero-out"), so
-what one client changes is at most C.
+would reveal it. Two runs are neighbours if they differ only in one client's updates, which are all zero in one of them
+("zero-out"), so one client's contribution changes by at most C.
 
 | clients of a round | m | what a round costs a client |
 |---|---|---|
 | `bernoulli`, of a mean | the expected number qN | the Gaussian mechanism of σ, Poisson-sampled with rate q |
 | all others | the number of clients in it | one Gaussian mechanism of σ in a round it takes part in, else nothing |
 
-Only clients that are drawn each by itself, in secret, make a round cheaper than taking part in it: then nobody may see
-who was drawn nor how many, so the mean is over the expected number and a round of nobody is noise like all others. A
-sample of fixed size has no such bound (whoever is drawn keeps another one out), `proportional` sampling prefers some,
-and replies that are looked at one by one show who sent them; there the cohort is taken as public.
+Sampling lowers the cost of a round only if clients are drawn independently and in secret. Nobody may then see who was
+drawn or how many, so the sum is divided by the expected number, and an empty round is noise like all others. A sample
+of fixed size has no such bound (each drawn client keeps another one out), `proportional` sampling prefers some clients,
+and individual replies show who sent them; in these cases the cohort is treated as public.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ClientDP(ClippedNoise):
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """Client-level privacy of the rounds of a run: what the server sees of an update, and what that costs."""
+    """Client-level privacy of a run's rounds: the replies that the server sees, and their privacy cost."""
 
     dp: ClientDP
     mean_only: bool
-    """The server needs the mean of the replies and nothing else."""
+    """The server needs only the mean of the replies."""
     seed: int
     sampling: Sampling
     fraction: float
@@ -63,20 +63,20 @@ class PrivateUpdates:
 
     @property
     def secret(self) -> bool:
-        """Privacy counts on nobody seeing who takes part: a mean of clients drawn each by itself."""
+        """Whether privacy relies on a secret cohort: a mean of clients that are drawn independently."""
         return self.sampling == "bernoulli" and self.fraction < 1 and self.mean_only
 
     def visible_replies(self, part: Trained, round: int, members: int) -> TensorDict:
-        """Return what the server may see of the replies [clients, ...] of the sampled clients of one architecture.
+        """Return private replies [clients, ...] of the sampled clients of one architecture.
 
         Args:
             part: their part of a round.
             round: rounds before this one.
-            members: so many clients of the architecture may be drawn.
+            members: number of clients of the architecture that may be drawn.
 
         Raises:
-            ModelError: replies hold running statistics, which are means of squares that no clip of ours bounds.
-            ConfigError: replies hold what noise cannot cover.
+            ModelError: replies hold running statistics, which clipping updates does not bound.
+            ConfigError: replies hold entries that noise cannot cover.
         """
         for path, _ in tree.leaves(part.replies):
             if path.rpartition("/")[2] in part.group.model.buffers:
@@ -89,7 +89,7 @@ class PrivateUpdates:
         return private_replies(part.updates, self.dp, key, part.ids, self.mean_only, expected)
 
     def used(self, clients: Sequence[int], replies: TensorDict) -> dict[int, Uses]:
-        """Return what a round costs whom; nothing where nothing is sent."""
+        """Return the privacy cost of a round by client; empty if the replies hold no floating numbers."""
         if not any(tensor.is_floating_point() for _, tensor in tree.leaves(replies)):
             return {}
         everyone = self.mean_only and len(clients) == self.participants
@@ -106,17 +106,17 @@ def private_replies(
     mean_only: bool,
     expected: float | None = None,
 ) -> TensorDict:
-    """Return what the server may see of the replies of some clients.
+    """Return the private replies of some clients, which the server may see.
 
-    With `mean_only` every row is its anchor plus the one noisy mean of all updates: the mean over rows is what it
-    should be, and a single row tells no more than the mean. With `expected`, the number of clients of a round that
-    hides who is in it, there is a single row, whose sum is divided by that number; nobody may be in it.
+    With `mean_only` every row is its anchor plus the one noisy mean of all updates, so the mean over rows is right and
+    a single row reveals no more than the mean. With `expected`, the expected number of clients of a secret cohort,
+    there is a single row: the sum divided by that number. The cohort may then be empty.
 
-    Noise is a function of `key` and, with replies one by one, of the client.
+    Noise is a function of `key` and, for individual replies, of the client.
 
     Raises:
-        ConfigError: a reply holds whole numbers that the client had not received, which noise cannot cover, or clients
-            had received different things in a round that hides who is in it.
+        ConfigError: a reply holds integers that differ from those received, which noise cannot cover, or clients of a
+            secret cohort received different messages.
     """
     replies, origins = dict(tree.leaves(updates.replies)), updates.origins
     for path, tensor in replies.items():
@@ -151,7 +151,7 @@ def private_replies(
 
 
 def _clipped(updates: ClientUpdates, limit: float) -> dict[str, Tensor]:
-    """Return updates of norm `limit` at most, over all entries together; one that is not finite becomes 0."""
+    """Return updates clipped to norm `limit` over all entries together; one that is not finite becomes 0."""
     if not updates.changes:
         return {}
     norms = updates.norms()

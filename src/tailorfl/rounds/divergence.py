@@ -1,7 +1,7 @@
-"""Numbers that are not finite: whose update they are in, which term of the method made them, and what to do about it.
+"""Numbers that are not finite: the clients they come from, the term of the method that made them, and the fix.
 
-To find the term, a client that diverged trains once more and is watched: rounds that go well pay nothing for it, and of
-one that does not a single client is looked at.
+To find the term, the first client that diverged trains once more with its terms watched. Rounds without divergence have
+no overhead.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 
 
 def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, ...]:
-    """Return the clients that answered with an update that is not finite, in rising order.
+    """Return the clients whose update is not finite, in rising order.
 
     Raises:
-        DivergenceError: all that answered did.
+        DivergenceError: no update is finite.
     """
     answered = sum(len(t.ids) for t in done)
     rejected = tuple(
@@ -50,7 +50,7 @@ def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, .
             (not run.is_blamed and _blamed_term(run, done)) or "learning rate too high?",
         )
         run.is_blamed = True
-    # With client-level privacy a stop would tell what a single client's update was.
+    # With client-level privacy, stopping would reveal a single client's update.
     if diverged and len(rejected) == answered and run.client_dp is None:
         raise DivergenceError(
             f"round {run.round + 1}: all {answered} clients diverged (updates are NaN or infinite); "
@@ -60,10 +60,10 @@ def rejected_clients(run: FederatedRun, done: Sequence[Trained]) -> tuple[int, .
 
 
 def _blamed_term(run: FederatedRun, done: Sequence[Trained]) -> str:
-    """Return which term of the first client that diverged was the first that was not finite; "" if none was.
+    """Return the first term that was not finite, of the first client that diverged; "" if there is none.
 
-    Looked at are the terms of batches whose loss is finite, their values and their gradients. Under privacy, which must
-    not show what single batches or clients are, the answer is "".
+    Only batches whose loss is finite are checked: the terms' values and gradients. Under privacy, which must not reveal
+    single batches or clients, the result is "".
     """
     if run.level is not None:
         return ""
@@ -80,12 +80,12 @@ def _blamed_term(run: FederatedRun, done: Sequence[Trained]) -> str:
 
 
 def check_server(old: TensorDict, new: TensorDict, round: int, options: Sequence[str]) -> None:
-    """Nothing if the server's state holds no NaN or infinity that it did not hold before.
+    """Check that the server's state holds no NaN or infinity that it did not hold before.
 
     `options` are the settings of the method that the server's step depends on.
 
     Raises:
-        DivergenceError: it does, though every update that it was made of is finite.
+        DivergenceError: it does, though every update that it was made from is finite.
     """
     before = dict(tree.leaves(old))
     for path, tensor in tree.leaves(new):
@@ -101,11 +101,11 @@ def check_server(old: TensorDict, new: TensorDict, round: int, options: Sequence
 
 
 HUGE = 1e6
-"""Numbers in the server's state from which on its own step is to blame for clients that diverge, if it has one."""
+"""Size of numbers in the server's state from which its own step, if it has one, is blamed for diverging clients."""
 
 
 def why_all_diverged(server: TensorDict, options: Sequence[str]) -> str:
-    """Return what to do where no client's update was finite: by what they were sent, theirs or the server's step."""
+    """Return advice if no client's update was finite; the state they received decides whether to blame the server."""
     floats = [t for _, t in tree.leaves(server) if t.is_floating_point() and t.numel()]
     largest = max((float(t.abs().max()) for t in floats), default=0.0)
     if largest > HUGE and options:
@@ -120,17 +120,17 @@ def _too_long(options: Sequence[str]) -> str:
 
 
 def listed(clients: Sequence[int], most: int = 20) -> str:
-    """Return ids for a message, `most` of them at most."""
+    """Return at most `most` ids for a message."""
     return first_few([str(client) for client in clients], most)
 
 
 class _NotFiniteError(TailorflError):
-    """A term is to blame; ends the training that is watched."""
+    """A term is not finite; ends the training that is watched."""
 
 
 @dataclass(frozen=True)
 class _Watched:
-    """The client function of a round, with terms that are watched; it returns nothing."""
+    """The client function of a round with its terms watched; it returns an empty state."""
 
     method: Method
 
@@ -140,7 +140,7 @@ class _Watched:
 
 
 class _Watching(Client):
-    """A client whose fits end at the first term that is not finite."""
+    """A client whose fits stop at the first term that is not finite."""
 
     def fit(self, start: Any, **options: Any) -> Any:
         """Return `start` trained."""
@@ -151,7 +151,7 @@ class _Watching(Client):
 
 
 class _Watch:
-    """The function of a term, which counts the batches it is asked about and looks at what it says of them."""
+    """The function of a term, which counts its batches and checks its values."""
 
     def __init__(self, term: Term, number: int, purpose: str) -> None:
         self.term, self.batch = term, 0
@@ -163,12 +163,12 @@ class _Watch:
         return (value, state) if self.term.keeps else value
 
     def _look(self, seen: Seen, value: Tensor) -> None:
-        """Raise _NotFiniteError where this term is the first that is not finite."""
+        """Raise _NotFiniteError if this term is not finite though the model is."""
         self.batch += 1
         public = self.term.public is not None
         term_value, model_value = physical(value)[0], physical(seen.outputs if public else seen.loss)[0]
         if not _finite(model_value):
-            return  # the model itself is past mending
+            return  # the model itself has already diverged
         if not _finite(term_value):
             bad = f"is {term_value.sum().item()}"
         elif not all(map(_finite, _slopes(term_value, seen))):
@@ -191,9 +191,9 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _slopes(value: Tensor, seen: Seen) -> list[Tensor]:
-    """Gradients of a term by what it sees of the model, where it depends on it."""
+    """Gradients of a term with respect to those of the model's outputs, parameters and features that it depends on."""
     sources = [seen.outputs, *seen.own.values()]
-    with contextlib.suppress(ModelError):  # a model without a layer that has features: no term uses them
+    with contextlib.suppress(ModelError):  # the model has no feature layer, so no term uses features
         sources.append(seen.features)
     inputs = [t for t in (physical(source)[0] for source in sources) if t.requires_grad]
     if not value.requires_grad or not inputs:

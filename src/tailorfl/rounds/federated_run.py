@@ -1,4 +1,4 @@
-"""A federated run as it stands between two rounds: its clients' states, the models that come out, and checkpoints."""
+"""A federated run between two rounds: its clients' states, the resulting models, and checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tailorfl.training.cohort import Cohort, TrainConfig
 
 
 class FederatedRun:
-    """One method on one federation, after as many rounds as it has done; `Simulation` has the arguments and goes on."""
+    """One method on one federation after some rounds; `Simulation` documents the arguments and runs the rounds."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class FederatedRun:
         self.traffic = Traffic()
         self.ledger = PrivacyLedger()
         self.gradients = self.turns = self.round = 0
-        self._replied: dict[str, tree.Shapes] = {}  # of every reply that a group has sent so far
-        self.is_blamed = False  # whether a client that diverged was looked at for the term to blame
+        self._replied: dict[str, tree.Shapes] = {}  # by group: of every entry of its replies so far
+        self.is_blamed = False  # whether the first divergence was already searched for the term to blame
         poisoned = see(self.malicious.poisoned(federation))
         self.population = Population(
             self.federation, self.groups, seed, method.pooled, poisoned, system.malicious.from_round
@@ -121,14 +121,14 @@ class FederatedRun:
                 "the epsilon of this privacy counts on nobody seeing who takes part in a round, which settings of "
                 "system show; leave them out, or take sampling=uniform"
             )
-        # A trace says what happened; and where all data lie in one place, nobody is asked.
+        # A trace records the outcomes, and with pooled data there are no devices to simulate.
         simulated = system.is_simulated and trace is None and not self.population.pooled
         self.system = System.of(system, seed, federation.names) if simulated else None
         self.clock = 0.0
         self._check_trace(system)
 
     def _check_trace(self, system: SystemConfig) -> None:
-        """Raise ConfigError where a recorded run is of other clients or of other rounds."""
+        """Raise ConfigError if a recorded run has other clients or another mode of rounds."""
         for round_trace in self.trace or ():
             self.check_asked(round_trace)
             if any(a.version is not None for a in round_trace.answers) != (system.mode == "buffered"):
@@ -136,7 +136,7 @@ class FederatedRun:
                 raise ConfigError(f"the trace is of {recorded_mode} rounds; set system.mode={recorded_mode}")
 
     def _check_enough(self) -> None:
-        """Raise ConfigError where a rule needs more clients of an architecture than a round has."""
+        """Raise ConfigError if a rule needs more clients of an architecture than a round has."""
         if self.robust is None:
             return
         for group in self.groups:
@@ -145,7 +145,7 @@ class FederatedRun:
             self.robust.rule.check(self.robust.settings, sampled if len(self.groups) == 1 else members)
 
     def check_asked(self, trace: RoundTrace) -> None:
-        """Nothing if the clients that were asked in a recorded round are there; raises ConfigError otherwise."""
+        """Check that the clients of a recorded round exist. Raises ConfigError."""
         strange = [i for i in trace.asked if i >= self.participants]
         if strange:
             raise ConfigError(
@@ -155,12 +155,12 @@ class FederatedRun:
 
     @property
     def is_traced(self) -> bool:
-        """The outcome of every sampled client is recorded; not where all answer in any case."""
+        """Whether the outcome of every sampled client is recorded; false if all clients always answer."""
         return self.trace is not None or self.system is not None
 
     @property
     def level(self) -> PrivacyLevel | None:
-        """The level of privacy: sample, client, or None without."""
+        """The level of privacy: sample, client, or None without privacy."""
         return "sample" if self.train.dp is not None else "client" if self.client_dp is not None else None
 
     @property
@@ -175,14 +175,14 @@ class FederatedRun:
 
     @property
     def cohort_is_secret(self) -> bool:
-        """Privacy counts on nobody seeing who takes part in a round."""
+        """Whether privacy relies on a secret cohort: nobody may see who takes part in a round."""
         return self.updates is not None and self.updates.secret
 
     @property
     def trained_scalars(self) -> int:
-        """Scalars that one client optimises in a round: `d` for one model, `2d` for two, and a second head or the like.
+        """Scalars that one client optimises in a round: d for one model, 2d for two; parts trained twice count twice.
 
-        The mean over clients where they have different architectures.
+        If clients have different architectures, the mean over clients.
         """
         method, total = self.method, 0
         for group in self.groups:
@@ -195,14 +195,15 @@ class FederatedRun:
     def cohort(self, ids: Sequence[int], limit: int | None = None, own: bool = False) -> Cohort:
         """Return the cohort `ids` of this round, clients of one architecture.
 
-        `own` are the clients as they deploy: the federation's even where training is pooled, at the rate of tuning.
+        `own` selects clients as they deploy: those of the federation even if training is pooled, at the learning rate
+        of deployment.
         """
         return self.population.cohort(ids, self.round, self.train, limit, own)
 
     def run(
         self, ids: Sequence[int], states: TensorDict, message: Broadcast, function: ClientFunction
     ) -> Parts:
-        """Return a client function of `ids`, clients of one architecture, stacked; nothing is stored."""
+        """Return the stacked results of a client function for `ids`, clients of one architecture; store nothing."""
         if isinstance(message, PerArchitecture):
             ((group, _),) = by_group(self.groups, ids)
             message = message[group.name]
@@ -210,7 +211,7 @@ class FederatedRun:
             return self.engine.map(CohortTask.of(function, self.cohort(ids), message), states)
 
     def new_record(self) -> PrivacyRecord | None:
-        """Return where a training notes what it uses; None where nothing has to be accounted for."""
+        """Return a record for the uses of private data in a training; None without sample-level privacy."""
         return PrivacyRecord() if self.train.dp is not None else None
 
     # -- who takes part -------------------------------------------------------------------------------------
@@ -218,8 +219,8 @@ class FederatedRun:
     def sample(self, round: int) -> tuple[int, ...]:
         """Return the clients of a round in rising order.
 
-        They depend on (seed, round) only, so all methods see the same cohorts. A client that was left out of the
-        federation changes nobody else's: it is missing where it would have been drawn.
+        They depend on (seed, round) only, so all methods see the same cohorts. Leaving a client out of the federation
+        only removes it from the cohorts it would have been drawn for.
         """
         drawn = sample_clients(
             self.seed,
@@ -232,7 +233,7 @@ class FederatedRun:
         return tuple(i for i in drawn if self.population.sizes[i])
 
     def trainees(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the clients that train where `sampled` are those that are aggregated."""
+        """Return the clients that train in a round that aggregates `sampled`."""
         return self.population.present if self.method.participation == "all" else sampled
 
     def replies(self, part: Trained) -> Replies:
@@ -248,21 +249,21 @@ class FederatedRun:
             rate=self.fraction if self.cohort_is_secret else None,
         )
 
-    # -- the models that come out ---------------------------------------------------------------------------
+    # -- resulting models -----------------------------------------------------------------------------------
 
     def personal_models(
         self, ids: Sequence[int], at_once: int = 32
     ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
-        """Yield (clients, their deployable models [clients, ...]); every personal metric is of these."""
+        """Yield (clients, their deployable models [clients, ...]); all personal metrics evaluate these models."""
         for group, part in in_parts(self.groups, ids, at_once):
             yield part, self._deployed(group, part, None)
 
     def newcomer_models(
         self, ids: Sequence[int], steps: int, at_once: int = 32
     ) -> Iterator[tuple[tuple[int, ...], TensorDict]]:
-        """Yield the models of clients that never trained, after at most `steps` batches of each training.
+        """Yield models of clients that never trained, after at most `steps` batches in each fit.
 
-        0: what such a client can deploy at once. Nothing is stored and nothing is sent.
+        With 0 steps, the models that such clients can deploy at once. Nothing is stored or sent.
         """
         for group, part in in_parts(self.groups, ids, at_once):
             yield part, self._deployed(group, part, steps)
@@ -275,7 +276,7 @@ class FederatedRun:
         with torch.no_grad():
             (models,) = self.engine.map(visit, Stored(group.states, fresh=steps is not None))
         if record is not None:
-            # Of all models that evaluations look at one is deployed: the last, or the one that adapted longest.
+            # Of all evaluated models only one is deployed: the last, or the one that adapted longest.
             purpose: Purpose = "deployment" if steps is None else "newcomer"
             self.ledger.settle(purpose, record.uses, keep_larger=steps is not None)
         return models
@@ -283,7 +284,7 @@ class FederatedRun:
     def deployment_message(
         self, group: Group, ids: Sequence[int], steps: int | None
     ) -> TensorDict | PerClient:
-        """Return what clients of a group receive before they deploy; `steps` as in `DeploymentFunction`."""
+        """Return the message to clients of a group before they deploy; `steps` as in `DeploymentFunction`."""
         if steps is None and not self.method.personal_receives:
             return tree.empty()
         send = self.method.broadcast if steps is None else self.method.welcome
@@ -322,9 +323,9 @@ class FederatedRun:
         return tensors, {**facts, "ledger": self.ledger.dump()} if self.ledger else facts
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore what `dump` returned."""
-        # Copies: a tensor inside a file's buffer may lie where matrix products use other instructions and round
-        # otherwise than on memory of their own.
+        """Restore the run from what `dump` returned."""
+        # Copies: matrix products on a tensor inside a file's buffer may use other instructions, because of its
+        # alignment, and round differently.
         server_tensors = {
             p.removeprefix("server/"): t.clone() for p, t in tensors.items() if p.startswith("server/")
         }

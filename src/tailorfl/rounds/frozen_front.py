@@ -1,8 +1,8 @@
 """The frozen front of a network, computed once for each sample and kept (`engine.features`).
 
-`Featured` is a data set whose samples are what the extractor of `tailorfl.models.frozen_features` makes of those of
-another one: clients, the server and evaluations read it like any other. Rows are computed when they are first asked
-for, in blocks that do not depend on who asks, so a run has the same bits whoever comes first, in whichever process.
+`Featured` is a data set whose samples are the features of another data set's samples, computed by the extractor of
+`tailorfl.models.frozen_features`. Clients, the server and evaluations read it like any other data set. Rows are
+computed on first use, in fixed blocks, so a run is bit-identical whichever process reads a row first.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from tailorfl.settings.experiment import DEFAULT
 from tailorfl.training import tree
 
 BLOCK = 32
-"""So many samples go through the front at once."""
+"""Number of samples that go through the front at once."""
 
 
 class FeatureTable:
-    """Features of the samples of a source, [samples, width], of which blocks are filled when they are needed.
+    """Features of a source's samples, [samples, width], computed in blocks on first use.
 
-    The numbers, and which blocks are there, lie where worker processes see them: each block is computed once.
+    The features, and flags of the computed blocks, are in memory that worker processes share: each block is computed
+    once.
 
     Args:
         source: the samples.
-        front: what makes features of them.
-        order: int64, every row of the source once; those that are used together stand together.
-        used: so many of them, from the first on, somebody has; others are computed if they are asked for all the same.
-        folder: of the file that holds the numbers; None keeps them in memory.
+        front: computes the features.
+        order: int64, every row of the source once; rows that are used together are adjacent.
+        used: number of rows, from the start of `order`, that some client has; `ensure` computes others too.
+        folder: of the file that holds the features; None keeps them in memory.
 
     Raises:
-        RunError: the file cannot be made, or the disk has no place for it.
+        RunError: the file cannot be made, or the disk has no space for it.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class FeatureTable:
         self._is_full = False
 
     def ensure(self, rows: Tensor) -> None:
-        """Compute what is not there of the samples `rows`, int64 of any shape in host memory."""
+        """Compute missing features of the samples `rows`, int64 of any shape in host memory."""
         if self._is_full:
             return
         blocks = self._block_of[rows.reshape(-1).numpy()]
@@ -80,7 +81,7 @@ class FeatureTable:
         self._is_full = bool(self._there.all())
 
     def fill(self, device: torch.device) -> None:
-        """Compute what is not there of the samples that somebody has, on a device; others are no numbers."""
+        """Compute missing features of the samples that clients have, on a device; set all others to NaN."""
         missing = np.flatnonzero(self._there == 0)
         is_used = missing < -(-self.used // BLOCK)
         self._fill(missing[is_used].tolist(), device)
@@ -96,7 +97,7 @@ class FeatureTable:
             self._there[number] = 1
 
     def seconds(self) -> float:
-        """Seconds that all of it takes on this machine, judging by one block."""
+        """Return the estimated seconds that all of it takes on this machine, from the time of one block."""
         rows = torch.from_numpy(self._blocks[0])
         self.front(self.source.take(rows))
         begin = time.perf_counter()
@@ -105,22 +106,22 @@ class FeatureTable:
 
 
 class Featured(Source):
-    """A data set whose samples are the features of those of another one, [samples, width]."""
+    """A data set whose samples are the features of another data set's samples, [samples, width]."""
 
     table: FeatureTable
 
     @classmethod
     def of(cls, source: Source, table: FeatureTable) -> Featured:
-        """Return the samples of `source`, which have its targets, as the features of a table."""
+        """Return `source` with its samples replaced by the features of a table; the targets stay."""
         return copied(cls, source, mean=None, std=None, augment="none", x=table.values, table=table)
 
     @property
     def original(self) -> Source:
-        """The samples that they are the features of."""
+        """The samples from which the features are computed."""
         return self.table.source
 
     def at_hand(self, device: torch.device) -> Source:
-        """Return the same with all features computed, on a device, as an ordinary data set in host memory."""
+        """Return an ordinary data set in host memory, with all features computed on a device."""
         self.table.fill(device)
         return copied(Source, self)
 
@@ -129,12 +130,12 @@ class Featured(Source):
         return super()._picked(rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a process that does not share this one's memory all of it is there."""
+        """Pickle it with all features computed, for a process that does not share this one's memory."""
         return copied, (Source, copied(Source, self.at_hand(HOST), x=self.x.clone()))
 
 
 class Tables:
-    """The tables of one front for the sources of a federation; runs on one federation share those that are equal."""
+    """The tables of one front for the sources of a federation; runs on one federation share equal tables."""
 
     _known: ClassVar[WeakKeyDictionary[Federation, dict[str, FeatureTable]]] = WeakKeyDictionary()
 
@@ -157,7 +158,7 @@ class Tables:
         return tables[key]
 
     def _order(self, source: Source) -> tuple[Ints, int]:
-        """All rows of a source, each client's together, then those that no client has; how many somebody has."""
+        """Return the rows of a source, grouped by client, then those of no client; and the number of the former."""
         rows = np.arange(len(source), dtype=np.int64)
         if source.x is not self._federation.source.x:
             return rows, len(rows)
@@ -166,7 +167,7 @@ class Tables:
 
 
 def dealt_rows(federation: Federation) -> Ints:
-    """Return the rows of the clients' source that somebody has, each once, those of a client together."""
+    """Return the rows of the clients' source that some client has, each once, grouped by client."""
     parts = [federation.part(part) for part in ("train", "val", "test")]
     rows = np.concatenate([rows_of[client] for client in range(len(federation)) for rows_of in parts])
     return rows[np.sort(np.unique(rows, return_index=True)[1])]
@@ -180,10 +181,7 @@ def digest_of(source: Source) -> str:
 
 
 def _digest(front: FeatureExtractor) -> str:
-    """Return a hash of everything that features depend on but for the samples.
-
-    Frozen weights, layers, where they end.
-    """
+    """Return a hash of all that features depend on but the samples: frozen weights, layers and the boundary."""
     module = front.model.module
     tensors = tensors_of(module)
     frozen = [f"{name} {tensor_digest(tensors[name])}" for name in sorted(front.model.frozen)]
@@ -203,12 +201,12 @@ def _of_array(array: Any) -> str:
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE, DISK_SHARE = 0.5, 0.9
-"""Of what is free, the most that features take."""
+"""Largest shares of free memory and disk space that features take."""
 
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """As `tailorfl.settings.execution` declares it; `folder` is where files are made, by default that of the system."""
+    """Settings as in `tailorfl.settings.execution`; files are made in `folder`, by default the temporary folder."""
 
     place: FeaturePlace = DEFAULT.engine.features
     gigabytes: float = DEFAULT.engine.features_memory
@@ -216,7 +214,7 @@ class FeatureSettings:
 
 
 FEATURES = FeatureSettings("off")
-"""Of a run that is made by hand: its cohorts then hold the samples as they were given."""
+"""Settings of a run built directly in Python: its cohorts hold the original samples."""
 
 
 @dataclass(frozen=True)
@@ -224,11 +222,11 @@ class Features:
     """A run whose frozen front is computed once.
 
     Attributes:
-        model: what comes after the front; of the same state as the whole network.
-        federation: the samples as that reads them.
-        see: any further source as that reads it.
-        bytes: what all features take.
-        on_disk: whether they lie in a file.
+        model: the layers after the front; its state is that of the whole network.
+        federation: the federation with features as samples.
+        see: returns the features of any further source.
+        bytes: size of all features.
+        on_disk: whether they are in a file.
     """
 
     model: Model
@@ -239,30 +237,30 @@ class Features:
 
     @property
     def tables(self) -> list[FeatureTable]:
-        """Those of the clients' samples, of the public set and of the shifted sets."""
+        """The tables of the clients' samples, the public set and the shifted sets."""
         sources = (self.federation.source, self.federation.public, *self.federation.shifted.values())
         return [table for source in sources if (table := getattr(source, "table", None)) is not None]
 
     def compute(self) -> None:
-        """Compute all of them, which otherwise happens when a sample is first asked for."""
+        """Compute all features now instead of on first use."""
         for table in self.tables:
             table.fill(HOST)
 
     def seconds(self) -> float:
-        """Seconds that all of them take to compute on this machine."""
+        """Return the estimated seconds to compute all features on this machine."""
         return sum(table.seconds() for table in self.tables)
 
 
 def frozen_front(
     models: Mapping[str, Model], federation: Federation, seed: int, settings: FeatureSettings
 ) -> tuple[Features | None, str]:
-    """Return what a run goes on with, or None where it runs as it is, and why in words.
+    """Return the features that a run uses, or None if nothing is computed once; and the reason as text.
 
     Args:
         models: the model that clients train, by architecture.
         federation: the samples.
         seed: of the run.
-        settings: whether it may, and what it may take.
+        settings: whether and where features are kept, and how much memory they may take.
     """
     reason = _hindrance(models, federation, settings)
     if reason:
@@ -308,7 +306,7 @@ def frozen_front(
 
 
 def _hindrance(models: Mapping[str, Model], federation: Federation, settings: FeatureSettings) -> str:
-    """Return why nothing can be computed once, whatever the networks are; "" where it may."""
+    """Return why features cannot be computed once, judged before looking at the network's layers; "" if they can."""
     if settings.place == "off":
         return "engine.features is off"
     if not any(model.frozen for model in models.values()):
@@ -324,7 +322,7 @@ def _hindrance(models: Mapping[str, Model], federation: Federation, settings: Fe
 
 
 def _where(size: int, settings: FeatureSettings) -> tuple[Path | None, str]:
-    """(folder of the file that holds so many bytes, or None for memory; why they cannot be held, else "")."""
+    """Return (folder of a file for `size` bytes, or None for memory; why they cannot be kept, else "")."""
     free = free_memory(HOST)
     fits = size <= settings.gigabytes * 1e9 and (free is None or size <= MEMORY_SHARE * free)
     if settings.place == "auto" and fits:

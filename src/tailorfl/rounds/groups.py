@@ -1,7 +1,7 @@
-"""Clients by architecture: their model, where it starts, and their private states.
+"""Clients by architecture: their model, its initial state, and their private states.
 
-Most federations have one group. Where clients have different architectures, each group runs through the engine on
-its own, and what they exchange (predictions, say) is put together in the order of clients again.
+Most federations have one group. If clients have different architectures, each group runs through the engine
+separately, and what they exchange (predictions, say) is joined again in the order of clients.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The architecture; "" where it is the only one."""
+        """The architecture; "" if it is the only one."""
         return self.context.architecture
 
     @property
@@ -60,8 +60,8 @@ def trained_models(
     """Return the models that clients train, by architecture.
 
     Raises:
-        ConfigError: the method cannot mix architectures or have such samples, lacks its public set, or a client has no
-            architecture.
+        ConfigError: the method does not support several architectures or such samples, its public set is missing, or a
+            client has no architecture.
     """
     _check(method, federation, models, assignment)
     named = {"": models} if isinstance(models, Model) else models
@@ -80,7 +80,7 @@ def make_groups(
 ) -> tuple[Group, ...]:
     """Return the groups of a federation; `assignment` names every client's architecture, held-out ones included.
 
-    `models` are those of `trained_models`, which read samples as `see` gives them.
+    `models` are those of `trained_models`, which read sources as `see` returns them.
     """
     source, rows = federation.source, federation.server
     sizes = federation.sizes()[: federation.num_clients]
@@ -91,7 +91,7 @@ def make_groups(
             method.make_split(model),
             federation.num_clients,
             train,
-            # As `torch.manual_seed(seed)` before building the model gives it: the start other code has, too.
+            # Same as building the model after `torch.manual_seed(seed)`, so that other code starts from it too.
             model.init(seed),
             seed,
             task=source.task,
@@ -110,14 +110,14 @@ def make_groups(
         start = method.client_state(full)
         individual = functools.partial(own_start, method, full) if method.individual_start else None
         store = StateStore(start, state_folder, individual)
-        # Where there is one architecture nothing is assigned: all clients have it.
+        # With one architecture nothing is assigned: all clients have it.
         theirs = frozenset(i for i, name in enumerate(assignment) if name == full.architecture)
         groups.append(Group(full, start, store, theirs if assignment else everyone))
     return tuple(groups)
 
 
 def why_fixed(method: Method, level: PrivacyLevel | None, architectures: int = 1) -> str:
-    """Return why no client can join a run that has begun, as a sentence; "" if one can."""
+    """Return why no client can join a run that has started, as a sentence; "" if one can."""
     reason = method.fixed_clients if hold(method.fixed_when, method) else ""
     if level == "client":
         reason = "the epsilon of client-level privacy counts on the number of clients"
@@ -127,15 +127,15 @@ def why_fixed(method: Method, level: PrivacyLevel | None, architectures: int = 1
 
 
 def extended(method: Method, group: Group, federation: Federation) -> Group:
-    """Return the clients of the only architecture, with those that join them.
+    """Return the group of the only architecture, extended by the clients that join.
 
     Args:
         method: of the run.
-        group: the clients that are there.
-        federation: of them, and of the new ones after them.
+        group: the present clients.
+        federation: of the present clients, followed by the new ones.
 
     Raises:
-        ConfigError: the server's state depends on how many clients there are.
+        ConfigError: the server's state depends on the number of clients.
     """
     sizes = federation.sizes()
     number, mean = federation.num_clients, float(sizes.mean())
@@ -150,7 +150,7 @@ def extended(method: Method, group: Group, federation: Federation) -> Group:
 
 
 def own_start(method: Method, context: Context, client: int) -> TensorDict:
-    """Return the private state a client starts with where each draws an initial model of its own."""
+    """Return a client's initial private state if every client draws its own initial model."""
     drawn = context.model.init(torch_seed(context.seed, "initial model of a client", client))
     return method.client_state(replace(context, init=drawn))
 
@@ -189,8 +189,8 @@ def assign_by_size(
 ) -> list[str]:
     """Return every client's architecture: equal shares, the last ones for the clients with most samples.
 
-    With `rng` by chance: the clients of the largest are drawn without replacement, each time with probabilities
-    n_i / Σ n over those that are left, then those of the next (by log n_i + a Gumbel number, which has that law).
+    With `rng`, shares are random: clients of the largest architecture are drawn first, without replacement, with
+    probabilities n_i / Σ n over those left, then those of the next (ranked by log n_i + a Gumbel number, the same law).
 
     `sizes` [clients] training samples; `architectures` from the smallest to the largest.
 
@@ -205,7 +205,7 @@ def assign_by_size(
 
 
 def by_group(groups: Sequence[Group], ids: Sequence[int]) -> Iterator[tuple[Group, tuple[int, ...]]]:
-    """Yield (group, positions in `ids` of its clients) of the groups that have any."""
+    """Yield (group, positions in `ids` of its clients) for the groups that have any."""
     for group in groups:
         positions = (
             tuple(range(len(ids)))
@@ -219,14 +219,14 @@ def by_group(groups: Sequence[Group], ids: Sequence[int]) -> Iterator[tuple[Grou
 def in_parts(
     groups: Sequence[Group], ids: Sequence[int], at_once: int
 ) -> Iterator[tuple[Group, tuple[int, ...]]]:
-    """Yield (group, some of its clients), `at_once` of them at most."""
+    """Yield (group, some of its clients), at most `at_once` of them."""
     for group, positions in by_group(groups, ids):
         for start in range(0, len(positions), at_once):
             yield group, tuple(ids[k] for k in positions[start : start + at_once])
 
 
 def message_for(message: Broadcast, group: Group, positions: Sequence[int]) -> TensorDict | PerClient:
-    """Return the part of a broadcast that the clients at `positions` of its receivers get."""
+    """Return the part of a broadcast for the clients at `positions` of its receivers."""
     if isinstance(message, PerArchitecture):
         return message[group.name]
     if isinstance(message, PerClient):
@@ -258,7 +258,7 @@ def gather(parts: Mapping[str, Replies]) -> Replies:
 
 
 def stacked(stacks: Sequence[TensorDict], order: Tensor) -> TensorDict:
-    """Return the entries that all stacks [clients, ...] have in the same shape, of all clients in an order."""
+    """Join stacks [clients, ...] and reorder the clients; only entries that all have in the same shape remain."""
     leaves = [dict(tree.leaves(stack)) for stack in stacks]
     common = [
         p for p, t in leaves[0].items() if all(p in l and l[p].shape[1:] == t.shape[1:] for l in leaves)

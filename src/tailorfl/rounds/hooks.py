@@ -1,21 +1,21 @@
-"""The hooks of a round: what looks at it, or changes it, between its steps.
+"""The hooks of a round: they observe it, or change it, between its steps.
 
-All of them, in the order in which they are asked:
+All of them, in the order in which they are called:
 
 | step | moment | hook | what it does |
 |---|---|---|---|
 | sample | | | |
-| broadcast | `after_broadcast` | `SimulatedSystem` | says who answers and after how long: the round's trace |
+| broadcast | `after_broadcast` | `SimulatedSystem` | sets the round's trace: who answers, and when |
 | collect | `after_training` | `Attacks` | changes the replies of malicious clients |
-| accept | `after_acceptance` | `PrivateReplies` | counts updates that are not finite as zero; hides who takes part |
+| accept | `after_acceptance` | `PrivateReplies` | counts updates that are not finite as zero; hides a secret cohort |
 | aggregate | `before_aggregation` | `PrivateReplies` | clips updates and adds noise (client-level privacy) |
-| | | `RobustRule` | puts a robust rule in place of the mean |
-| record | `after_round` | `TrafficCount` | counts what was sent |
+| | | `RobustRule` | replaces the mean by a robust rule |
+| record | `after_round` | `TrafficCount` | counts traffic |
 | | | `WorkCount` | counts gradients, answers and seconds |
-| | | `PrivacyAccount` | books what private data were used for |
+| | | `PrivacyAccount` | books uses of private data |
 
-Every hook is asked in every round and does nothing in runs without what it is for. Who collects replies elsewhere, in
-buffered rounds or from real clients, replaces the step `collect` and leaves these as they are.
+Every hook is called in every round and does nothing in runs that do not need it. Buffered rounds and deployments
+override only the step `collect`; the hooks stay the same.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from tailorfl.rounds.system import ClientWork
 
 
 class RoundHook:
-    """The moments of a round; a hook defines those that it needs."""
+    """The moments of a round; a hook overrides those that it needs."""
 
     def after_broadcast(self, run: FederatedRun, current: RoundState) -> None:
-        """See the message before anybody trains."""
+        """Receive the message before any client trains."""
 
     def after_training(self, run: FederatedRun, part: Trained, number: int) -> Trained:
-        """Return what clients of one architecture send, who trained in a round after `number` others."""
+        """Return what clients of one architecture send; they trained from the server's state after `number` rounds."""
         return part
 
     def after_acceptance(self, run: FederatedRun, current: RoundState) -> None:
-        """See whose replies count."""
+        """Receive the clients whose replies count."""
 
     def before_aggregation(self, run: FederatedRun, current: RoundState, part: Trained) -> Trained | None:
-        """Return what the server gets of the replies of one architecture; None if it gets nothing of them."""
+        """Return the replies of one architecture that the server receives; None if it receives none."""
         return part
 
     def after_round(self, run: FederatedRun, current: RoundState) -> None:
-        """See the whole round, when its states are kept and the server has its new one."""
+        """Receive the completed round, after all new states are stored."""
 
 
 class SimulatedSystem(RoundHook):
@@ -73,7 +73,7 @@ class SimulatedSystem(RoundHook):
 
 
 class Attacks(RoundHook):
-    """Attacks: changes the replies of malicious clients."""
+    """Attacks of malicious clients on their replies."""
 
     def after_training(self, run: FederatedRun, part: Trained, number: int) -> Trained:
         """Return a part with the replies of malicious clients changed."""
@@ -81,16 +81,16 @@ class Attacks(RoundHook):
 
 
 class PrivateReplies(RoundHook):
-    """Client-level privacy between replies and server."""
+    """Client-level privacy, applied to replies before the server receives them."""
 
     def after_acceptance(self, run: FederatedRun, current: RoundState) -> None:
-        """Count an update that is not finite as none, and let nobody see who takes part where that is a secret."""
+        """Count updates that are not finite as zero, and hide the cohort if it is secret."""
         if run.updates is None:
             return
-        # That an update is not finite must not show, so it counts; clipping makes a zero of it.
+        # That an update is not finite must not be revealed, so it counts; clipping sets it to zero.
         counted = [part.among(set(current.sampled)) for part in current.parts]
         current.counted, current.refused = [part for part in counted if part.ids], ()
-        if run.updates.secret:  # a group of which nobody was drawn has replies of no rows: noise alone
+        if run.updates.secret:  # a group without drawn clients has replies without rows: only noise
             by_architecture = {part.group.name: part for part in counted}
             current.counted = [
                 by_architecture[group.name]
@@ -101,7 +101,7 @@ class PrivateReplies(RoundHook):
             ]
 
     def before_aggregation(self, run: FederatedRun, current: RoundState, part: Trained) -> Trained | None:
-        """Return private replies, and nothing that clients report beside them."""
+        """Return private replies, without the metrics that clients report."""
         if run.updates is None:
             return part
         members = len(run.population.members(part.group))
@@ -111,10 +111,10 @@ class PrivateReplies(RoundHook):
 
 
 class RobustRule(RoundHook):
-    """A robust rule in place of the mean."""
+    """A robust rule instead of the mean."""
 
     def before_aggregation(self, run: FederatedRun, current: RoundState, part: Trained) -> Trained | None:
-        """Return replies that are all equal to the rule's; None where too few came for it."""
+        """Return replies whose mean is the rule's result; None if too few arrived for it."""
         if run.robust is None:
             return part
         sampled = set(current.sampled)
@@ -125,7 +125,7 @@ class RobustRule(RoundHook):
 
 
 class TrafficCount(RoundHook):
-    """Traffic: every client that was asked received the message, and sampled clients that answered sent a reply."""
+    """Traffic: the message to every client that was reached, and the replies of sampled clients that answered."""
 
     def after_round(self, run: FederatedRun, current: RoundState) -> None:
         """Count the messages and replies of a round."""
@@ -150,7 +150,7 @@ class TrafficCount(RoundHook):
         sampled = set(current.sampled)
         for part in current.parts:
             senders = sum(i in sampled for i in part.ids)
-            # Replies of one architecture are of equal size: those of the sampled cost as many others would.
+            # Replies of one architecture have equal size, so any `senders` rows count the same.
             traffic.add(count_up(part.replies[:senders], buffers))
         run.traffic.add(traffic)
 
@@ -170,7 +170,7 @@ class PrivacyAccount(RoundHook):
     """The ledger of privacy."""
 
     def after_round(self, run: FederatedRun, current: RoundState) -> None:
-        """Book all that trained, the updates that left a client, and what clients may have sent in vain."""
+        """Book training, updates that left a client, and updates that clients may have sent without being heard."""
         for part in current.parts:
             run.ledger.book("training", part.uses)
         if run.updates is not None:
@@ -190,4 +190,4 @@ HOOKS: tuple[RoundHook, ...] = (
     WorkCount(),
     PrivacyAccount(),
 )
-"""All hooks, in the order in which each step asks them."""
+"""All hooks, in the order in which each step calls them."""

@@ -1,12 +1,12 @@
-"""Malicious clients: who they are, what they send in place of their update, and what they train on.
+"""Malicious clients: who they are, what they send instead of their update, and what they train on.
 
     sign_flip    Δ ← −s·Δ             scale    Δ ← s·Δ              noise    Δ ← N(0, s²) in every coordinate
-    nan          Δ ← not a number, so the server refuses the reply and the client keeps its state of before
-    label_flip   trains on wrong labels: C − 1 − y of C classes, 1 − y of a binary or multilabel task
+    nan          Δ ← NaN, so the server refuses the reply and the client keeps its previous state
+    label_flip   trains on wrong labels: C − 1 − y for C classes, 1 − y in a binary or multilabel task
 
-Δ is the update of the parameters (`rounds/one_round.py`); running statistics and whole numbers are sent as they are.
-All kinds but label_flip train as everybody does. Who is malicious is drawn from the seed alone, so all methods have the
-same attackers, and those of a smaller share are among those of a larger one.
+Δ is the update of the parameters (`rounds/one_round.py`); running statistics and integers are sent unchanged. All
+kinds but label_flip train normally. Malicious clients are drawn from the seed only, so all methods have the same
+attackers, and those of a smaller share are a subset of those of a larger one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tailorfl.training.keys import derive, generator
 from tailorfl.training.update import along
 
 STRENGTH = {"sign_flip": 1.0, "scale": 10.0, "noise": 1.0}
-"""Of the kinds that have one, where nobody says."""
+"""Default strengths, for the kinds that have one."""
 FLIPPED = ("classification", "binary", "multilabel")
 """Tasks whose labels can be flipped."""
 
@@ -46,11 +46,11 @@ class Malicious:
     seed: int
 
     def attack(self, round: int) -> bool:
-        """Return whether they attack in a round, counted from 0."""
+        """Return whether the malicious clients attack in a round, counted from 0."""
         return bool(self.clients) and round + 1 >= self.settings.from_round
 
     def sent(self, part: Trained, round: int) -> Trained:
-        """Return a part of a round as the server gets it."""
+        """Return a part of a round as the server receives it."""
         is_hostile = torch.tensor([i in self.clients for i in part.ids], dtype=torch.bool)
         kind = self.settings.kind
         if kind == "label_flip" or not self.attack(round) or not is_hostile.any():
@@ -72,10 +72,7 @@ class Malicious:
         return replace(part, replies=tree.nest(replies.items(), part.replies.batch_size), finite=finite)
 
     def _noise(self, ids: Sequence[int], round: int, number: int, like: Tensor) -> Tensor:
-        """Return normal numbers in the shape of the updates `like` [clients, ...], each client's own.
-
-        0 for benign ones.
-        """
+        """Return standard normal noise in the shape of the updates `like` [clients, ...]; 0 for benign clients."""
         noise = torch.zeros_like(like)
         for row, client in zip(noise, ids, strict=True):
             if client in self.clients:
@@ -85,11 +82,10 @@ class Malicious:
         return noise
 
     def poisoned(self, federation: Federation) -> Source | None:
-        """Return the samples as those see them who train on flipped labels; None where nobody does.
+        """Return the samples with the malicious clients' labels flipped; None if no client flips labels.
 
         Raises:
-            ConfigError: a label of the task cannot be flipped, or clients that are not malicious train on the same
-                samples.
+            ConfigError: labels of the task cannot be flipped, or benign clients train on the same samples.
         """
         if self.settings.kind != "label_flip" or not self.clients:
             return None
@@ -113,7 +109,7 @@ class Malicious:
 
 
 def check_malicious(method: Method, settings: MaliciousConfig) -> None:
-    """Nothing if clients of a method can be malicious; raises ConfigError where it trains on pooled data."""
+    """Check that clients of a method can be malicious. Raises ConfigError if it trains on pooled data."""
     if settings.any:
         check_federated(method, "malicious clients (system.malicious)")
 
@@ -122,7 +118,7 @@ def drawn(settings: MaliciousConfig, federation: Federation, method: Method, see
     """Return the malicious clients of a run.
 
     Raises:
-        ConfigError: a number is no training client's, all clients would be malicious, or training is pooled.
+        ConfigError: a named client is no training client, all clients would be malicious, or training is pooled.
     """
     check_malicious(method, settings)
     total = federation.num_clients

@@ -1,7 +1,7 @@
-"""Mistakes of a method's author, told in every engine alike: which method, clients, round and stage, and the mend.
+"""Errors in a method's code, reported alike in every engine: the method, clients, round and stage, and the fix.
 
-Client code is written for one client and run for many at once, so what fails there fails in the words of torch. Here
-those words are put beside what the code was given and what to write instead.
+Client code is written for one client but run for many at once, so its failures surface as errors of torch. These
+functions translate them, and name the code's inputs and what to write instead.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MENDS = {
     "does not require grad": "a gradient of something that `client.fit` returned: what leaves a fit has no gradient; "
     "give `fit` a direction or a term",
 }
-"""Messages of torch inside client code, and their meaning there."""
+"""Parts of torch's messages, and what they mean in client code."""
 
 
 @contextmanager
 def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) -> Iterator[None]:
-    """Turn what fails in a method's code into a ClientError; `inputs` are what it got, which it must not write to.
+    """Turn failures of a method's code into ClientErrors; it must not write to its `inputs`.
 
     Raises:
-        ClientError: the code failed, or wrote into what it was given.
+        ClientError: the code failed, or wrote to its inputs.
     """
     before = {name: _versions(part) for name, part in inputs.items()}
     try:
@@ -50,7 +50,7 @@ def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) 
     except Exception as error:
         mend = next((text for mark, text in MENDS.items() if mark in str(error)), None)
         if mend is None and unsupported(error):
-            raise  # the model's matter: another engine may run it
+            raise  # an operation of the model; another engine may support it
         message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         problem = mend or message
         raise ClientError(f"{_where(method, client, stage)}: {problem}") from error
@@ -63,7 +63,7 @@ def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) 
 
 
 def pair(method: Method, client: Client, returned: Any, state: TensorDict) -> tuple[TensorDict, TensorDict]:
-    """Return what `local` returned, if that is (new state, structured as `state`, and reply); else ClientError."""
+    """Return the result of `local`, checked: (new state with the structure of `state`, reply). Raises ClientError."""
     if (
         isinstance(returned, tuple)
         and len(returned) == 2
@@ -89,12 +89,12 @@ def pair(method: Method, client: Client, returned: Any, state: TensorDict) -> tu
 def shapes_of_replies(
     method: Method, replies: TensorDict, ids: Sequence[int], round: int, before: tree.Shapes
 ) -> tree.Shapes:
-    """Return the shapes of all replies so far by name, those of `replies` [clients, ...] and of `before`.
+    """Return the shapes of all reply entries so far: those of `replies` [clients, ...] and of `before`.
 
-    A method may send something in some rounds only, but the same name always stands for the same kind of tensor.
+    A method may send an entry in some rounds only, but its shape and dtype must stay the same.
 
     Raises:
-        ClientError: one has another shape or dtype than it had before.
+        ClientError: an entry has another shape or dtype than before.
     """
     shapes = tree.shapes(tree.leaves(replies), axes=1)
     if difference := tree.unlike(
@@ -121,9 +121,9 @@ def check_replies_used(method: Method, replied: Sequence[str]) -> None:
 def changed_replies_named(
     method: Method, round: int, names: Collection[str], before: Collection[str]
 ) -> Iterator[None]:
-    """Turn a failure of `aggregate` into a ClientError where replies have other names than in the rounds before.
+    """Turn a failure of `aggregate` into a ClientError if replies lack entries that they had in earlier rounds.
 
-    Any other failure stays as it is: the server's half is ordinary code, whose traceback says most.
+    Other failures are not changed: the server's half is ordinary code, whose traceback is more helpful.
     """
     try:
         yield
@@ -141,7 +141,7 @@ def changed_replies_named(
 
 
 def whole_model(method: Method, client: Client, returned: Any) -> TensorDict:
-    """Return what `personal` returned, if that is a whole model state; raises ClientError otherwise."""
+    """Return the result of `personal`, checked to be a whole model state. Raises ClientError."""
     if not isinstance(returned, TensorDict):
         raise ClientError(
             f"{_where(method, client, 'personal')}: it returned one {type(returned).__name__}, but has to return the "
@@ -168,5 +168,5 @@ def _names(part: TensorDict) -> str:
 
 
 def _versions(part: TensorDict) -> Mapping[str, tuple[int, int]]:
-    """Return the identity of each tensor, and how often it was written to."""
+    """Return by path the identity of each tensor and the number of in-place writes to it."""
     return {path: (id(tensor), physical(tensor)[0]._version) for path, tensor in tree.leaves(part)}

@@ -1,9 +1,9 @@
-"""One round: what its steps find out, the replies and the updates in them, and the functions that clients run in it.
+"""One round: the results of its steps, replies and the updates in them, and the functions that clients run in it.
 
-An update is reply − anchor, of model parameters. Rules that look at updates, and attacks that change them, leave all
-else as it was sent: running statistics, and whole numbers such as counters.
+An update is reply − anchor, of model parameters. Rules that use updates, and attacks that change them, leave everything
+else as it was sent: running statistics, and integers such as counters.
 
-Client functions are objects and not functions inside a function, so that another process can be told which to run.
+Client functions are objects instead of closures, so that they can be sent to other processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tailorfl.training.sample_privacy import normal
 
 @dataclass(frozen=True)
 class Trained:
-    """The part of a round that the clients of one architecture are."""
+    """The part of a round that belongs to the clients of one architecture."""
 
     group: Group
     ids: tuple[int, ...]
@@ -43,17 +43,17 @@ class Trained:
     finite: Tensor
     """Clients whose update is finite, bool [clients]; the new states are staged in the group's store."""
     message: TensorDict | PerClient
-    """The message that they received."""
+    """The message that the clients received."""
     method: Method
     server: TensorDict
-    """The state of the server that the message was made of."""
+    """The state of the server from which the message was made."""
     uses: Mapping[int, Uses]
     """Uses of private data by client."""
     gradients: int = 0
-    """Gradients of single samples that all of them computed together."""
+    """Number of gradients of single samples that all clients together computed."""
 
     def among(self, clients: Collection[int]) -> Trained:
-        """Return the part of those that are `clients`."""
+        """Return the part of those clients that are in `clients`."""
         return self.at([k for k, i in enumerate(self.ids) if i in clients])
 
     def at(self, positions: Sequence[int]) -> Trained:
@@ -80,20 +80,20 @@ class Trained:
 
     @property
     def updates(self) -> ClientUpdates:
-        """The replies, taken apart."""
+        """The replies, split into anchors and updates."""
         return ClientUpdates.of(self.replies, self.anchor, self.group.model.buffers)
 
 
 @dataclass(frozen=True)
 class ClientUpdates:
-    """The replies of some clients of one architecture, taken apart."""
+    """The replies of some clients of one architecture, split into anchors and updates."""
 
     replies: TensorDict
     """[clients, ...]"""
     changes: Mapping[str, Tensor]
-    """Reply − anchor by path, [clients, ...] each, of every entry of floating numbers but running statistics."""
+    """Reply − anchor by path, [clients, ...] each, for every floating entry except running statistics."""
     origins: Mapping[str, Tensor]
-    """The anchor of every entry that has one, [clients or 1, ...]; a single 0 where a reply is a change itself."""
+    """The anchor of every entry that has one, [clients or 1, ...]; a scalar 0 for floating entries without one."""
 
     @classmethod
     def of(cls, replies: TensorDict, anchor: TensorDict, buffers: Collection[str]) -> ClientUpdates:
@@ -114,7 +114,7 @@ class ClientUpdates:
         return torch.stack([square.sum(1) for square in squares]).sum(0).sqrt()
 
     def with_changes(self, changes: Mapping[str, Tensor]) -> TensorDict:
-        """Return the replies whose updates are `changes`, by path, [clients or 1, ...] each; the rest is as it was."""
+        """Return the replies with updates replaced by `changes`, by path, [clients or 1, ...] each."""
         leaves = [
             (path, (self.origins[path] + changes[path]).expand_as(t) if path in changes else t)
             for path, t in tree.leaves(self.replies)
@@ -123,9 +123,9 @@ class ClientUpdates:
 
 
 def _matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:
-    """Return what replies [clients, ...] of a path are measured from, one for all [1, ...] or [clients, ...].
+    """Return the origin of replies [clients, ...] at a path: one for all [1, ...], or [clients, ...].
 
-    None where nothing of their shape was received under it.
+    None if there is no anchor of their shape.
     """
     if origin is None:
         return None
@@ -135,17 +135,17 @@ def _matching(origin: Tensor | None, reply: Tensor) -> Tensor | None:
 
 
 def noise_like(key: Keys, number: int, like: Tensor) -> Tensor:
-    """Return standard normal numbers in the shape and dtype of a tensor, a function of (key, number)."""
+    """Return standard normal noise in the shape and dtype of a tensor, a function of (key, number)."""
     return normal(torch.tensor(int(key.astype(np.int64))), number, like.shape).to(like.dtype)
 
 
 WORK = "gradients of samples"
-"""The entry in which the function of a round returns the number of gradients that a client computed."""
+"""The metric in which the client function of a round returns the number of gradients that a client computed."""
 
 
 @dataclass
 class RoundState:
-    """A round on its way; each step and each hook fills in what it finds out."""
+    """A round in progress; steps and hooks fill it in."""
 
     number: int
     """Rounds before this one."""
@@ -154,21 +154,21 @@ class RoundState:
     training: tuple[int, ...]
     """The clients that are asked to train, in rising order."""
     trace: RoundTrace | None = None
-    """The outcome of each client that was asked; None where all of them answer, as in a plain simulation."""
+    """The outcome of each client that was asked; None if all of them answer, as in a plain simulation."""
     drawn: bool = False
-    """True if the run drew the clients; false if they were named, or are those of a recorded round."""
+    """True if the run drew the clients; false if they were named, or come from a recorded round."""
     message: Broadcast = field(default_factory=tree.empty)
     """The message to the clients `training`."""
     parts: list[Trained] = field(default_factory=list)
-    """Of each architecture the clients that answered; one of which nobody did has no part."""
+    """One part for each architecture with clients that answered."""
     rejected: tuple[int, ...] = ()
     """The clients that answered with an update that is not finite."""
     refused: tuple[int, ...] = ()
-    """Those of them that the trace names."""
+    """Those of the rejected clients that the trace names."""
     accepted: list[Trained] = field(default_factory=list)
     """The parts of the clients whose new private states are kept."""
     counted: list[Trained] = field(default_factory=list)
-    """The parts of the sampled clients whose replies the server gets."""
+    """The parts of the sampled clients whose replies the server receives."""
     traffic: Traffic = field(default_factory=Traffic)
 
     @property
@@ -190,21 +190,21 @@ class RoundResult:
     clients: tuple[int, ...]
     """Sampled clients."""
     rejected: tuple[int, ...]
-    """Clients whose update was not finite; their state is as before the round."""
+    """Clients whose update was not finite; their state is that before the round."""
     losses: dict[str, float]
-    """Means over the accepted clients of what they report: training losses by stage, and what a method adds."""
+    """Means over the accepted clients of their metrics: training losses by stage, and those that a method adds."""
     seconds: float
     traffic: Traffic
     gradients: int = 0
-    """Gradients of single samples that the clients computed, all together."""
+    """Number of gradients of single samples that all clients together computed."""
     server_seconds: float = 0.0
     """Part of `seconds` that the server's aggregation took."""
     trace: RoundTrace | None = None
-    """The outcome of each client that was asked; None where all of them answer, as in a plain simulation."""
+    """The outcome of each client that was asked; None if all of them answer, as in a plain simulation."""
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """Clients that were asked and took no part: nothing of theirs changed, counted or was sent."""
+        """Clients that were asked but took no part: their states did not change and their replies did not count."""
         return () if self.trace is None else self.trace.absent
 
     @property
@@ -215,13 +215,13 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class TrainingFunction:
-    """The client function of a round: returns (new state, reply, what the client reports and WORK)."""
+    """The client function of a round: returns (new state, reply, the client's metrics and WORK)."""
 
     method: Method
 
     @property
     def about(self) -> str:
-        """Names it in messages."""
+        """The function's name in messages."""
         return f"{self.method.title}, 'local'"
 
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
@@ -234,8 +234,8 @@ class TrainingFunction:
 class DeploymentFunction:
     """The client function whose result is (the model that a client deploys,).
 
-    `steps` is None for a client of the federation; for one that never trained, 0 says that it deploys at once and
-    any other number that it trains before.
+    `steps` is None for a client of the federation. For one that never trained, 0 means that it deploys at once, any
+    other number that it trains first.
     """
 
     method: Method
@@ -243,7 +243,7 @@ class DeploymentFunction:
 
     @property
     def about(self) -> str:
-        """Names it in messages."""
+        """The function's name in messages."""
         return f"{self.method.title}, 'personal'"
 
     def __call__(self, client: Client, state: TensorDict, received: TensorDict) -> Parts:
@@ -260,7 +260,7 @@ class DeploymentFunction:
 def _local(
     method: Method, client: Client, state: TensorDict, received: TensorDict
 ) -> tuple[TensorDict, TensorDict]:
-    """Return (new state, reply) of a client that trains."""
+    """Train a client and return (new state, reply)."""
     with explained(method, client, "local", state=state, received=received):
         return pair(method, client, method.local(client, state, received), state)
 
@@ -268,9 +268,9 @@ def _local(
 def counted(
     group: Group, cohort: Cohort, message: TensorDict | PerClient, function: ClientFunction
 ) -> tuple[PrivacyRecord, Parts]:
-    """Return what private training would use where clients of a group ran a function, and what came out of it.
+    """Return the privacy record and results of a client function for a group, counted without training.
 
-    No sample is looked at and no model moves.
+    No sample is read and no model changes.
     """
     record = PrivacyRecord()
     visit = CohortTask.of(function, replace(cohort, record=record, counting=True), message)
@@ -279,7 +279,7 @@ def counted(
 
 
 def means_of(metrics: Sequence[TensorDict]) -> dict[str, float]:
-    """Return the mean over clients of every metric, whatever architecture a client has; nothing without clients."""
+    """Return the mean of every metric over clients of all architectures; empty without clients."""
     if not metrics:
         return {}
     leaves = [dict(tree.leaves(part)) for part in metrics]

@@ -1,7 +1,7 @@
-"""Participation: which clients a round samples, and the trace of what became of every client that was asked.
+"""Participation: the clients that a round samples, and the trace of their outcomes.
 
-Whoever collects the replies of a round, a simulation of devices or a real deployment, says it by a `RoundTrace`. In a
-file each is a line of JSON; played back, it gives the same states to the bit, since nothing else is left to chance:
+A simulation of devices or a real deployment records each round in a `RoundTrace`, one line of JSON in a file.
+Replaying it gives bit-identical states, since nothing else is random:
 
     {"round": 1, "sampled": [0, 4], "answers": [{"client": 0, "fate": "accepted", "seconds": 3.5}, ...], ...}
 """
@@ -31,8 +31,8 @@ from tailorfl.training.keys import generator
 from tailorfl.training.objective import LOSSES, balanced, class_counts
 
 REDRAWS = 10_000
-"""Empty cohorts after which one client is drawn at random: so many happen only where fraction · N is below 0.002, and
-there a cohort that is not empty has one client but for a chance in a thousand."""
+"""Empty cohorts after which one client is drawn at random. That many occur only if fraction · N is below 0.002, and
+then a cohort that is not empty has a single client with a probability of 0.999."""
 
 
 def sample_clients(
@@ -46,9 +46,9 @@ def sample_clients(
     """Return the clients of a round in rising order, a function of its arguments only.
 
     `sizes` [clients] training samples; uniform and proportional sampling take the share `fraction`, at least one.
-    Bernoulli sampling draws again where nobody was drawn, unless the cohort `may_be_empty`: then each client is in it
-    with probability `fraction`, which drawing again raises to fraction/(1 − (1 − fraction)^N). Cyclic sampling has one
-    client a round, whatever the fraction, and everyone once in N rounds.
+    Bernoulli sampling redraws empty cohorts, which raises each client's probability from `fraction` to
+    fraction/(1 − (1 − fraction)^N); with `may_be_empty` it does not redraw. Cyclic sampling has one client a round,
+    whatever the fraction, and each client once in N rounds.
     """
     total = len(sizes)
     if sampling in CYCLIC:
@@ -69,20 +69,20 @@ def sample_clients(
 
 
 def sampled_clients(fraction: float, total: int) -> int:
-    """Return how many of `total` clients a share of them is, at least one."""
+    """Return the number of clients that a share of `total` is, at least one."""
     return max(1, round_half_up(fraction * total))
 
 
 def round_half_up(value: float) -> int:
-    """Return the nearest integer, halves upwards, so that 0.25 · 10 clients is 3 on every machine."""
+    """Return the nearest integer, rounding halves up: 0.25 · 10 clients is 3 on every machine."""
     return int(np.floor(value + 0.5))
 
 
 class Population:
-    """The clients that may be sampled: those of the federation, or one that holds all data where it is `pooled`.
+    """The clients that may be sampled: those of the federation, or one that holds all data if `pooled`.
 
-    `poisoned` are the samples with flipped labels, which clients see from the round `poisoned_from` on (the first
-    is 1); None where nobody flips any.
+    `poisoned` is the source with flipped labels, used from round `poisoned_from` on (the first is 1); None without
+    label flipping.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Population:
         self._federation, self._groups = federation, groups
         self.pooled = pooled
         self.seed = seed
-        """Of all random numbers that clients draw."""
+        """Seed of all random numbers that clients draw."""
         train, val = (federation.part(part)[: federation.num_clients] for part in ("train", "val"))
         self._train, self._val = (Rows.of([train.flat()]), Rows.of([val.flat()])) if pooled else (train, val)
         self._poisoned, self._poisoned_from = poisoned, poisoned_from
@@ -110,7 +110,7 @@ class Population:
 
     @cached_property
     def present(self) -> tuple[int, ...]:
-        """The clients that have samples, in rising order; the others were left out of the federation."""
+        """The clients that have samples, in rising order; others were left out of the federation."""
         return tuple(np.flatnonzero(self.sizes).tolist())
 
     def members(self, group: Group) -> Sequence[int]:
@@ -122,7 +122,8 @@ class Population:
     ) -> Cohort:
         """Return the cohort `ids` of a round, clients of one architecture.
 
-        `own` are the clients as they deploy: the federation's even where training is pooled, at the rate of tuning.
+        `own` selects clients as they deploy: those of the federation even if training is pooled, at the learning rate
+        of deployment.
         """
         ((group, _),) = by_group(self._groups, ids)
         federation = self._federation
@@ -150,11 +151,11 @@ class Population:
 
     @cached_property
     def _overall(self) -> Tensor:
-        """Training samples of each class of all clients that may be sampled, [classes]."""
+        """Number of training samples of each class over all clients that may be sampled, [classes]."""
         return class_counts(self._federation.source, self._train).sum(0)
 
     def _class_weights(self, train: TrainConfig, source: Source, rows: Sequence[Ints]) -> Tensor | None:
-        """Return what samples of a class count, of clients with these training rows of a source, [clients, classes]."""
+        """Return the class weights of clients with training `rows` of a source, [clients, classes]."""
         if train.class_weights == "none":
             return None
         if train.class_weights == "client":
@@ -163,11 +164,11 @@ class Population:
 
 
 Fate = Literal["accepted", "refused", "late", "lost", "unavailable"]
-"""The fate of a client: its reply counted; was there and not taken; came too late; never came; it was not asked."""
+"""Fate of a client: its reply counted, was refused, came too late, or never came; or the client was not reached."""
 NOT_FINITE = "not finite"
-"""The reason of refusing a reply that holds NaN or infinity; in a replay such a client trains again, in vain."""
+"""Reason for refusing a reply that holds NaN or infinity; in a replay the client trains again and is refused again."""
 TOO_FEW = "too few replies"
-"""The reason of refusing the replies of a round with fewer than it needs; in a replay such clients train again, too."""
+"""Reason for refusing all replies of a round that has fewer than it needs; in a replay these clients train again."""
 
 
 class ClientOutcome(NamedTuple):
@@ -176,15 +177,15 @@ class ClientOutcome(NamedTuple):
     client: Annotated[int, Field(ge=0, strict=True)]
     fate: Fate = "accepted"
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """From the question to the answer, or to when nobody waited any more; None where nobody knows."""
+    """From the request to the reply, or until the server stopped waiting; None if unknown."""
     reason: str = ""
-    """Of a refusal."""
+    """Reason for refusing the reply."""
     version: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """Aggregations that the server had done when the client started; None: all before this round."""
+    """Number of aggregations before the client started; None: all before this round."""
 
     @property
     def answered(self) -> bool:
-        """A reply arrived in time; it counts, unless its contents or the other replies are to blame."""
+        """Whether a reply arrived in time; it counts unless it is not finite or the round has too few replies."""
         return self.fate == "accepted" or (self.fate == "refused" and self.reason in (NOT_FINITE, TOO_FEW))
 
 
@@ -193,18 +194,18 @@ class RoundTrace:
     """The outcomes of the clients that were asked in one round."""
 
     round: Annotated[int, Field(ge=1, strict=True)]
-    """Its number, the first is 1."""
+    """Number of the round, from 1."""
     sampled: tuple[Annotated[int, Field(ge=0, strict=True)], ...]
     """The clients whose replies would count, in rising order."""
     answers: tuple[ClientOutcome, ...]
-    """One of every client that was asked, in rising order; of buffered rounds one of every training that ended."""
+    """One for every client that was asked, in rising order; in buffered rounds, one for every training that ended."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Duration of the round."""
     simulated: bool = True
-    """Seconds are simulated; if not, they were measured."""
+    """Whether seconds are simulated; if not, they were measured."""
     joined: tuple[tuple[str, ...], ...] = ()
-    """Names of the clients of a deployment that take part from this round on, in groups that joined at once; in the
-    first line all that are there. They are numbered in this order."""
+    """Names of a deployment's clients that take part from this round on, in groups that joined together; in the first
+    line all present clients. Clients are numbered in this order."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -215,27 +216,27 @@ class RoundTrace:
 
     @property
     def answered(self) -> tuple[int, ...]:
-        """The clients whose reply arrived in time, whether it counted or not, in rising order."""
+        """The clients whose reply arrived in time, whether or not it counted, in rising order."""
         return tuple(sorted(a.client for a in self.answers if a.answered))
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """The clients that were asked and took no part, in rising order."""
+        """The clients that were asked but took no part, in rising order."""
         took_part = {a.client for a in self.answers if a.answered and a.reason != TOO_FEW}
         return tuple(sorted(set(self.asked) - took_part))
 
     @property
     def too_few(self) -> bool:
-        """There were fewer replies than the round needed, so it had no effect."""
+        """Whether the round had fewer replies than it needs, and so no effect."""
         return any(a.reason == TOO_FEW for a in self.answers)
 
     @property
     def reached(self) -> tuple[int, ...]:
-        """The clients that received a message, in rising order, once for each."""
+        """The clients that received a message, in rising order, once per message."""
         return tuple(sorted(a.client for a in self.answers if a.fate != "unavailable"))
 
     def refused(self, clients: Collection[int], reason: str) -> RoundTrace:
-        """Return it with the replies of `clients` refused for a reason."""
+        """Return the trace with the replies of `clients` refused for a reason."""
         if not clients:
             return self
         answers = [
@@ -245,7 +246,7 @@ class RoundTrace:
         return replace(self, answers=tuple(answers))
 
     def line(self) -> dict[str, Any]:
-        """Return it as plain values, as JSON can hold them; an answer without what nothing is known of."""
+        """Return the trace as plain values for JSON; unknown facts of an answer are left out."""
         answers = [{k: v for k, v in a._asdict().items() if v not in (None, "")} for a in self.answers]
         facts = asdict(replace(self, answers=()))
         if not self.joined:
@@ -257,7 +258,7 @@ _READER: TypeAdapter[RoundTrace] = TypeAdapter(RoundTrace)
 
 
 class Trace:
-    """The rounds of a run that was recorded, to be played again."""
+    """The rounds of a recorded run, to be replayed."""
 
     def __init__(self, rounds: Iterable[RoundTrace], name: str = "the trace") -> None:
         self.name = name
@@ -273,19 +274,19 @@ class Trace:
 
     @property
     def joined(self) -> tuple[tuple[str, ...], ...]:
-        """The clients of a deployment by name, in the order of their numbers and in groups that joined at once."""
+        """The names of a deployment's clients, in the order of their numbers, in groups that joined together."""
         return tuple(group for round_trace in self for group in round_trace.joined)
 
     @property
     def is_deployed(self) -> bool:
-        """Real clients recorded it, each of which trained by itself in a process of its own."""
+        """Whether it was recorded in a deployment, where each client trains alone in its own process."""
         return any(not round_trace.simulated for round_trace in self)
 
     def of(self, round: int) -> RoundTrace:
-        """Return what happened in a round; the first is 1.
+        """Return the trace of a round; the first is 1.
 
         Raises:
-            RunError: it has none such.
+            RunError: the run has no such round.
         """
         if round not in self._rounds:
             raise RunError(
@@ -298,7 +299,7 @@ class Trace:
         """Return the trace in a file.
 
         Raises:
-            RunError: it cannot be read, or a line is not of a trace; says which.
+            RunError: the file cannot be read, or a line, which is named, is not of a trace.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -320,7 +321,7 @@ class Trace:
 
 
 def _parsed(line: str, number: int) -> RoundTrace:
-    """Return what the line of a round says; raises ValueError with one sentence about what is wrong with it."""
+    """Return the round on a line. Raises ValueError with one sentence about the mistake."""
     try:
         trace = _READER.validate_python(json.loads(line))
     except ValidationError as error:

@@ -1,8 +1,8 @@
-"""Work and privacy cost of rounds, found without training: gradients, bytes, and uses of private data.
+"""Work and privacy cost of rounds, counted without training: gradients, bytes, and uses of private data.
 
-Client code runs as in a round, but on cohorts that count: no sample is looked at, no model moves, and the server
-keeps its state. That gives the true numbers for every method whose fits depend on the round and on hyper-parameters
-alone, as those of this library do; cohorts depend on (seed, round) only, so they are known before the first round.
+Client code runs as in a round, but on cohorts that only count: no sample is read, no model changes, and the server
+keeps its state. The counts are exact for every method whose fits depend only on the round and on hyper-parameters, as
+those of this library do. Cohorts depend only on (seed, round), so they are known before the first round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tailorfl.rounds.system import ClientWork
 def _counted_groups(
     run: FederatedRun, message: Broadcast, clients: Sequence[int], round: int
 ) -> Iterator[tuple[Group, tuple[int, ...], TensorDict | PerClient, PrivacyRecord, Parts]]:
-    """Yield (group, its clients, what they receive, what they would use, state, reply and metrics) of a round."""
+    """Yield (group, its clients, their message, their privacy record, (state, reply, metrics)) of a counted round."""
     for group, positions in by_group(run.groups, clients):
         ids = tuple(clients[k] for k in positions)
         received = message_for(message, group, positions)
@@ -37,15 +37,15 @@ def _counted_groups(
 def work_of(
     run: FederatedRun, message: Broadcast, clients: Sequence[int], round: int
 ) -> tuple[dict[int, ClientWork], dict[int, Uses]]:
-    """Return by client what the work of a round would be, and what private training would use; nothing is trained.
+    """Return by client the work of a round, and the uses of private data; nothing is trained.
 
-    `message` goes to `clients`; `round` is the one that batches and learning rates are of.
+    `message` goes to `clients`; `round` determines batches and learning rates.
     """
     work: dict[int, ClientWork] = {}
     uses: dict[int, Uses] = {}
     for group, ids, received, record, (_, replies, metrics) in _counted_groups(run, message, clients, round):
         buffers = set(group.model.buffers)
-        # Messages and replies of one architecture are of equal size.
+        # Messages and replies of one architecture have equal size.
         down = count_down(received, len(ids), buffers).bytes_down / len(ids)
         up = count_up(replies, buffers).bytes_up / len(ids)
         for i, gradients in zip(ids, metrics[WORK].tolist(), strict=True):
@@ -55,7 +55,7 @@ def work_of(
 
 
 def nobody(run: FederatedRun, group: Group, round: int) -> Trained:
-    """Return what a round is of a group of which nobody takes part: no rows, in the shape of a client's reply."""
+    """Return the part of a group without participants: no rows, in the shape of a client's reply."""
     client = (run.population.members(group)[0],)
     message = run.method.broadcast(run.server, client)
     ((_, _, received, _, (_, replies, metrics)),) = _counted_groups(run, message, client, round)
@@ -66,7 +66,7 @@ def nobody(run: FederatedRun, group: Group, round: int) -> Trained:
 def uses_unheard(
     run: FederatedRun, message: Broadcast, trace: RoundTrace, heard: Collection[int]
 ) -> dict[int, Uses]:
-    """Return the private training of clients that were reached and not `heard`: they may have sent what it gave."""
+    """Return the uses of private data by clients that were reached but not `heard`: they may have sent a reply."""
     trained = (a for a in trace.answers if a.fate != "unavailable")
     unheard = Counter(a.client for a in trained if not (a.answered and a.client in heard))
     if run.train.dp is None or not unheard:
@@ -76,16 +76,16 @@ def uses_unheard(
 
 
 def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = None) -> PrivacyLedger:
-    """Return the ledger of a run after `rounds` rounds and the evaluation of the models that come out.
+    """Return the ledger of a run after `rounds` rounds and the evaluation of the resulting models.
 
-    `adapt_steps` is the longest adaptation of held-out clients that will be evaluated; None where they are not.
+    `adapt_steps` is the longest evaluated adaptation of held-out clients; None if they are not evaluated.
     """
     ledger, updates = PrivacyLedger(), run.updates
     for number in range(rounds):
         sampled = run.sample(number)
         training = run.trainees(sampled)
         message = run.method.broadcast(run.server, training)
-        if updates is not None and updates.secret:  # everybody pays alike, whoever takes part
+        if updates is not None and updates.secret:  # all clients pay the same, whoever takes part
             for group in run.groups:
                 ledger.book("updates", updates.used((), nobody(run, group, number).replies))
         for _, ids, _, record, (_, replies, _) in _counted_groups(run, message, training, number):

@@ -1,4 +1,4 @@
-"""Requirements of a run's settings on method and data: for privacy, attacks and rules of the server."""
+"""Requirements that a run's settings place on method and data: for privacy, attacks and aggregation rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tailorfl.training.objective import check_balanced_softmax, check_class_weig
 def check_federated(method: Method, lacking: str) -> None:
     """Check that the clients of a method train on their own data.
 
-    `lacking` names what there is none of where they do not. Raises ConfigError.
+    `lacking` names what is missing without such clients. Raises ConfigError.
     """
     if method.pooled:
         raise ConfigError(
@@ -31,9 +31,9 @@ def check_federated(method: Method, lacking: str) -> None:
 
 
 def check_mean_only(method: Method, consequence: str) -> None:
-    """Check that the server of a method needs nothing of replies but their mean.
+    """Check that the server of a method needs only the mean of replies.
 
-    `consequence` says what cannot be done where it needs more. Raises ConfigError.
+    `consequence` says what is impossible if it needs more. Raises ConfigError.
     """
     if not method.averages_replies:
         able = sorted(n for n, m in methods().items() if not m.pooled and m().averages_replies)
@@ -44,10 +44,10 @@ def check_mean_only(method: Method, consequence: str) -> None:
 
 
 def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None:
-    """Check that a method can be run with privacy of a level and these weights of clients.
+    """Check that a method supports privacy of a level with these weights of clients.
 
     Raises:
-        ConfigError: what it does with private data is not covered, or its settings must change.
+        ConfigError: privacy does not cover the method's use of private data, or settings must change.
     """
     leak = method.unprotected(level)
     if leak:
@@ -65,11 +65,11 @@ def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None
 
 
 def check_samples(source: Source, train: TrainConfig, level: PrivacyLevel | None) -> None:
-    """Check that clients can train on samples as `train` says, and that privacy covers how they were scaled.
+    """Check that samples fit the settings `train`, and that privacy covers how they were scaled.
 
     Raises:
         ConfigError: samples were scaled by statistics of private ones, so that one sample, or one client, changes all
-            others; or samples have no classes where a loss or weights need them, or privacy does not cover these.
+            others; or a loss or class weights need classes that samples do not have, or are not covered by privacy.
     """
     scaled: PrivateScaling | None = source.info.get(PRIVATE_SCALING)
     if scaled is not None and (level == "sample" or (level == "client" and scaled.shared)):
@@ -95,7 +95,7 @@ def check_fraction(fraction: float, sampling: Sampling) -> None:
 def check_kinds(
     method: Any, federation: Any, model: Any, train: Any, assignment: Any, seed: Any, fraction: Any
 ) -> None:
-    """Check that what a run is made of has the right types. Raises ConfigError."""
+    """Check the types of a run's arguments. Raises ConfigError."""
     check_kind("method", method, Method)
     check_kind("federation", federation, Federation)
     check_kind("model", model, Model, Mapping)

@@ -1,26 +1,25 @@
-"""Robust aggregation: what takes the place of the mean of the clients' updates, so that few of them cannot steer it.
+"""Robust aggregation: rules instead of the mean of the clients' updates, so that a few clients cannot steer it.
 
 Coordinate-wise median and trimmed mean: Yin et al., ICML 2018. Krum and multi-Krum: Blanchard et al., NeurIPS 2017.
 Norm bounding and weak differential privacy: Sun et al., "Can You Really Backdoor Federated Learning?", 2019.
 
-    Δ_i = reply_i − what it is measured from (`Method.anchor`),   the parameters in a reply, all together
+    Δ_i = reply_i − its origin (`Method.anchor`),   over all parameters in a reply together
     median          per coordinate, of an even number the mean of the two in the middle
     trimmed mean    per coordinate, without the ⌊βm⌋ smallest and the ⌊βm⌋ largest of m
     Krum            the Δ_i of the lowest score, Σ of its m − f − 2 smallest ‖Δ_i − Δ_j‖², j ≠ i; of equals the first
     multi-Krum      the mean of the k of lowest score
-    norm bounding   Δ_i · min(1, M/‖Δ_i‖) in place of Δ_i, and N(0, σ²) added to their mean
+    norm bounding   Δ_i · min(1, M/‖Δ_i‖) instead of Δ_i, and N(0, σ²) added to their mean
 
-The server of a method gets replies that are all equal to anchor + rule, as with client-level privacy: so whatever mean
-it takes of them is that, and only methods that need nothing but the mean can have such a rule. Clients count alike
-under it, since a liar may claim many samples; norm bounding alone keeps every client's own reply, and its weight. Where
-clients have different architectures, those of each are judged among themselves. Running statistics and whole numbers
-keep the mean.
+As with client-level privacy, the server of a method receives replies that all equal anchor + rule, so any mean of them
+is the rule's result. Only methods that need nothing but the mean can have such a rule. Clients have equal weights,
+since a malicious client may claim many samples; only norm bounding keeps each client's reply and weight. If clients
+have different architectures, the rule is applied to each separately. Running statistics and integers keep the mean.
 
-Krum stands f hostile clients among m ≥ 2f + 3. An update that is not finite was refused before and counts as one of the
-f. In a round with fewer clients, because some are absent, the clients have no update: the server stays as it is.
+Krum withstands f hostile clients among m ≥ 2f + 3. An update that is not finite was refused before and counts as one
+of the f. If clients are absent and fewer than that are left, the server keeps its state.
 
 A rule is a function with the decorator `aggregation_rule`, which registers it under its name; the table of
-docs/robust.md is made from what the decorator says.
+docs/robust.md is generated from the decorators.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ Changes = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class RuleInput:
-    """A rule's view of a round, of the clients of one architecture."""
+    """The input of a rule: a round's clients of one architecture."""
 
     updates: ClientUpdates
     settings: RobustConfig
     refused: int
-    """Clients that sent beside these what is no finite number."""
+    """Number of further clients, whose updates were not finite."""
     seed: int
     round: int
     """Rounds before this one."""
@@ -66,27 +65,27 @@ class RuleInput:
 
 
 RuleFunction = Callable[[RuleInput], TensorDict | None]
-"""Returns the replies that the server of a method may average; None where too few came."""
+"""Returns the replies that the server of a method may average; None if too few arrived."""
 
 
 @dataclass(frozen=True)
 class AggregationRule:
-    """A rule by its name, and what is said of it."""
+    """A rule with its name and documentation."""
 
     name: str
     function: RuleFunction
     meaning: str
-    """The replacement of the mean."""
+    """What replaces the mean."""
     withstands: str
-    """Number of hostile clients of m."""
+    """Number of hostile clients among m that it withstands."""
     cost: str
-    """Of a round, to the server."""
+    """The server's cost of a round."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Option of `server.robust` -> its default, in words."""
     keeps_weights: bool = False
-    """Clients keep the weights that they have in the mean; if not, they count alike."""
+    """Whether clients keep their weights in the mean; if not, all weights are equal."""
     check: Callable[[RobustConfig, int], None] = lambda settings, clients: None
-    """Raises ConfigError where so many clients a round are too few."""
+    """Raises ConfigError if `clients` a round are too few."""
 
 
 RULES: dict[str, AggregationRule] = {}
@@ -94,7 +93,7 @@ RULES: dict[str, AggregationRule] = {}
 
 
 def aggregation_rule(name: str, **facts: Any) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a rule under its name; a decorator, whose further arguments are fields of `AggregationRule`."""
+    """Return a decorator that registers a rule under its name; `facts` are further fields of `AggregationRule`."""
 
     def register(function: RuleFunction) -> RuleFunction:
         RULES[name] = AggregationRule(name, function, **facts)
@@ -104,7 +103,7 @@ def aggregation_rule(name: str, **facts: Any) -> Callable[[RuleFunction], RuleFu
 
 
 def find_rule(settings: RobustConfig) -> AggregationRule | None:
-    """Return the rule that settings name, None for the plain mean.
+    """Return the rule that settings name; None for the plain mean.
 
     Raises:
         ConfigError: there is no such rule, or an option belongs to another one.
@@ -124,11 +123,11 @@ def find_rule(settings: RobustConfig) -> AggregationRule | None:
 
 
 def check_robust(method: Method, settings: RobustConfig, level: PrivacyLevel | None) -> None:
-    """Check that a method can be run with the rule that settings name.
+    """Check that a method supports the rule that settings name.
 
     Raises:
-        ConfigError: there is no such rule, the method's server needs more than a mean or trains on pooled data, or
-            privacy has a rule of its own.
+        ConfigError: there is no such rule, the method's server needs more than a mean, the method trains on pooled
+            data, or client-level privacy already clips updates.
     """
     if find_rule(settings) is None:
         return
@@ -151,14 +150,14 @@ class Robust:
 
     @classmethod
     def of(cls, settings: RobustConfig, seed: int) -> Robust | None:
-        """Return the rule that settings name; None for the plain mean. Raises ConfigError where there is none such."""
+        """Return the rule that settings name; None for the plain mean. Raises ConfigError if there is no such rule."""
         rule = find_rule(settings)
         return None if rule is None else cls(settings, rule, seed)
 
     def shown(self, part: Trained, round: int, refused: int) -> Trained | None:
-        """Return a part of a round as the server's half of the method sees it; None if too few are left for the rule.
+        """Return the part of a round that the server receives; None if too few clients are left for the rule.
 
-        `refused` clients sent beside these what is no finite number.
+        `refused` is the number of further clients, whose updates were not finite.
         """
         updates = part.updates
         if not updates.changes:
@@ -223,7 +222,7 @@ def _check_krum(settings: RobustConfig, clients: int) -> None:
     check=_check_krum,
 )
 def nearest_updates(view: RuleInput) -> TensorDict | None:
-    """Return replies whose updates are all the mean of those that are nearest to others."""
+    """Return replies whose updates are all the mean of those with the lowest scores."""
     updates, settings = view.updates, view.settings
     clients, f = updates.replies.batch_size[0], max(0, settings.f - view.refused)
     if clients < least_clients(f):
@@ -260,7 +259,7 @@ def bounded_updates(view: RuleInput) -> TensorDict:
     replies = dict(tree.leaves(updates.replies))
     for position, (path, u) in enumerate(updates.changes.items()):
         cut = updates.origins[path] + u * along(scale.to(u.dtype), u)
-        # What need not be shortened stays as it was sent, to the bit.
+        # Short updates stay bit-identical to what was sent.
         replies[path] = torch.where(along(short, u), replies[path], cut)
         if settings.noise > 0:
             replies[path] += noise_like(key, position, u[0]) * settings.noise
@@ -268,25 +267,25 @@ def bounded_updates(view: RuleInput) -> TensorDict:
 
 
 def least_clients(f: int) -> int:
-    """Return how many clients Krum needs to stand f hostile ones: 2f + 3."""
+    """Return how many clients Krum needs to withstand f hostile ones: 2f + 3."""
     return 2 * f + 3
 
 
 def median(values: Tensor) -> Tensor:
-    """Return the median over the leading axis; of an even number the mean of the two in the middle."""
+    """Return the median over the leading axis; for an even number, the mean of the two in the middle."""
     ranked, clients = values.sort(0).values, len(values)
     return _mean(ranked[(clients - 1) // 2 : clients // 2 + 1])
 
 
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
-    """Return the mean over the leading axis [m] without the ⌊trim·m⌋ smallest and as many largest."""
-    # ⌊0.1 · 30⌋ is 3, though 0.1 · 30 may be a hair below it as a float
+    """Return the mean over the leading axis [m] without the ⌊trim·m⌋ smallest and ⌊trim·m⌋ largest."""
+    # rounding first: trim · m in floating point may be slightly below an integer
     dropped = math.floor(round(trim * len(values), 9))
     return _mean(values.sort(0).values[dropped : len(values) - dropped])
 
 
 def krum(changes: Changes, f: int, k: int) -> list[int]:
-    """Return the positions of the k clients of lowest score, in rising order; `changes` [clients, ...] by path."""
+    """Return positions of the k clients with the lowest scores, in rising order; `changes` [clients, ...] by path."""
     distances = squared_distances(changes)
     clients = len(distances)
     distances.fill_diagonal_(math.inf)
@@ -299,7 +298,7 @@ def squared_distances(changes: Changes) -> Tensor:
     total = torch.zeros(())
     for update in changes.values():
         flat = update.reshape(len(update), -1).double()
-        flat = flat - flat.mean(0)  # distances do not change, and what cancels in them becomes small
+        flat = flat - flat.mean(0)  # distances do not change, but cancellation errors become smaller
         product = flat @ flat.T
         square = product.diagonal()
         total = total + (square[:, None] + square[None, :] - 2 * product)

@@ -30,36 +30,36 @@ class Simulation(FederatedRun):
     """One method on one federation, round by round.
 
     Args:
-        model: the clients' model, or several by name where clients have different architectures.
+        model: the clients' model, or several by name if clients have different architectures.
         assignment: the name of every client's architecture, held-out clients included (with several models).
         fraction: share of training clients sampled each round, in (0, 1]; at least one client.
-        sampling: uniform without replacement; proportional to training samples; bernoulli (each client by
-            itself, redrawn if none, but not under client-level privacy, whose rounds may be empty).
-        weights: what clients count in averages, unless the method's own `weights` say something else.
+        sampling: uniform without replacement; proportional to training samples; bernoulli (each client independently,
+            redrawn if none, but not under client-level privacy, whose rounds may be empty).
+        weights: the clients' weights in averages, unless the method's own `weights` differ.
         state_folder: where private states are memory-mapped; None keeps them in memory.
-        client_dp: client-level privacy of what clients send (that of their samples is in `train`).
-        system: devices and availability that are simulated, and what the server does about them.
-        trace: a recorded run whose rounds are played again; clients that did not answer then do not answer now.
-        robust: what takes the place of the mean of the clients' updates.
-        features: whether what frozen layers give out is computed once for each sample, and where it is kept.
+        client_dp: client-level privacy of the clients' replies (sample-level privacy is in `train`).
+        system: simulated devices and availability, and how the server handles them.
+        trace: a recorded run whose rounds are replayed; clients that did not answer then do not answer now.
+        robust: the rule that replaces the mean of the clients' updates.
+        features: whether the output of frozen layers is computed once for each sample, and where it is kept.
 
-    Attribute `federation` has the samples as models read them, `given` as they were given: they differ where frozen
-    layers are computed once; `features` then says what is kept (else None), and `features_note` why or why not.
-    Attributes `gradients` (of single samples) is what all clients computed so far, `turns` how often one that was
-    sampled answered, `clock` how many seconds its rounds have taken in a simulated system, or had when recorded.
+    Attribute `federation` has the samples as models read them, `given` the original ones. They differ if frozen layers
+    are computed once; `features` then holds the features (else None), and `features_note` says why or why not.
+    Attribute `gradients` is the number of gradients of single samples that all clients computed so far, `turns` the
+    number of answers of sampled clients, and `clock` the total seconds of the rounds, simulated or recorded.
     Attributes `model`, `split`, `init`, `start` and `states` are those of the first architecture; `groups` has all.
 
     Raises:
-        ConfigError: `fraction` outside (0, 1]; the method needs a public set or one architecture, or does what the
-            wanted privacy does not cover; the trace is of other data; the method, or so few clients a round, cannot
-            have the rule `robust`.
+        ConfigError: `fraction` outside (0, 1]; the method needs a public set or one architecture, or uses data that
+            the privacy does not cover; the trace is of other data; the method, or the number of clients a round, does
+            not support the rule `robust`.
     """
 
     def extend(self, federation: Federation) -> None:
-        """Let further clients take part from the next round on; those that are there keep their numbers and states.
+        """Let further clients take part from the next round on; present clients keep their numbers and states.
 
         Args:
-            federation: of the clients that are there, and the new ones after them.
+            federation: of the present clients, followed by the new ones.
 
         Raises:
             ConfigError: the method, its privacy or the choice of architectures needs all clients from the start.
@@ -74,7 +74,7 @@ class Simulation(FederatedRun):
             self.fraction = 1 / self.participants
 
     def __iter__(self) -> Iterator[RoundResult]:
-        """Run one round after another without an end, and yield what each did; `itertools.islice` takes some.
+        """Run rounds without end and yield their results; `itertools.islice` takes some.
 
         Raises:
             DivergenceError, ConfigError: as `step`.
@@ -88,12 +88,13 @@ class Simulation(FederatedRun):
         training: tuple[int, ...] | None = None,
         trace: RoundTrace | None = None,
     ) -> RoundResult:
-        """Run the next round and return what it did; `rounds/hooks.py` lists what takes part between its steps.
+        """Run the next round and return its result; `rounds/hooks.py` lists the hooks between its steps.
 
         Args:
             sampled: the clients whose replies count, in rising order, by default drawn.
-            training: those that train, by default as the method's participation says.
-            trace: a recorded round to play again: all who were asked are sent to, those whose reply was accepted train.
+            training: the clients that train, by default according to the method's participation.
+            trace: a recorded round to replay: all clients that were asked receive the message, those that answered
+                train.
 
         Raises:
             DivergenceError: no client that answered returned a finite update, or the server's state is not finite.
@@ -109,7 +110,7 @@ class Simulation(FederatedRun):
             server = self._aggregate(current)
             end = time.perf_counter()
             return self._record(current, server, end - begin, end - middle)
-        except BaseException:  # Ctrl-C too: a round takes place as a whole or not at all
+        except BaseException:  # Ctrl-C too: a round is all or nothing
             for group in self.groups:
                 group.states.rollback()
             raise
@@ -117,7 +118,7 @@ class Simulation(FederatedRun):
     def _sample(
         self, sampled: tuple[int, ...] | None, training: tuple[int, ...] | None, trace: RoundTrace | None
     ) -> RoundState:
-        """Return the next round, of which only the clients are known: drawn, named or recorded."""
+        """Return the next round with its clients only: drawn, named or recorded."""
         drawn = sampled is None and training is None and trace is None
         if drawn and self.trace is not None:
             trace, drawn = self.trace.of(self.round + 1), False
@@ -133,17 +134,17 @@ class Simulation(FederatedRun):
         return RoundState(self.round, sampled, training, drawn=drawn)
 
     def _broadcast(self, current: RoundState) -> None:
-        """Make the message that goes down to the clients that train."""
+        """Make the message for the clients that train."""
         current.message = self.method.broadcast(self.server, current.training)
         for hook in HOOKS:
             hook.after_broadcast(self, current)
 
     def collect(self, current: RoundState) -> list[Trained]:
-        """Return what comes back of the message, a part for each architecture of which anybody answers.
+        """Return the answers to the message, a part for each architecture with clients that answer.
 
-        Here those that answer train at once: all of them, or as the round's trace has it. Who collects otherwise, from
-        real clients, overrides this, and may return fewer clients than were asked: whoever is missing took no part. It
-        then sets the round's trace, which says what became of each, and makes parts with `trained`.
+        Here clients that answer train at once: all of them, or those of the round's trace. A subclass that collects
+        from real clients overrides this and may return fewer clients than were asked: the missing took no part. It
+        then sets the round's trace, with the outcome of each client, and makes parts with `trained`.
         """
         answering = set(current.training if current.trace is None else current.trace.answered)
         parts = []
@@ -155,7 +156,7 @@ class Simulation(FederatedRun):
         return parts
 
     def _accept(self, current: RoundState) -> None:
-        """Refuse updates that are not finite, and the whole round where it has fewer replies than it needs."""
+        """Refuse updates that are not finite, and the whole round if it has fewer replies than it needs."""
         sampled = set(current.sampled)
         current.rejected = current.refused = rejected_clients(self, current.parts)
         current.accepted = [part.at(part.finite.nonzero()[:, 0].tolist()) for part in current.parts]
@@ -169,11 +170,11 @@ class Simulation(FederatedRun):
         if trace is not None:
             trace = trace.refused(current.refused, NOT_FINITE)
             current.trace = trace if enough else trace.refused(trace.asked, TOO_FEW)
-        if not enough:  # the round has not taken place for anybody
+        if not enough:  # the round has no effect on any client
             current.accepted, current.counted = [], []
 
     def _aggregate(self, current: RoundState) -> TensorDict:
-        """Return the server's state after the round: what it was, if it gets no reply."""
+        """Return the server's state after the round; the old state if no reply counts."""
         replies = {}
         for part in current.counted:
             visible: Trained | None = part
@@ -188,7 +189,7 @@ class Simulation(FederatedRun):
         return server
 
     def aggregated(self, server: TensorDict, replies: Replies) -> TensorDict:
-        """Return what the server's half of the method makes of replies."""
+        """Return the server's new state, as the method's `aggregate` makes it from replies."""
         names = [path for path, _ in tree.leaves(replies.stack)]
         check_replies_used(self.method, names)
         before = set[str]().union(*self._replied.values())
@@ -198,7 +199,7 @@ class Simulation(FederatedRun):
     def _record(
         self, current: RoundState, server: TensorDict, seconds: float, server_seconds: float
     ) -> RoundResult:
-        """Keep the states of the round and return what it did."""
+        """Store the new states and return the round's result."""
         losses = means_of([part.metrics for part in current.accepted if part.ids])
         for part in current.accepted:
             part.group.states.commit(part.ids)
@@ -225,7 +226,7 @@ class Simulation(FederatedRun):
         message: TensorDict | PerClient,
         older: tuple[int, TensorDict] | None = None,
     ) -> Trained:
-        """Return what clients make of a message; `older` is the (version, server's state) it is of, if not of now."""
+        """Train clients on a message; `older` is the (version, server's state) of the message if not the current."""
         number, server = (self.round, self.server) if older is None else older
         record = self.new_record()
         cohort = self.population.cohort(ids, number, self.train)
@@ -246,12 +247,12 @@ class Simulation(FederatedRun):
         record: PrivacyRecord | None,
         server: TensorDict | None = None,
     ) -> Trained:
-        """Return the part of a round that clients of a group are, from what their training returned.
+        """Return the part of a round that belongs to clients of a group, from the results of their training.
 
-        `server` is the state that the message was made of, by default the present one.
+        `server` is the state from which the message was made, by default the current one.
 
         Raises:
-            ClientError: the replies are shaped otherwise than those of earlier rounds.
+            ClientError: the replies' shapes or dtypes differ from those of earlier rounds.
         """
         before = self._replied.get(group.name, {})
         self._replied[group.name] = shapes_of_replies(self.method, updates.replies, ids, self.round, before)

@@ -1,11 +1,11 @@
-"""A simulated system: which clients can be reached, which answer in a round and after how long, and how long it lasts.
+"""A simulated system: which clients can be reached and answer in a round, how long they take, and how long it lasts.
 
-How long a client takes is known before it trains, so only those train that answer in time:
+The time that a client takes is known before it trains, so only clients that answer in time train:
 
     seconds = straggling · (bytes down / bandwidth + gradients of samples / speed + bytes up / (upload · bandwidth))
 
-`straggling` is the factor of stragglers, 1 for others. Speed and bandwidth are constants of a client, or drawn anew
-each time that it is asked:
+`straggling` is the factor of stragglers, 1 for others. A client's speed and bandwidth are constant, or redrawn each
+time that it is asked:
 
 | kind | rate, z normal and u uniform in (0, 1) |
 |---|---|
@@ -64,7 +64,7 @@ class Rates:
                 raise DataError(f"'{path}' has a rate that is not positive; nothing would ever be done")
 
     def of(self, client: int, occasion: int) -> float:
-        """Return how many a second a client makes on an occasion; infinite where it takes no time."""
+        """Return a client's rate per second on an occasion; infinite if it takes no time."""
         config = self._config
         if config.kind == "instant":
             return math.inf
@@ -91,7 +91,7 @@ class Devices:
 
     @property
     def takes_time(self) -> bool:
-        """Anything takes time."""
+        """Whether computation or communication takes time."""
         return any(rate.kind != "instant" for rate in (self._config.speed, self._config.bandwidth))
 
     def straggles(self, client: int, occasion: int) -> bool:
@@ -101,7 +101,7 @@ class Devices:
         return uniform(self._seed, "straggler", client, draw) < stragglers.share
 
     def seconds(self, client: int, occasion: int, work: ClientWork) -> float:
-        """Return how long a client takes for its work, from the question to the answer."""
+        """Return the seconds that a client takes for its work, from request to reply."""
         speed, bandwidth = self._speed.of(client, occasion), self._bandwidth.of(client, occasion)
         unhindered = (
             work.down / bandwidth + work.gradients / speed + work.up / (self._config.upload * bandwidth)
@@ -109,7 +109,7 @@ class Devices:
         return unhindered * (self._config.stragglers.factor if self.straggles(client, occasion) else 1.0)
 
     def vanishes(self, client: int, occasion: int) -> float | None:
-        """Return after which share of its time a client vanishes on an occasion; None where it does not."""
+        """Return the share of its time after which a client vanishes on an occasion; None if it does not."""
         if uniform(self._seed, "dropout", client, occasion) >= self._config.dropout:
             return None
         return uniform(self._seed, "vanishes", client, occasion)
@@ -117,7 +117,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class System:
-    """Devices, when they can be reached, and what the server does about it."""
+    """Devices, their availability, and the server's settings for both."""
 
     settings: SystemConfig
     availability: Availability
@@ -125,7 +125,7 @@ class System:
 
     @classmethod
     def of(cls, settings: SystemConfig, seed: int, names: Sequence[str]) -> System:
-        """Return the system of clients that have `names`.
+        """Return the system of clients with `names`.
 
         Raises:
             DataError: a file of the settings cannot be used.
@@ -135,10 +135,10 @@ class System:
         )
 
     def answer(self, client: int, time: float, occasion: int, work: ClientWork) -> ClientOutcome:
-        """Return what becomes of a client that is asked at a time: accepted, lost or unavailable.
+        """Return the outcome of a client that is asked at a time: accepted, lost or unavailable.
 
-        It is lost where chance has it (`dropout`), or where it can no longer be reached before it is done; in both
-        cases that is noticed when it happens.
+        It is lost at random (`dropout`), or if it becomes unreachable before it is done; the server notices either at
+        once.
         """
         until = self.availability.until(client, time, occasion)
         if until is None:
@@ -159,11 +159,11 @@ class System:
         work: Mapping[int, ClientWork],
         enough: int,
     ) -> RoundTrace:
-        """Return what becomes of the clients `training` that round `number` asks, of whom `sampled` would count.
+        """Return the trace of round `number`, which asks the clients `training`; replies of `sampled` would count.
 
-        The round ends when `enough` of the sampled have answered; or else when all that were asked have, or were lost;
-        in any case at the deadline. Whoever answers later is late. A round that reaches nobody lasts until the first of
-        them can be reached.
+        With over-selection the round ends when `enough` of the sampled have answered; else when all that were asked
+        have answered or are lost; at the latest at the deadline. Later answers are late. A round that reaches no client
+        lasts until the first of them can be reached.
         """
         answers = [self.answer(i, time, number, work[i]) for i in training]
         counting = set(sampled)
@@ -185,7 +185,7 @@ class System:
         return RoundTrace(number, sampled, tuple(late), end)
 
     def asked(self, fraction: float) -> float:
-        """Return the share of the clients that is asked where the replies of a share are wanted."""
+        """Return the share of clients to ask in order to get the replies of a share."""
         return min(1.0, fraction * (1.0 + self.settings.over_selection))
 
 
@@ -199,63 +199,63 @@ def uniform(seed: int, quantity: str, client: int, occasion: int) -> float:
 
 
 class Availability(Protocol):
-    """Says of every client when it can be reached; times are simulated seconds."""
+    """When each client can be reached; times are simulated seconds."""
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Return when a client that can be reached at a time goes; infinite: it stays; None: it is not there.
+        """Return until when a client can be reached; infinite: forever; None: it cannot be reached at `time`.
 
-        `occasion` numbers the times that somebody is asked for, from which chance is drawn.
+        `occasion` counts requests and seeds the random draw.
         """
 
     def next(self, client: int, time: float) -> float:
-        """Return the earliest time from `time` on at which a client can be reached, infinite if never."""
+        """Return the earliest time from `time` on at which a client can be reached; infinite if never."""
 
 
 class ByChance:
-    """Each client is there with probability `share` each time that it is asked, whatever the time."""
+    """Each client can be reached with probability `share` at each request, whatever the time."""
 
     def __init__(self, seed: int, share: float) -> None:
         self._seed, self._share = seed, share
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Return infinity, or None where the client is not there on this occasion."""
+        """Return infinity, or None if the client cannot be reached on this occasion."""
         is_there = self._share == 1 or uniform(self._seed, "available", client, occasion) < self._share
         return math.inf if is_there else None
 
     def next(self, client: int, time: float) -> float:
-        """Return the time itself: another occasion may come at once."""
+        """Return the time itself: another request may be made at once."""
         return time
 
 
 class Wave:
-    """Each client is there for `share` of every day, from its own morning φ_i on: frac(t/period − φ_i) < share.
+    """Each client can be reached for `share` of every day, from its own morning φ_i on: frac(t/period − φ_i) < share.
 
-    Mornings are spread evenly at random over `spread` of a day.
+    Mornings are drawn uniformly over `spread` of a day.
     """
 
     def __init__(self, seed: int, share: float, period: float, spread: float) -> None:
         self._seed, self._share, self._period, self._spread = seed, share, period, spread
 
     def _hour(self, client: int, time: float) -> float:
-        """Return how much of the client's day has passed, in [0, 1)."""
+        """Return the elapsed share of the client's day, in [0, 1)."""
         return (time / self._period - self._spread * uniform(self._seed, "morning", client, 0)) % 1.0
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Return the client's next evening, or None by night."""
+        """Return the client's next evening, or None at night."""
         hour = self._hour(client, time)
         return time + (self._share - hour) * self._period if hour < self._share else None
 
     def next(self, client: int, time: float) -> float:
-        """Return the time itself by day, else the next morning."""
+        """Return the time itself during the day, else the next morning."""
         hour = self._hour(client, time)
         if hour < self._share:
             return time
-        # Rounding may leave the morning a hair before it begins.
+        # Rounding may place the morning slightly too early.
         return math.nextafter(time + (1.0 - hour) * self._period, math.inf) + 1e-9 * self._period
 
 
 class Listed:
-    """Each client is there in intervals [start, end); with `repeat` they begin again after so many seconds."""
+    """Each client can be reached in intervals [start, end), which repeat every `repeat` seconds if that is set."""
 
     def __init__(
         self, intervals: Mapping[int, Iterable[tuple[float, float]]], repeat: float | None = None
@@ -273,10 +273,10 @@ class Listed:
 
     @classmethod
     def read(cls, path: Path, names: Sequence[str], repeat: float | None) -> Listed:
-        """Return what a CSV file with the columns client, start, end says; a client that it lacks is never there.
+        """Return the intervals of a CSV file with columns client, start, end; clients not in it are never reachable.
 
         Raises:
-            DataError: it cannot be read, or an interval does not end after it starts, from 0 to `repeat`.
+            DataError: it cannot be read, or an interval is empty or not within 0 and `repeat`.
         """
         intervals: dict[int, list[tuple[float, float]]] = {}
         for client, (start, end) in rows_of(path, ("start", "end"), names):
@@ -291,14 +291,14 @@ class Listed:
         return cls(intervals, repeat)
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Return the end of the interval, or None outside of all."""
+        """Return the end of the current interval, or None outside of all."""
         base, elapsed = self._within(time)
         intervals = self._intervals.get(client, [])
         at = bisect_right(intervals, (elapsed, math.inf)) - 1
         if at < 0 or elapsed >= intervals[at][1]:
             return None
         end = intervals[at][1]
-        if end == self._repeat and intervals[0][0] == 0:  # it goes on into the next one
+        if end == self._repeat and intervals[0][0] == 0:  # it continues in the next repetition
             return math.inf if intervals[0] == (0.0, end) else base + end + intervals[0][1]
         return base + end
 
@@ -314,7 +314,7 @@ class Listed:
         return math.inf if self._repeat is None else base + self._repeat + intervals[0][0]
 
     def _within(self, time: float) -> tuple[float, float]:
-        """Return when the list has begun for the last time, and the time since."""
+        """Return the start of the current repetition, and the time since."""
         if self._repeat is None:
             return 0.0, time
         base = math.floor(time / self._repeat) * self._repeat
@@ -322,11 +322,11 @@ class Listed:
 
 
 def make_availability(config: AvailabilityConfig, seed: int, names: Sequence[str]) -> Availability:
-    """Return when the clients, which have `names`, can be reached.
+    """Return the availability of clients with `names`.
 
     Raises:
         DataError: a file cannot be used.
-        ConfigError: the kind is of a file, and none is given.
+        ConfigError: kind=file without a file.
     """
     if config.kind == "wave":
         return Wave(seed, config.share, config.period, config.spread)
@@ -341,7 +341,7 @@ def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterato
     """Yield (client, numbers in `columns`) of each line of a file; `names` are those of the clients.
 
     Raises:
-        DataError: it cannot be read, lacks a column, or a line names no client or holds no number; says which.
+        DataError: it cannot be read, lacks a column, or a line, which is named, lacks a known client or a number.
     """
     clients = {name: number for number, name in enumerate(names)}
     try:

@@ -1,1 +1,1 @@
-"""Every setting, declared once: type, range, default and meaning; torch is not needed."""
+"""All settings, each declared once with type, range, default and meaning; torch is not needed."""

@@ -1,7 +1,7 @@
-"""What groups of settings are made of: strict numbers, frozen groups, things chosen by name with options.
+"""Building blocks of settings: strict numbers, frozen groups, and things chosen by name with options.
 
 This package declares every setting once, with its type, range, default and meaning, and needs no torch. `Client.fit`,
-engines and evaluation take defaults from it and have none of their own; `tailorfl list settings` prints it.
+engines and evaluation take their defaults from it; `tailorfl list settings` prints it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LARGEST_FLOAT = 3.4e38
 
 
 def _whole(value: Any) -> Any:
-    """Whole numbers only: YAML's `true` and quoted digits are mistakes, 1e3 is not."""
+    """Accept only whole numbers: YAML's `true` and quoted digits are mistakes, 1e3 is not."""
     if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("should be a whole number")
     return value
 
 
 def number(value: Any) -> Any:
-    """Numbers that float32 holds only: YAML's `true` and quoted digits are mistakes."""
+    """Accept only numbers within the range of float32: YAML's `true` and quoted digits are mistakes."""
     if isinstance(value, bool | str):
         raise ValueError("should be a number")
     if isinstance(value, int | float) and LARGEST_FLOAT < abs(value) < math.inf:
@@ -40,12 +40,12 @@ def number(value: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """Return a single name or number stands for a list of one."""
+    """Return a single name or number as a list of one; other values are unchanged."""
     return [value] if isinstance(value, str | int) else value
 
 
 def _names(value: Any) -> Any:
-    """Return names as a list; a series of a frame, say, would be taken for the names that it holds."""
+    """Return names as a list; refuse other iterables, such as a series of a frame, whose items could pass as names."""
     if not isinstance(value, str | int | list | tuple):
         raise ValueError("should be a name, or a list of names")
     return listed(value)
@@ -59,10 +59,10 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 class Settings(BaseModel):
     """Base of all groups of settings: frozen, and without unknown keys."""
 
-    # An infinite number in a free mapping, such as a method's own clip, stays one.
+    # An infinite number in a free mapping, such as a method's own clip, stays infinite.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     short_form: ClassVar[str | None] = None
-    """The setting that a text in place of the whole group stands for."""
+    """The setting that gets the value if a text is given instead of the group."""
 
     @model_validator(mode="before")
     @classmethod
@@ -70,10 +70,14 @@ class Settings(BaseModel):
         return {cls.short_form: values} if cls.short_form and isinstance(values, str) else values
 
     def check_owner(self, owner: str, owners: Mapping[str, Sequence[str]]) -> None:
-        """Check that no setting was changed that another value of `owner` has: setting -> the values that have it.
+        """Check that no setting was changed that `owner`'s value does not have.
+
+        Args:
+            owner: the setting that decides.
+            owners: setting -> the values of `owner` that have it.
 
         Raises:
-            ValueError: one was; says which.
+            ValueError: such a setting was changed; names it.
         """
         value = getattr(self, owner)
         for name, values in owners.items():
@@ -84,9 +88,9 @@ class Settings(BaseModel):
 
 
 class Named(Settings):
-    """A thing chosen by name, with options of its own written beside the name: `{name: mlp, hidden: [64]}`.
+    """A thing chosen by name, with its options written next to the name: `{name: mlp, hidden: [64]}`.
 
-    The name alone is a short form. Which options there are, the thing itself knows.
+    The name alone is a short form. The thing itself defines its options.
     """
 
     name: str = Field(description="its name; the name alone is a short form")
@@ -115,7 +119,7 @@ class Named(Settings):
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields, plain = type(self).model_fields, handler(self)
         options = plain.pop("options")
-        # An option called like a setting of ours (`weights` of a user's own model) stays inside `options`.
+        # An option with the name of a setting (`weights` of a user's own model) stays inside `options`.
         inner = {key: value for key, value in options.items() if key in fields}
         outer = {key: value for key, value in options.items() if key not in fields}
         changed = {

@@ -18,7 +18,7 @@ Normalisation = Literal["none", "client", "federated"]
 
 
 class SplitShares(Settings):
-    """Shares of a client's samples; `test` may also be a word where the source has a test part."""
+    """Shares of a client's samples; `test` may also be a word if the source has a test part."""
 
     train: Number | None = Field(default=None, gt=0, le=1, description="share to train on")
     val: Number | None = Field(default=None, ge=0, lt=1, description="share for choosing models and settings")
@@ -108,7 +108,7 @@ class DataConfig(Settings):
     seed: Whole | None = Field(default=None, ge=0, description="seed of the partition; null: the run's")
 
     def seed_of(self, run: int) -> int:
-        """Return the seed of the partition in a run of seed `run`."""
+        """Return the seed of the partition in a run with seed `run`."""
         return run if self.seed is None else self.seed
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""Mistakes in an experiment's settings, said in the words of the file they stand in, with what was meant."""
+"""Error messages for mistakes in an experiment's settings, in the words of the settings file, with suggestions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tailorfl.settings.listing import groups_in, keys_of
 from tailorfl.settings.names import Kind, known
 
 MOST_CHARACTERS = 2**20
-"""Of a file of settings."""
+"""Largest number of characters in a settings file."""
 LONGEST_TEXT = 10_000
-"""Characters of one text among the settings."""
+"""Largest number of characters in one text among the settings."""
 MOST_VALUES = 100_000
 DEEPEST = 50
 LARGEST = 2**63 - 1
-"""Whole numbers lie in ±this, which is what torch and numpy count with."""
+"""Whole numbers are within ±this, the range of torch and numpy integers."""
 SEVERAL_LINES = "\n\t"
 """Characters of texts that may have several lines: descriptions, and notes among published numbers."""
 SYNONYMS = {
@@ -40,20 +40,20 @@ SYNONYMS = {
     "algorithm": "method",
     "compare": "methods",
 }
-"""Other tools' words."""
+"""Words of other tools."""
 NAMES: tuple[tuple[Kind, str], ...] = (("methods", "method"), ("data", "data"), ("models", "model"))
-"""Kinds of things that are named, and where."""
+"""Kinds of things that are chosen by name, and the setting for each."""
 OPTIONS: tuple[tuple[Kind, str], ...] = (
     ("partitions", "data.partition_options"),
     ("data", "data.options"),
     ("models", "model"),
     ("methods", "method"),
 )
-"""Kinds of things that have options, and where these stand."""
+"""Kinds of things that have options, and the place of the options."""
 Place = tuple[str | int, ...]
 
 Elsewhere = Callable[[str], str | None]
-"""The dotted place that a key belongs to, if any."""
+"""Returns the dotted place that a key belongs to, if any."""
 
 EXPECTED = {
     "model_type": "should be a group of settings such as {key: value}",
@@ -74,18 +74,18 @@ def explain(
     origin: str,
     elsewhere: Elsewhere | None = None,
 ) -> ConfigError:
-    """Return a ConfigError with a line for every mistake: dotted place, value, what was expected, nearest key.
+    """Return a ConfigError with a line for every mistake: dotted place, value, expectation, nearest key.
 
-    `settings` is what was validated against `schema`, and `origin` says where it came from. `elsewhere` knows where a
-    key would be right that is unknown where it stands.
+    `settings` were validated against `schema`, and `origin` names their source. `elsewhere` returns the right place for
+    a key that is unknown in its place.
     """
     mistakes: dict[Place, list[str]] = {}
     for mistake in error.errors(include_url=False):
         path = _place(mistake["loc"], settings, str(mistake["type"]))
         start, expected = _say(mistake, path, schema, elsewhere)
         mistakes.setdefault(path, [start]).append(expected)
-    # A value that fits no alternative of a union is reported once for every alternative; where one of them
-    # points further inside, it is the one that was meant.
+    # A value that fits no alternative of a union is reported once for every alternative; an alternative whose error
+    # is further inside is the intended one.
     deepest = [
         path
         for path in mistakes
@@ -100,16 +100,16 @@ def explain(
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """`train.lr`, `methods.0.lam`."""
+    """Return a path with dots, such as `train.lr` or `methods.0.lam`."""
     return ".".join(str(step) for step in path)
 
 
 def unknown_key(
     path: Sequence[str | int], key: str, valid: Sequence[str], elsewhere: Elsewhere | None = None
 ) -> str:
-    """Return what to say of a key that does not exist.
+    """Return the message for a key that does not exist.
 
-    That is the place where it would be right, or the nearest valid key.
+    It names the place where the key would be right, or the nearest valid key.
     """
     hint, destination = nearest(key, valid), elsewhere(key) if elsewhere is not None else None
     meant = destination if destination is not None and not nearest(key, valid, cutoff=0.8) else None
@@ -119,7 +119,7 @@ def unknown_key(
 
 
 def _say(mistake: Any, path: Place, schema: type[BaseModel], elsewhere: Elsewhere | None) -> tuple[str, str]:
-    """Return what follows the place: what was given, and what was expected."""
+    """Return the text after the place: the given value, and what was expected."""
     kind, value, context = str(mistake["type"]), mistake["input"], mistake.get("ctx") or {}
     if kind == "extra_forbidden":
         valid = list(_group(schema, path[:-1]).model_fields)
@@ -139,7 +139,7 @@ def _say(mistake: Any, path: Place, schema: type[BaseModel], elsewhere: Elsewher
 
 
 def _place(loc: Sequence[str | int], settings: Any, kind: str) -> Place:
-    """Return the part of pydantic's location that stands in the file; the rest are names of alternatives."""
+    """Return the part of pydantic's location that is in the file; the rest are names of alternatives."""
     path: list[str | int] = []
     for number, step in enumerate(loc):
         if _has(settings, step):
@@ -157,7 +157,7 @@ def _has(settings: Any, step: str | int) -> bool:
 
 
 def _group(schema: type[BaseModel], path: Place) -> type[BaseModel]:
-    """Return the settings class that stands at a place of the schema."""
+    """Return the settings class at a place of the schema."""
     for step in path:
         if isinstance(step, str):
             schema = groups_in(schema.model_fields[step].annotation)[0]
@@ -166,7 +166,7 @@ def _group(schema: type[BaseModel], path: Place) -> type[BaseModel]:
 
 @functools.cache
 def places() -> Mapping[str, tuple[str, ...]]:
-    """Return key -> the dotted places where the schema has it, the least deep first."""
+    """Return key -> its dotted places in the schema, the least deep first."""
     by_key: dict[str, list[str]] = {}
     for path in sorted((key for key, _ in keys_of(ExperimentConfig)), key=lambda path: path.count(".")):
         by_key.setdefault(path.rpartition(".")[2], []).append(path)
@@ -174,9 +174,9 @@ def places() -> Mapping[str, tuple[str, ...]]:
 
 
 def meant(key: str, labels: Mapping[str, str] | None = None) -> str | None:
-    """Return the dotted place that a key which is not where it was looked for belongs to, or None.
+    """Return the right dotted place for a misplaced key, or None.
 
-    `labels` are the experiment's methods, label -> name; a method's option is then one of a line that has it.
+    `labels` are the experiment's methods, label -> name; a method's option is placed in a line that has it.
 
     >>> meant("lr"), meant("alpha"), meant("learning_rate")
     ('train.lr', 'data.partition_options.alpha', 'train.lr')
@@ -197,9 +197,9 @@ def meant(key: str, labels: Mapping[str, str] | None = None) -> str | None:
 
 
 def written(word: str, value: str | None = None) -> str | None:
-    """Return the setting that a word without `=` stands for, such as `train.lr=0.1` for `lr`; None if for none.
+    """Return the setting that a word without `=` stands for, such as `train.lr=0.1` for `lr`; None if there is none.
 
-    `value` is the word after it, where there is one.
+    `value` is the next word, if there is one.
     """
     for kind, setting in NAMES:
         if word in known(kind):
@@ -220,7 +220,7 @@ def written(word: str, value: str | None = None) -> str | None:
 
 @functools.cache
 def others_add_methods() -> bool:
-    """Whether an installed package adds methods of its own."""
+    """Return whether an installed package adds methods."""
     return any(
         e.value.partition(":")[0] != "tailorfl.methods" for e in entry_points(group="tailorfl.methods")
     )
@@ -229,11 +229,11 @@ def others_add_methods() -> bool:
 def check_names(config: ExperimentConfig) -> None:
     """Check that methods, models, data sources and partitions, and the options of each, exist.
 
-    `tailorfl.runs.build` checks again, with the registries themselves. Nothing is refused that another package or a
-    module of the user's may have added.
+    `tailorfl.runs.build` checks again, with the registries themselves. Names that another package or a user's module
+    may have added are accepted.
 
     Raises:
-        ConfigError: one does not exist; names the nearest.
+        ConfigError: a name does not exist; names the nearest.
     """
     if not others_add_methods():
         for method in config.methods:
@@ -253,7 +253,7 @@ def check_names(config: ExperimentConfig) -> None:
 
 
 def check_checkpoint(model: OneModelConfig) -> None:
-    """Raise ConfigError for a checkpoint that can only be a folder and is none."""
+    """Raise ConfigError for a checkpoint that must be a folder but is not."""
     checkpoint = model.options.get("checkpoint")
     problem = no_such_folder(checkpoint) if isinstance(checkpoint, str) and ":" not in model.name else ""
     if problem:
@@ -264,7 +264,7 @@ def _check_name(
     kind: Kind, name: str, options: dict[str, object], kind_words: str, option_words: str
 ) -> None:
     names = known(kind)
-    if ":" in name:  # of a module of the user's
+    if ":" in name:  # from a user's module
         return
     if name not in names:
         raise unknown(kind_words, name, names)
@@ -274,10 +274,10 @@ def _check_name(
 
 
 def check_values(settings: Any, origin: str) -> None:
-    """Check that settings are within the bounds of this module; `origin` says in messages where they came from.
+    """Check that settings are within the bounds of this module; `origin` names their source in messages.
 
     Raises:
-        ConfigError: one is not; names its place.
+        ConfigError: a setting is not; names its place.
     """
     waiting: list[tuple[tuple[str, ...], Any]] = [((), settings)]
     for count in range(MOST_VALUES + 1):
@@ -302,7 +302,7 @@ def check_values(settings: Any, origin: str) -> None:
 
 
 def _problem(value: Any, allowed: str) -> str | None:
-    """Return what is wrong with one value by itself."""
+    """Return the mistake in a single value, or None."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             return f"is a text of {len(value):,} characters; the longest may have {LONGEST_TEXT:,}"

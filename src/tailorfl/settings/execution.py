@@ -1,6 +1,6 @@
 """The settings of how an experiment is carried out: `engine`, `deploy` and `track`.
 
-Of these only the precision of the engine decides numbers. A simulation does not look at `deploy`.
+Of these only the engine's precision affects results. A simulation does not use `deploy`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EngineConfig(Settings):
     @field_validator("features", mode="before")
     @classmethod
     def _as_in_yaml(cls, value: Any) -> Any:
-        """Return the word for what YAML reads as False: `off`."""
+        """Return `off` for the False that YAML reads from it."""
         return "off" if value is False else value
 
     @field_validator("device")
@@ -70,7 +70,7 @@ class EngineConfig(Settings):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What `make_engine` takes."""
+        """Arguments for `make_engine`."""
         return self.model_dump(exclude={"states", "features", "features_memory"})
 
 

@@ -1,7 +1,7 @@
-"""What an experiment is: its models and methods, and all other settings by groups, with their defaults.
+"""The settings of an experiment: models, methods, and all other groups, with their defaults.
 
-Every setting is checked for its name, type and range here, without importing torch; that the names of
-methods, models, data and their own options exist is checked by `tailorfl.runs.build`.
+The name, type and range of every setting are checked here, without importing torch; `tailorfl.runs.build` checks that
+the names of methods, models and data exist, and those of their options.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from tailorfl.settings.system import ServerConfig, SystemConfig
 from tailorfl.settings.train import TrainOverrides, TrainSettings
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "ditto", "fedrep", "pfedme")
-"""What `tailorfl compare` compares if not told: the baselines of every table, and three unlike methods."""
+"""Methods that `tailorfl compare` compares by default: the baselines of every table, and three different methods."""
 MOST_SEEDS = 10_000
 CLIENTS = "clients"
-"""Key of published numbers that are one a client."""
+"""Key of published numbers with one for each client."""
 RUNS = "runs"
-"""Key of how many runs published numbers are means of."""
+"""Key of the number of runs that published numbers are means of."""
 Budget = Literal["rounds", "gradients", "bytes"]
 Sampling = Literal["uniform", "proportional", "bernoulli", "cyclic", "cyclic_fixed"]
-"""How the clients of a round are drawn; the last two: one a round, in a new order each cycle or by number."""
+"""How the clients of a round are drawn; the last two: one a round, in a new random order each cycle or by number."""
 CYCLIC: tuple[Sampling, ...] = ("cyclic", "cyclic_fixed")
 Weights = Literal["samples", "uniform"]
-"""What clients count in an average: a_i = n_i / Σ n over those that are averaged, or all alike."""
+"""Weights of clients in an average: a_i = n_i / Σ n over the averaged clients, or equal."""
 Scale = Literal["smoke", "small", "paper"]
-"""smoke: seconds, says nothing of a method; small: decides a claim on a CPU; paper: the printed setting."""
+"""smoke: seconds, no evidence about a method; small: tests a claim on a CPU; paper: the published setting."""
 
 
 class OneModelConfig(Named):
-    """A model: a registered name or `package.module:function`, and the weights it starts from."""
+    """A model: a registered name or `package.module:function`, and its initial weights."""
 
     name: str = Field(default="mlp", description="see `tailorfl list models`, or your own module:function")
     weights: str | None = Field(
@@ -77,7 +77,7 @@ class ModelConfig(OneModelConfig):
 
     @property
     def architectures(self) -> dict[str, OneModelConfig]:
-        """All models by name, the smallest first; a name that comes twice is numbered."""
+        """All models by name, the smallest first; repeated names are numbered."""
         models: dict[str, OneModelConfig] = {}
         for model in (self, *self.larger):
             count = sum(earlier.name == model.name for earlier in models.values())
@@ -86,7 +86,7 @@ class ModelConfig(OneModelConfig):
 
 
 class MethodConfig(Named):
-    """One row of the table: a method, its hyper-parameters (beside the name), its own rounds and training."""
+    """One row of the table: a method, its hyper-parameters (next to the name), its own rounds and training."""
 
     label: str = Field(default="", description="name of its row and folder; by default the method's name")
     rounds: Whole | None = Field(default=None, ge=1, description="replaces the experiment's rounds")
@@ -106,7 +106,7 @@ class MethodConfig(Named):
 
 
 class ScaleConfig(Settings):
-    """One scale of a recipe: what it changes, and what is said before it runs."""
+    """One scale of a recipe: its changed settings, and the notes shown before it runs."""
 
     needs: str = Field(default="", description="required data, weights and machines")
     costs: str = Field(default="", description="time that it takes, and on which machine")
@@ -240,35 +240,35 @@ class ExperimentConfig(Settings):
     def model_of(self, method: MethodConfig) -> ModelConfig:
         """Return the model that a method trains.
 
-        The experiment's with its changes, or another one where they name it.
+        It is the experiment's model with the method's changes, or another one if these have a name.
         """
         if "name" in method.model:
             return ModelConfig.model_validate(method.model)
         return ModelConfig.model_validate({**self.model.model_dump(), **method.model})
 
     def train_of(self, method: MethodConfig) -> dict[str, Any]:
-        """Return the training settings of a method: the experiment's, and in their place those of its line."""
+        """Return the training settings of a method: the experiment's, replaced by those of its line."""
         return {**self.train.model_dump(), **method.train}
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting as plain values, as JSON and YAML can hold them."""
+        """Return all settings as plain values for JSON and YAML."""
         return self.model_dump(mode="json")
 
     def to_yaml(self, brief: bool = False) -> str:
-        """Return every setting as YAML, or those that are not by default; loading it gives an equal experiment."""
+        """Return all settings as YAML, or with `brief` only changed ones; loading it gives an equal experiment."""
         settings = self.model_dump(mode="json", exclude_defaults=True) if brief else self.to_dict()
         return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100))
 
 
 DEFAULT = ExperimentConfig()
-"""What holds where nobody says anything else."""
+"""The defaults."""
 
 
 def check_published(key: str, value: Any) -> None:
-    """Nothing if `value` is a note, or numbers by column, those of `clients` in a list.
+    """Check that `value` is a note, or numbers by column, with those of `clients` in a list.
 
     Raises:
-        ValueError: it is neither; says which entry.
+        ValueError: it is neither; names the entry.
     """
     if not isinstance(value, Mapping):
         if value is None or isinstance(value, list | tuple):
@@ -297,7 +297,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def labels(methods: Iterable[MethodConfig]) -> list[str]:
-    """Return a label for every method: its own, else its name, with its options where the name comes twice."""
+    """Return a label for every method: its own, else its name, with its options if the name occurs twice."""
     methods = list(methods)
     names = [method.label or method.name.rpartition(":")[2] for method in methods]
     return [
@@ -307,7 +307,7 @@ def labels(methods: Iterable[MethodConfig]) -> list[str]:
 
 
 def _written(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """`lam=0.5`, `server.kind=adam`, ..."""
+    """Yield options as text: `lam=0.5`, `server.kind=adam`, ..."""
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _written(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""Every key of an experiment with its type and range, default and meaning, as `tailorfl list settings` prints it."""
+"""All keys of an experiment with type, range, default and meaning, as `tailorfl list settings` prints them."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class Setting:
 
     key: str
     type: str
-    """With its range."""
+    """Type and range."""
     default: str
     meaning: str
 
 
 def settings(group: str | None = None) -> list[Setting]:
-    """Return every key of an experiment, `methods` as `method` of one line; or those of a group such as `train`."""
+    """Return all keys of an experiment, with those of a method's line as `method`; or a group's, such as `train`."""
     everything = []
     for setting in _of(ExperimentConfig, ""):
         everything.append(setting)
         if setting.key == "methods":
             everything += [s for s in _of(MethodConfig, "method.") if not s.key.startswith("method.train.")]
     chosen = [s for s in everything if group is None or s.key == group or s.key.startswith(f"{group}.")]
-    # The type of the rule is the names of those that are registered.
+    # The type of the rule lists the registered names.
     return [replace(s, type=" or ".join(known("rules"))) if s.key == RULE else s for s in chosen]
 
 
 def keys_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the dotted keys of a group and of the groups in it; lines of a list have keys of their own."""
+    """Yield the dotted keys of a group and of the groups in it, but not those of lists of groups."""
     for name, field in schema.model_fields.items():
         key = f"{prefix}{name}"
         yield key, field
@@ -74,7 +74,7 @@ def groups_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def value_text(default: Any) -> str:
-    """Return a default as it would stand in a YAML file."""
+    """Return a default as in a YAML file."""
     if hasattr(default, "model_dump"):
         default = default.model_dump()
     if default is None or isinstance(default, bool):
@@ -99,7 +99,7 @@ def _of(schema: type[BaseModel], prefix: str) -> Iterator[Setting]:
 
 
 def type_text(annotation: Any, metadata: Any = ()) -> str:
-    """Return the type of a field in words, with the range that its `metadata` give, such as "number (≥ 0)"."""
+    """Return the type of a field in words, with the range from its `metadata`, such as "number (≥ 0)"."""
     limits = [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in BOUNDS if hasattr(m, name)]
     return _name(annotation) + (f" ({', '.join(limits)})" if limits else "")
 
@@ -122,7 +122,7 @@ def _name(annotation: Any) -> str:
 
 
 def takes_list(path: Sequence[str]) -> bool:
-    """Whether a list may stand at a dotted path, so that `a,b` there is one."""
+    """Return whether the setting at a dotted path may be a list, so that `a,b` is read as one."""
     if path[0] in ("method", "methods"):
         inside = list(path[1 if path[0] == "method" else 2 :])
         return not inside or _holds_list(MethodConfig, inside)
@@ -132,7 +132,7 @@ def takes_list(path: Sequence[str]) -> bool:
 def _holds_list(schema: type[BaseModel], path: Sequence[str]) -> bool:
     step, *inner_path = path
     field = schema.model_fields.get(step)
-    if field is None:  # an option beside the name of the thing it belongs to
+    if field is None:  # an option next to the name of its thing
         return "options" in schema.model_fields and step not in ("path", "checkpoint")
     if not inner_path:
         return _has_tuple(field.annotation)

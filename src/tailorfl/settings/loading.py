@@ -1,11 +1,11 @@
-"""From a YAML file, a recipe's name, `key=value` texts or Python values to an `ExperimentConfig`, by `load`.
+"""Loading: `load` makes an `ExperimentConfig` from a YAML file, a recipe's name, `key=value` texts or Python values.
 
-Light on purpose: nothing here imports torch, so that a typo is reported at once. What is too large, too deep or cannot
-be printed is refused before anything is made of it; aliases of YAML are counted as often as they stand, since a few
-lines of them can mean more values than any memory holds.
+Nothing here imports torch, so that a typo is reported at once. Values that are too large, too deep or not printable are
+refused before they are used. YAML aliases are counted at each use, since a few lines of them can stand for more values
+than fit into memory.
 
-A recipe may have several settings of itself, a paper's table whose rows differ in the data, say; each variant is an
-experiment of its own (`expand`):
+A recipe may have several variants, for instance for a paper's table whose rows differ in the data. Each variant is a
+separate experiment (`expand`):
 
     variants:
       2 classes: {data: {partition_options: {classes: 2}}, published: {...}}
@@ -53,9 +53,9 @@ NAMING = {
     *((key,) for key in ("model", "data", "method", "methods")),
     *(("model", "name"), ("data", "name"), ("data", "public")),
 }
-"""Settings that name something, which may be of a module of the user's."""
+"""Settings that name a thing, which may be from a user's module."""
 SHORT_FORMS = ("data", "model", "engine")
-"""Groups that may be given as a name alone."""
+"""Groups that may be given by name only."""
 
 
 def load(
@@ -72,16 +72,16 @@ def load(
         base: a file, the name of a recipe, settings, or None for the default experiment (digits, 20 clients,
             Dirichlet 0.3, a small MLP, 3 seeds).
         overrides: `key=value` texts, applied in order; the key is a dotted path, the value is read as YAML, and
-            `a,b` is a list where one may stand. `method.lam=1` is for an experiment with one method,
-            `methods.ditto.lam=1` for one with several. What another name puts out of force is said in a warning.
+            `a,b` is a list if the setting may be one. `method.lam=1` is for an experiment with one method,
+            `methods.ditto.lam=1` for one with several. A warning lists settings that a new name makes ineffective.
             Or a mapping from Python, whose groups are merged key by key.
-        methods: what to compare where neither names a method.
-        scale: one of its `scales`, whose changes are made before the overrides; `scale=small` among these is the same.
-        may_import: whether the experiment may name the modules in the overrides (see `tailorfl.modules`): never where
-            these come from a file, only where whoever runs the experiment wrote them.
+        methods: methods to compare if neither `base` nor `overrides` names one.
+        scale: one of the `scales`, whose changes are made before the overrides; the override `scale=small` is the same.
+        may_import: whether the overrides may name modules to import (see `tailorfl.modules`): only if the person who
+            runs the experiment wrote them, never if they come from a file.
 
     Raises:
-        ConfigError: the settings have mistakes; names the place of each, what was expected, the nearest key.
+        ConfigError: the settings have mistakes; lists the place of each, what was expected, and the nearest key.
     """
     check_kind("config", base, str, Path, Mapping, ExperimentConfig, None)
     for values in (base, overrides):
@@ -138,7 +138,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is a file; not so where the file system takes no such name at all."""
+    """Return whether there is a file; False if the file system does not allow such a name."""
     try:
         return path.is_file()
     except OSError:
@@ -152,7 +152,7 @@ def recipes() -> dict[str, Path]:
 
 
 def _plain(base: str | Path | Mapping[str, Any] | ExperimentConfig | None) -> dict[str, Any]:
-    """Return settings as nested dicts of their own, which overrides may write to."""
+    """Return settings as new nested dicts, which overrides may write to."""
     if base is None:
         return {}
     if isinstance(base, str | Path):
@@ -170,7 +170,7 @@ def _use_plural(raw: dict[str, Any], origin: str) -> None:
 
 
 def _use_scale(raw: dict[str, Any], scale: str, origin: str) -> None:
-    """Make the changes of one of the `scales` of settings."""
+    """Apply the changes of one of the `scales` of settings."""
     scales = raw.get("scales") or {}
     if not isinstance(scales, Mapping) or not scales:
         raise ConfigError(f"{origin} has no scales, so scale={scale} means nothing; leave it out")
@@ -182,7 +182,7 @@ def _use_scale(raw: dict[str, Any], scale: str, origin: str) -> None:
 
 
 def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere:
-    """Where a key belongs to, as the command line and files write it; for keyword arguments also as Python does."""
+    """Return a function from a misplaced key to its right place; for keyword arguments also in the Python form."""
     lines = {title: str(_flat(method).get("name")) for title, method in _lines(plain).items()}
 
     def destination(key: str) -> str | None:
@@ -190,7 +190,7 @@ def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere
         if path is None or key not in python or path.startswith("method"):
             return path
         group, *inside = path.split(".")
-        # Rows of data, which may stand here by mistake, are not shown.
+        # Rows of data, which may be here by mistake, are not shown.
         value = repr(python[key]) if isinstance(python[key], bool | int | float | str) else "..."
         for step in reversed(inside):
             value = f"{{{json.dumps(step)}: {value}}}"
@@ -200,7 +200,7 @@ def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere
 
 
 def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Warn of settings of a file that are out of force because the thing that they belong to was replaced."""
+    """Warn of settings of a file that were dropped because the thing that they belong to was replaced."""
     named = [(group, before.get(group), after.get(group)) for group in SHORT_FORMS]
     named = [(g, old, new) for g, old, new in named if _flat(old).get("name") != _flat(new).get("name")]
     lines = _lines(after)
@@ -227,7 +227,7 @@ def _lines(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(group: Any) -> dict[str, Any]:
-    """Return the settings of a group, its options among them."""
+    """Return the settings of a group, including its options."""
     if not isinstance(group, Mapping):
         return {} if group is None else {"name": group}
     options = group.get("options")
@@ -240,10 +240,10 @@ def _kind(value: Any) -> str:
 
 
 def _apply(raw: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]) -> None:
-    """Change settings in place, in order; whole groups and another model's name before what belongs to them.
+    """Change settings in place, in order, but whole groups and a model's name before the settings inside them.
 
     Raises:
-        ConfigError: a text is no setting, or its path leads nowhere.
+        ConfigError: a text is not a setting, or its path does not exist.
     """
 
     def rank(change: tuple[list[str], Any]) -> tuple[bool, bool]:
@@ -255,7 +255,7 @@ def _apply(raw: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]) ->
 
 
 def _changes(overrides: Sequence[str] | Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """(dotted path, value) of every override."""
+    """Yield (dotted path, value) of every override."""
     if not isinstance(overrides, Mapping):
         yield from map(_split, overrides)
         return
@@ -284,14 +284,14 @@ def _split(override: str) -> tuple[list[str], Any]:
 
 
 def _separated(path: list[str], value: Any) -> Any:
-    """Return the list that a text such as `local,fedavg` is where a list may stand; any other value as it is."""
+    """Return a text such as `local,fedavg` as a list if the setting may be one; other values are unchanged."""
     if not (isinstance(value, str) and _LIST.match(value) and takes_list(path)):
         return value
     return [parsed(part, f"the value of {dotted(path)}") for part in value.split(",") if part]
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set one dotted path; groups that are missing or in short form are made on the way."""
+    """Set one dotted path; missing groups and those in short form are created."""
     if path[0] == "method":
         _set_method(raw, path, value)
         return
@@ -349,7 +349,7 @@ def _set_method(raw: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _position(items: list[Any], path: list[str], step: str) -> int:
-    """Where in a list a path goes: a number, the label of a method, or its name if no other has it."""
+    """Return the position of a path's step in a list: a number, a method's label, or its name if that is unique."""
     if step.isdigit() and int(step) < len(items):
         return int(step)
     titles, names = _titles(items), [_current_name(item) for item in items]
@@ -368,15 +368,15 @@ def _current_name(group: Any) -> Any:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """Return a list stays one; anything else is the list of itself."""
+    """Return a list unchanged, and any other value as a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 class Loader(yaml.SafeLoader):
-    """YAML with 1e-3 as a number (YAML 1.1 takes it for text), and with duplicate keys refused."""
+    """YAML loader that reads 1e-3 as a number (YAML 1.1 reads it as text) and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node; raises where a key comes twice: YAML would silently keep the last."""
+        """Return the mapping of a node; raise an error for duplicate keys, of which YAML silently keeps the last."""
         keys: set[str] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -400,7 +400,7 @@ def parsed(text: str, source: str) -> Any:
     """Return the value of a YAML text; `source` names the text in messages.
 
     Raises:
-        ConfigError: it is not valid, too long, nested too deeply, or means too many values.
+        ConfigError: it is not valid, too long, nested too deeply, or stands for too many values.
     """
     if len(text) > MOST_CHARACTERS:
         raise ConfigError(
@@ -418,12 +418,12 @@ def parsed(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Values of a kind that YAML knows and Python cannot make: a date 2001-99-99, a number of 5,000 digits.
+        # Values that are valid YAML but not valid in Python: a date 2001-99-99, a number of 5,000 digits.
         raise ConfigError(f"{source} holds a value that cannot be read: {error}") from error
 
 
 def _check_size(text: str, source: str) -> None:
-    """Raise ConfigError where reading a text would take too much; looks at it once, from left to right."""
+    """Raise ConfigError if reading a text would take too much memory; scans it once, from left to right."""
     sizes: dict[str, int] = {}
     open_: list[list[Any]] = [[None, 0]]
     for event in yaml.parse(text, Loader=Loader):
@@ -452,7 +452,7 @@ def _check_size(text: str, source: str) -> None:
 
 
 def expand(config: ExperimentConfig) -> dict[str, ExperimentConfig]:
-    """Return the experiments of a configuration by name of the variant; one under "" where it has none.
+    """Return the experiments of a configuration by name of the variant; without variants, one under "".
 
     Raises:
         ConfigError: a variant has a mistake.

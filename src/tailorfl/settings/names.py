@@ -1,7 +1,7 @@
-"""Names: those of everything that is registered, and a label's in tables and as a folder.
+"""Names of all registered things, and of labels in tables and as folders.
 
-Names and options of the registries are read from a file, since importing these takes seconds. Whatever a label says,
-its folder lies inside the experiment's and is its own.
+Names and options of the registries are read from a file, since importing these takes seconds. Every label has its own
+folder, inside the experiment's, whatever characters it contains.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Literal, cast
 from tailorfl.errors import ConfigError
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
-"""Names and options of the registries, made before the package is built, and in a checkout when its source changed."""
+"""Names and options of the registries; written when the package is built, and in a checkout when its source changes."""
 Kind = Literal["methods", "models", "data", "partitions", "rules", "titles"]
 Catalogue = Mapping[Kind, Mapping[str, Sequence[str]]]
-"""Kind -> name -> options; of "titles", name of a method -> its title alone."""
+"""Kind -> name -> options; for "titles", name of a method -> its title as the only entry."""
 LONGEST = 100
-"""Characters of a folder's name; file systems take 255 bytes, and paths have an end too."""
+"""Largest number of characters in a folder's name; file systems allow 255 bytes, and limit the length of paths."""
 OWN_FILES = frozenset(
     {
         "config.yaml",
@@ -41,25 +41,25 @@ OWN_FILES = frozenset(
         "tuning.json",
     }
 )
-"""Names that the experiment's own files have beside the folders of its methods."""
+"""Names of the experiment's own files, which are next to its methods' folders."""
 
 
 def known(kind: Kind) -> Mapping[str, Sequence[str]]:
-    """Return name -> options of everything of a kind that is the library's own.
+    """Return name -> options of all things of a kind in the library.
 
-    It lacks what other packages and a user's own modules add, so a name that is missing in it is a mistake only where
-    there are none of these.
+    Names that other packages and a user's modules add are not included, so a missing name is a mistake only if there
+    are none of these.
     """
     return _catalogue()[kind]
 
 
 def display_name(label: str, method: str, title: str = "") -> str:
-    """Return what tables, pictures and messages call a method.
+    """Return the name of a method in tables, pictures and messages.
 
     Args:
         label: The label of the method in its experiment.
-        method: Its name. Where the label begins with it, as labels do that nobody chose, its title takes its place.
-        title: The title of a method of the user's own, which the catalogue lacks.
+        method: Its name. If the label starts with it, as default labels do, the method's title replaces it.
+        title: The title of a user's own method, which the catalogue lacks.
     """
     rest = label.removeprefix(method)
     is_name = label.startswith(method) and rest[:1] in ("", " ")
@@ -72,12 +72,12 @@ def _catalogue() -> Catalogue:
         stored = json.loads(CATALOGUE.read_text(encoding="utf-8"))
         if stored["source"] == source_digest():
             return cast(Catalogue, stored["kinds"])
-    # The registries stand above the settings, and importing them takes seconds.
+    # The registries import the settings, and importing them takes seconds.
     return cast(Catalogue, import_module("tailorfl.runs.catalogue").write())
 
 
 def source_digest() -> str:
-    """Return a digest of the package's source, which tells whether the catalogue was made from it."""
+    """Return a digest of the package's source, which shows whether the catalogue was made from it."""
     digest = hashlib.blake2b(digest_size=16)
     package = Path(__file__).parents[1]
     for file in sorted(package.rglob("*.py")):
@@ -89,9 +89,9 @@ def source_digest() -> str:
 def slug(label: str) -> str:
     """Return a label as a folder name; Greek letters are written out.
 
-    It has letters, digits and . = _ + - alone, begins with none of - and ., and is at most `LONGEST` long: never "..",
-    a path, a hidden file or one of the experiment's own. What had to be cut, or has no such sign at all, is told
-    apart by a few digits of the label's hash.
+    It has only letters, digits and . = _ + -, does not start with - or ., and has at most `LONGEST` characters: it is
+    never "..", a path, a hidden file or one of the experiment's own files. If it would be empty, too long or the name
+    of such a file, a few digits of the label's hash are added.
 
     >>> slug("ε = 0.1, δ = 1e-4")
     'epsilon=0.1-delta=1e-4'
@@ -108,10 +108,12 @@ def slug(label: str) -> str:
 
 
 def check_distinct(labels: Iterable[str], kind: str) -> None:
-    """Nothing if labels name folders of their own, also where upper and lower case are one.
+    """Check that labels have different folders, also if upper and lower case are the same.
+
+    `kind` names the labels in messages.
 
     Raises:
-        ConfigError: two of them would share a folder; says which. `kind` they are labels of.
+        ConfigError: two labels would share a folder; names them.
     """
     taken: dict[str, str] = {}
     for label in labels:

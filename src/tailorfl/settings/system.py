@@ -1,8 +1,8 @@
-"""The settings of clients and server as a system, `system` and `server`: who answers when, and who is hostile.
+"""The settings of clients and server as a system, `system` and `server`: who answers when, and who is malicious.
 
-Nothing of it is there by default: all clients that are asked answer at once, as they should, and the server takes the
-mean. All that is drawn is drawn from keys of (seed, client, round), so every engine and a resumed run see the same.
-docs/system.md and docs/robust.md have the formulas.
+By default nothing is simulated: all clients that are asked answer at once and honestly, and the server takes the mean.
+All random draws use keys of (seed, client, round), so every engine and a resumed run draw the same. The formulas are in
+docs/system.md and docs/robust.md.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from tailorfl.settings.base import Number, Settings, Whole, number
 
 Attack = Literal["sign_flip", "scale", "noise", "label_flip", "nan"]
-"""What a malicious client does."""
+"""Attack of a malicious client."""
 AvailabilityKind = Literal["always", "share", "wave", "file"]
 Distribution = Literal["instant", "fixed", "lognormal", "half_normal", "uniform", "file"]
 Redraw = Literal["client", "round"]
-"""Whether something is drawn once for each client, or anew each time that it is asked."""
+"""Whether a value is drawn once for each client, or each time that it is asked."""
 Mode = Literal["synchronous", "buffered"]
 Staleness = Literal["polynomial", "constant"]
 _SIMULATED = (
@@ -103,7 +103,7 @@ class AvailabilityConfig(Settings):
 
 
 class RateConfig(Settings):
-    """How many a second; the median alone is a short form of `fixed`."""
+    """A rate per second; the median alone is a short form of `fixed`."""
 
     short_form: ClassVar[str | None] = "kind"
 
@@ -205,7 +205,7 @@ class SystemConfig(Settings):
 
     @property
     def is_simulated(self) -> bool:
-        """Whether it is simulated who answers when."""
+        """Whether answers and their times are simulated."""
         fields = type(self).model_fields
         return any(getattr(self, name) != fields[name].default for name in _SIMULATED)
 

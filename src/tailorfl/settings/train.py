@@ -10,26 +10,26 @@ from pydantic import BeforeValidator, Field, model_validator
 from tailorfl.settings.base import Number, Settings, Whole, number
 
 PrivacyLevel = Literal["sample", "client"]
-"""What a guarantee hides: one sample of a client, or all of them."""
+"""What a privacy guarantee hides: one sample of a client, or all of them."""
 BatchSampling = Literal["poisson", "shuffle"]
 Accountant = Literal["prv", "rdp"]
 OptimizerName = Literal["sgd", "adamw"]
 ObjectiveName = Literal["task", "balanced_softmax"]
-"""What clients descend: the loss of the task, or the cross entropy of logits shifted by γ log n_c."""
+"""Objective of clients: the loss of the task, or the cross entropy of logits shifted by γ log n_c."""
 Schedule = Literal["constant", "linear"]
-"""Of the learning rate inside a fit."""
+"""Learning rate schedule within a fit."""
 Fall = Literal["constant", "step", "cosine", "inverse"]
-"""Of the learning rate over rounds."""
+"""Learning rate schedule over rounds."""
 Deployment = Literal["last", "first"]
-"""The round whose rate tunes models before they are used."""
+"""Round whose learning rate is used to tune models for deployment."""
 ClassWeights = Literal["none", "client", "federated"]
-"""Whose labels say what the samples of a class count in the loss of training."""
+"""Whose label counts determine class weights in the training loss."""
 MOST_STEPS = 10**9
 MOST_EPOCHS = 10**6
 
 
 class PrivacyConfig(Settings):
-    """Differential privacy: what it hides, and either the noise or the ε that the noise has to reach."""
+    """Differential privacy: what it hides, and either the noise or the ε to reach."""
 
     level: PrivacyLevel = Field(
         default="sample",
@@ -80,16 +80,16 @@ class PrivacyConfig(Settings):
 
     @property
     def noise_of_each(self) -> bool:
-        """Whether every client gets noise of its own."""
+        """Whether every client has its own noise level."""
         return self.epsilon is not None and self.level == "sample" and self.calibrate != "run"
 
 
 UNBOUND = PrivacyConfig(clip=math.inf, noise=0.0)
-"""Privacy that changes nothing; what it does not say are the defaults."""
+"""Privacy that changes nothing; all other settings are defaults."""
 
 
 class RoundScheduleSettings(Settings):
-    """How the learning rate falls from round to round; the kind alone is a short form."""
+    """Learning rate schedule over rounds; the kind alone is a short form."""
 
     short_form: ClassVar[str | None] = "kind"
 
@@ -184,7 +184,7 @@ class TrainSettings(Settings):
 
 
 def check_momentum(optimizer: OptimizerName, momentum: float) -> None:
-    """Nothing if an optimizer takes this momentum: AdamW averages gradients by itself.
+    """Check that an optimizer accepts this momentum: AdamW already averages gradients.
 
     Raises:
         ValueError: it does not.
@@ -197,7 +197,7 @@ def check_momentum(optimizer: OptimizerName, momentum: float) -> None:
 
 
 class TrainOverrides(TrainSettings):
-    """Training settings of one method; `**overrides` gives those that were set."""
+    """Training settings of one method; `**overrides` expands to those that were set."""
 
     @model_validator(mode="before")
     @classmethod

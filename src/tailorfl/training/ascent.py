@@ -9,7 +9,7 @@ ASAM form:                                ε = Λ δ(Λg), the exact maximiser o
 
     δ(g) = ρ sign(g) |g|^{q−1} / (‖g‖_q^q)^{1/p},   1/p + 1/q = 1;   p = ∞:  ρ sign(g)
 
-The printed exponent of the denominator, p − 1 for 1/p, is a slip: for p = 2 it would divide by ‖g‖².
+The paper prints p − 1 instead of 1/p as the exponent of the denominator, a misprint: p = 2 would divide by ‖g‖².
 
 | symbol | here |
 |---|---|
@@ -66,12 +66,12 @@ def layerwise_perturbation(
 
 
 def steepest(g: TensorDict, p: float) -> tuple[TensorDict, Tensor]:
-    """Return (δ, ‖δ‖_p) along which ⟨g, δ⟩ is largest for its length, p > 1: δ = g for p = 2."""
+    """Return (δ, ‖δ‖_p), where δ has the largest ⟨g, δ⟩ for its length, p > 1: δ = g for p = 2."""
     if p == 2:
         return g, tree.norm(g)
     q = 1.0 if math.isinf(p) else p / (p - 1)
     parts = tree.tensors(g)
-    # Divided by the largest entry, as |g|^q over- or underflows for p near 1; the quotient δ/‖δ‖_p is the same.
+    # Divided by the largest entry, since |g|^q over- or underflows for p near 1; δ/‖δ‖_p does not change.
     top = torch.stack([t.abs().max() for t in parts.values()]).max()
     share = {n: t.abs() / (top + _TINY) for n, t in parts.items()}
     total = torch.stack([t.pow(q).sum() for t in share.values()]).sum()
@@ -82,9 +82,9 @@ def steepest(g: TensorDict, p: float) -> tuple[TensorDict, Tensor]:
 def layer_scores(a: TensorDict, b: TensorDict, groups: Groups, norm: ScoreNorm = "sum") -> Tensor:
     """Return the score ξ_l of every layer, [layers], from ‖a_l − b_l‖₂ / dim_l (PLGU eqs. 6 and 10).
 
-    `norm`: sum divides by the sum over layers (so Σξ = 1, as the paper claims; dividing by dim_l alone does not do it);
-    mean divides by the mean, which gives a layer-wise radius the scale of SAM's; none leaves the distances; ones
-    ignores them. Uniform where all distances are 0 (the first round) or one is not finite.
+    `norm`: sum divides by the sum over layers, so that Σξ = 1, as the paper claims (dividing by dim_l alone does not
+    give this); mean divides by the mean, so that layer-wise radii have the scale of SAM's; none keeps the distances;
+    ones ignores them. Scores are uniform if all distances are 0 (the first round) or one is not finite.
     """
     if norm == "ones":
         return torch.ones(len(groups))

@@ -1,4 +1,4 @@
-"""The clients of a fit, with their tensors as training wants them, and the batches of every step."""
+"""The clients of a fit, with their tensors laid out for training, and the batches of every step."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from tailorfl.training.request import FitRequest
 from tailorfl.training.sample_privacy import GradientRelease, SampleDP
 
 Which = slice | Tensor
-"""Positions of clients; neighbours are cut out as views, chosen ones as copies that `put` writes back."""
+"""Positions of clients; a slice gives views of their tensors, an index copies that `put` writes back."""
 
 
 @dataclass(frozen=True)
 class ActiveClients:
-    """The clients that take a step, by their part of all tensors: [clients, ...], or of one client without the axis."""
+    """The tensors of the clients that take a step: [clients, ...], or of one client without that axis."""
 
     components: Sequence[Component]
     params: list[Tensor]
     """The trained tensors of all components, in order."""
     memory: list[Tensor]
-    """The optimizer's memory: zeros at first of the shapes of `params`, `UpdateRule.memories` times."""
+    """The optimizer's memory: zeros at first, in the shapes of `params`, `UpdateRule.memories` times."""
     keys: Tensor
     """int64 [clients]."""
     given: Packed = NOTHING
     """The inputs of a direction."""
     centre: list[Tensor] | None = None
-    """The centre of the proximal pull, as `params`."""
+    """The centre of the proximal pull, in the order of `params`."""
     strength: Tensor | None = None
-    """λ of that pull where it is a tensor, [clients]."""
+    """λ of that pull if it is a tensor, [clients]."""
     rate: Tensor | None = None
-    """η where it is a tensor, [clients]."""
+    """η if it is a tensor, [clients]."""
     release: GradientRelease | None = None
     """The release of private sums as gradients."""
     classes: Tensor | None = None
-    """[clients, classes] what samples of a class count in the loss."""
+    """[clients, classes] class weights in the loss."""
     prior: Tensor | None = None
     """[clients, outputs] γ log n_c, by which the balanced softmax shifts outputs."""
     channels_last: bool = field(default=False, kw_only=True)
-    """Images and convolutions have that order of memory."""
+    """Whether images and convolutions have the channels-last memory format."""
 
     def of(self, which: Which) -> ActiveClients:
-        """Return the part of some clients; itself if that is all of them."""
+        """Return the part of some clients; the object itself if they are all."""
         if not self.keys.ndim or (isinstance(which, slice) and which == slice(0, len(self.keys))):
             return self
 
@@ -75,7 +75,7 @@ class ActiveClients:
         )
 
     def put(self, which: Which, part: ActiveClients) -> None:
-        """Write the part of chosen clients back; views have been written already."""
+        """Write back the part of clients chosen by index; views need no writing."""
         if isinstance(which, slice):
             return
         for component, chosen in zip(self.components, part.components, strict=True):
@@ -86,7 +86,7 @@ class ActiveClients:
 
 
 def steps_of_clients(request: FitRequest, inputs: dict[str, Any], clients: int) -> Steps | None:
-    """Return the steps of a fit, of all clients or of each; None where its length is in epochs."""
+    """Return the steps of a fit, one number for all clients or one for each; None if its length is in epochs."""
     steps = inputs.get("steps", request.steps)
     if isinstance(steps, Mapped) and steps.axis is not None:
         return tuple(int(n) for n in steps.tensor.reshape(clients).cpu().tolist())
@@ -96,7 +96,7 @@ def steps_of_clients(request: FitRequest, inputs: dict[str, Any], clients: int) 
 def ordered_plan(
     request: FitRequest, positions: tuple[int, ...], inputs: dict[str, Any], stacked: bool
 ) -> tuple[BatchPlan, tuple[int, ...], Layout]:
-    """Return the batches of the clients at `positions`, these in the plan's order, and the layout of their tensors."""
+    """Return the batch plan of `positions`, the positions in its order, and the layout of the clients' tensors."""
     cohort, length, clients = request.cohort, request.length, len(positions)
     draws = cohort.model.has_dropout or cohort.source.augment != "none" or request.dp is not None
     plan = cohort.plan(
@@ -120,7 +120,7 @@ def ordered_plan(
 
 
 def by_falling_steps(plan: BatchPlan) -> Rows | None:
-    """Return an order of clients by falling steps, then samples; None where they are so already."""
+    """Return an order of clients by falling steps, then samples; None if they are in such an order already."""
     steps, samples = plan.steps, plan.count.sum(1)
     rank = steps * (samples.max(initial=0) + 1) + samples
     return None if (rank[:-1] >= rank[1:]).all() else np.lexsort((-samples, -steps))
@@ -129,10 +129,10 @@ def by_falling_steps(plan: BatchPlan) -> Rows | None:
 def active_clients(
     request: FitRequest, inputs: dict[str, Any], layout: Layout, plan: BatchPlan, positions: tuple[int, ...]
 ) -> ActiveClients:
-    """Return the clients of a plan with copies of what training writes to."""
+    """Return the clients of a plan, with copies of the tensors that training writes to."""
     cohort, config, device = request.cohort, request.cohort.config, request.cohort.device
     plain = request.direction is None and request.dp is None
-    # A client alone may have a faster order of memory; what comes out has the usual one.
+    # A single client may use a faster memory format; results have the usual one.
     last = plain and not layout.stacked and cohort.model.channels_last(device)
     inputs_given = Packed(layout.views(inputs["given"]), request.given.form)
     terms = Packed(layout.views(inputs["terms"]), request.given_terms.form)
@@ -146,9 +146,8 @@ def active_clients(
         components.append(Component(trained, moving, *layout.parts(fixed), terms))
     params = [t for component in components for t in component.trained.values()]
     if plain:
-        for (
-            param
-        ) in params:  # leaves once, not once a step: they are updated where gradients are not recorded
+        # Made leaves once, not at each step: updates happen without recording gradients.
+        for param in params:
             param.requires_grad_()
     keys = np.zeros(len(plan.count), dtype=np.int64) if plan.keys is None else plan.keys
     classes, prior = cohort.class_weights, None
@@ -177,7 +176,7 @@ def active_clients(
 
 
 def _release(request: FitRequest, dp: SampleDP, positions: Sequence[int]) -> GradientRelease:
-    """Return what the private gradients of the clients at `positions` are divided by and made noisy with."""
+    """Return the noise and divisors of the private gradients of the clients at `positions`."""
     cohort, batch = request.cohort, request.batch
     noise = torch.tensor([dp.noise_of(cohort.ids[p]) for p in positions], dtype=torch.float32)
     size = None
@@ -191,7 +190,7 @@ def _release(request: FitRequest, dp: SampleDP, positions: Sequence[int]) -> Gra
 def public_terms(
     request: FitRequest, inputs: dict[str, Any], layout: Layout, plan: BatchPlan, positions: tuple[int, ...]
 ) -> list[PublicTerm]:
-    """Return the terms on public samples, with those of every step."""
+    """Return the terms on public samples, with the samples of every step."""
     cohort, source, length = request.cohort, request.cohort.public, request.length
     if source is None:
         return []
@@ -199,7 +198,7 @@ def public_terms(
     for number, (term, packed) in enumerate(zip(request.public, request.given_public, strict=True)):
         term_inputs = Packed(layout.views(inputs["public"][number]), packed.form)
         keys = cohort.keys(positions, f"{request.purpose}/public" + (f" {number}" if number else ""))
-        # A fit by pieces goes on where the piece before it stopped, as on the private batches.
+        # A fit in several pieces continues where the last piece stopped, as on private batches.
         first, batch = length.first // length.batches, term.public or len(source)
         rows = public_rows(keys, len(source), batch, steps, first).to(source.x.device)
         bare = replace(term, given=())
@@ -208,27 +207,27 @@ def public_terms(
 
 
 GATHERED_BYTES = 2**20
-"""The inputs of so many steps of one client are gathered at once as fit into this: they stay in the cache."""
+"""Size of the inputs that are gathered at once for one client's next steps: small enough to stay in the cache."""
 
 
 class Step(NamedTuple):
-    """One step, or the part of it that clients with batches of equal sizes take together."""
+    """One step, or a part of it that clients with batches of equal size take together."""
 
     number: int
-    """Within the fit, from 0."""
+    """Number of the step within the fit, from 0."""
     at: int
-    """The same of steps on new batches: a step may be repeated on its batches."""
+    """Number of its batches within the fit, from 0: repeated steps share their batches."""
     who: Which
     """Positions of the clients."""
     batches: list[Batch]
-    """One, unless the direction asks for several."""
+    """One, unless the direction uses several."""
 
 
 def steps_of(request: FitRequest, clients: ActiveClients, plan: BatchPlan, stacked: bool) -> Iterator[Step]:
     """Yield every step of a fit in order, with its batches.
 
-    Images are augmented by the number of their batch, so that fits of one purpose see equal images, however often they
-    repeat; what else is drawn differs from step to step.
+    Image augmentation depends on the number of the batch, so fits of one purpose see equal images, however often they
+    repeat them; all other random draws differ from step to step.
     """
     first, several, repeat = request.length.first, request.length.batches, request.length.repeat
     draws, keys = plan.keys is not None, clients.keys
@@ -252,10 +251,10 @@ Loaded = tuple[int, Which, list[tuple[Tensor, Tensor, Tensor | None]]]
 
 
 def _of_client(request: FitRequest, clients: ActiveClients, plan: BatchPlan) -> Iterator[Loaded]:
-    """Yield the batches of one client, without an axis of clients; those of several steps are gathered at once."""
+    """Yield the batches of one client, without an axis of clients; several steps' batches are gathered at once."""
     source, several, only = request.cohort.source, request.length.batches, slice(0, 1)
     last, key = clients.channels_last, clients.keys
-    # A Poisson batch may be empty: it is one sample of padding.
+    # A Poisson batch may be empty: it is then one sample of padding.
     sizes, empty = plan.count[0].clip(min=1), torch.zeros(1, device=key.device)
     rows = torch.from_numpy(plan.rows[0][np.arange(plan.rows.shape[2]) < sizes[:, None]]).to(source.x.device)
     weights = [None if real else empty for real in plan.count[0].tolist()]
@@ -284,12 +283,12 @@ def _of_client(request: FitRequest, clients: ActiveClients, plan: BatchPlan) -> 
 def _of_cohort(request: FitRequest, clients: ActiveClients, plan: BatchPlan) -> Iterator[Loaded]:
     """Yield the batches of a cohort that is ordered by falling steps.
 
-    Batches of unequal size are padded where that costs little (`runs`), except where a batch counts as a whole (batch
-    norm): there the clients with equal sizes of all batches of a step are batched together.
+    Batches of unequal size are padded if that costs little (`runs`). With batch norm, which depends on the whole batch,
+    only clients whose batches of a step all have equal sizes are batched together.
     """
     source, several, keys = request.cohort.source, request.length.batches, clients.keys
     rows = torch.from_numpy(plan.rows).to(source.x.device)
-    # Poisson batches are for privacy, which trains no batch norm; there empty ones are all padding.
+    # Poisson batches are for privacy, which does not train batch norm; empty ones are all padding.
     by_size = request.cohort.model.has_batch_statistics and not plan.poisson
     uneven = ((plan.count > 0) & (plan.count < plan.count.max(0))).any(0).tolist()
     cuts = runs(plan) if len(plan.count) > 1 else [[(0, 1)]] * plan.count.shape[1]
@@ -304,7 +303,7 @@ def _of_cohort(request: FitRequest, clients: ActiveClients, plan: BatchPlan) -> 
     for number in range(len(uneven) // several):
         at = range(number * several, (number + 1) * several)
         if not (by_size and any(uneven[k] for k in at)):
-            # The batches of one step are those of the same clients.
+            # All batches of one step belong to the same clients.
             for a, b in cuts[at[0]] if several == 1 else [(0, cuts[at[0]][-1][1])]:
                 widest = plan.count[a:b, at[0] : at[-1] + 1].max(0).clip(min=1)
                 parts = [
@@ -322,7 +321,7 @@ def _of_cohort(request: FitRequest, clients: ActiveClients, plan: BatchPlan) -> 
 
 
 def _weights(plan: BatchPlan, first: int, end: int, at: int) -> Tensor | None:
-    """Return 1 for real samples and 0 for padding, float [clients, widest]; None where nothing is padded."""
+    """Return 1 for real samples and 0 for padding, float [clients, widest]; None without padding."""
     counts = plan.count[first:end, at]
     if (counts == counts[0]).all() and counts[0] > 0:
         return None

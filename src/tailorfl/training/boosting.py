@@ -1,12 +1,12 @@
 """Gradient-boosted trees of scikit-learn (HistGradientBoosting) as the tensors of a `TreeEnsemble`.
 
-`fitted` grows an ensemble as scikit-learn does. `continued` grows on top of one, from the gradient g and the second
-derivative h of the loss at its outputs, so that a leaf's value is η · −Σ g / (Σ h + λ), as scikit-learn's is:
+`fitted` grows an ensemble with scikit-learn. `continued` grows trees on top of an ensemble, from the gradient g and
+second derivative h of the loss at its outputs, so that a leaf's value is η · −Σ g / (Σ h + λ), as in scikit-learn:
 
     classes    g_k = p_k − [y = k],  h_k = p_k (1 − p_k)          numbers    g = F(x) − y,  h = 1
 
-Missing cells and words go to scikit-learn as they are in the table: prepared rows tell both. A number is missing where
-an indicator says so (`data.options.indicator`), or else where it is the mean that fills gaps.
+Missing cells and words are passed to scikit-learn as in the original table, since prepared rows show both. A number is
+missing if an indicator says so (`data.options.indicator`), or else if it equals the mean that fills gaps.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tailorfl.training import tree
 from tailorfl.training.operations import TrainingSamples
 
 TASKS = ("classification", "binary", "regression")
-"""Tasks whose losses trees are grown for."""
+"""Tasks that trees can be grown for."""
 Numbers = NDArray[np.float64]
 Arrays = dict[str, Tensor]
 """The state of a `TreeEnsemble`."""
 
 
 def table_columns(source: Source) -> TableColumns:
-    """Return how the raw features of a source's rows are read: those of its table, else every column is a number.
+    """Return how raw features are read from a source's rows: as its table says, else each column is a number.
 
-    Features of words are the first ones, as scikit-learn has them.
+    Features of words come first, as in scikit-learn.
     """
     prepared = source.info.get(PREPARATION)
     if prepared is None:
@@ -63,8 +63,8 @@ def table_columns(source: Source) -> TableColumns:
 
 
 def ensemble(source: Source, iterations: int, leaves: int) -> Model:
-    """Return the model of an ensemble without a tree for a source."""
-    # The most levels of a feature, by the names of columns, which a server without a sample has as well.
+    """Return the model of an ensemble without trees for a source."""
+    # The most levels of a feature, counted by column names, which a server without samples has as well.
     levels = Counter(name.partition("=")[0] for name in source.info.get("features", ()))
     words, columns = max(levels.values(), default=1), table_columns(source)
     two = source.task == "classification" and source.outputs == 2
@@ -80,9 +80,9 @@ def blank(model: Model, iterations: int) -> Arrays:
 
 
 def raw_rows(samples: TrainingSamples) -> Numbers:
-    """Return rows as scikit-learn takes them, [rows, features] with NaN where a cell is missing.
+    """Return rows as scikit-learn expects them, [rows, features], with NaN for missing cells.
 
-    A feature that is missing in all of them is constant, and never split.
+    A feature that is missing in all rows is set to a constant, and never split.
     """
     columns: Any = samples.model.module.columns
     raw, missing = columns(samples.x)
@@ -92,7 +92,7 @@ def raw_rows(samples: TrainingSamples) -> Numbers:
 
 
 def fitted(samples: TrainingSamples, state: TensorDict, *, max_iter: int, **settings: Any) -> Arrays:
-    """Return scikit-learn's ensemble on a client's samples; `state` itself where it has a tree that splits."""
+    """Return scikit-learn's ensemble on a client's samples; `state` itself if one of its trees splits."""
     if not len(samples.y) or bool(state["left"].any()):
         return dict(tree.tensors(state))
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -104,17 +104,17 @@ def fitted(samples: TrainingSamples, state: TensorDict, *, max_iter: int, **sett
         for output in range(y.shape[1]):
             write(arrays, samples, HistGradientBoostingRegressor, (x, y[:, output]), [output], **settings)
     elif len(present := np.unique(y)) > 1:
-        # Of two classes the second has the tree.
+        # With two classes, the trees are those of the second.
         slots = present[len(present) == 2 :] % len(arrays["baseline"])
         write(arrays, samples, HistGradientBoostingClassifier, (x, y), slots, **settings)
     return arrays
 
 
 def baseline(samples: TrainingSamples) -> Numbers:
-    """Return the outputs without a tree [trees]: mean numbers, or logarithms of the shares of the classes.
+    """Return the outputs without trees, [trees]: means of the targets, or logarithms of class shares.
 
-    A class that the client lacks counts half a sample. As in scikit-learn the logarithms have mean 0 over the classes
-    that are there, and are measured from the first where there are two.
+    A class that the client lacks counts as half a sample. As in scikit-learn the logarithms have mean 0 over the
+    present classes; with two of them, they are relative to the first.
     """
     y, classes = samples.y.numpy(), max(samples.source.outputs, 2)
     if samples.source.task == "regression":
@@ -128,7 +128,7 @@ def baseline(samples: TrainingSamples) -> Numbers:
 
 
 def continued(samples: TrainingSamples, state: TensorDict, *, max_iter: int, **settings: Any) -> Arrays:
-    """Return trees that a client grows on top of an ensemble, and its own baseline where that has no tree yet."""
+    """Return the trees that a client grows on an ensemble, and its own baseline if the ensemble has no tree yet."""
     arrays = blank(samples.model, max_iter)
     if not len(samples.y):
         return arrays
@@ -150,7 +150,7 @@ def continued(samples: TrainingSamples, state: TensorDict, *, max_iter: int, **s
 
 
 def derivatives(samples: TrainingSamples, outputs: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the first and second derivatives of each sample's loss by the outputs, [rows, trees] each."""
+    """Return first and second derivatives of each sample's loss with respect to the outputs, [rows, trees] each."""
     from scipy.special import softmax
 
     y, trees = samples.y.numpy(), outputs.shape[1]
@@ -162,7 +162,7 @@ def derivatives(samples: TrainingSamples, outputs: Numbers) -> tuple[Numbers, Nu
 
 
 def newton(gradient: Numbers, curvature: Numbers) -> Any:
-    """Return a loss of scikit-learn's whose derivatives at 0 are these, and which starts there."""
+    """Return a loss for scikit-learn with these derivatives at 0, where boosting starts."""
     from sklearn._loss.loss import HalfSquaredError
 
     class NewtonLoss(HalfSquaredError):  # type: ignore[misc]  # noqa: N818
@@ -186,10 +186,10 @@ def write(
         arrays: the tensors.
         samples: of the client.
         kind: scikit-learn's class.
-        rows: (x, y) that it is fitted to.
-        slots: which tree of an iteration each of the estimator's is.
+        rows: (x, y) to fit.
+        slots: positions, within an iteration, of the estimator's trees.
         first: the iteration of its first trees.
-        settings: the estimator's.
+        settings: of the estimator.
     """
     columns: Any = samples.model.module.columns
     is_word = np.arange(rows[0].shape[1]) < columns.words
@@ -203,9 +203,9 @@ def write(
 
 
 def nodes_of(predictor: Any, vocabulary: Sequence[Numbers], width: int) -> dict[str, NDArray[Any]]:
-    """Return the nodes of a tree of scikit-learn's as arrays, `levels` in `width` numbers a node.
+    """Return the nodes of a scikit-learn tree as arrays, `levels` in `width` numbers a node.
 
-    `vocabulary` has the levels of each feature of words that the training rows have, which scikit-learn numbers anew.
+    `vocabulary` has, for each feature of words, the levels in the training rows, which scikit-learn renumbers.
     """
     nodes = predictor.nodes
     is_leaf, index = nodes["is_leaf"].astype(bool), np.arange(len(nodes))
@@ -213,13 +213,13 @@ def nodes_of(predictor: Any, vocabulary: Sequence[Numbers], width: int) -> dict[
     rounded = threshold.astype(np.float32)  # downwards: no float32 lies between the two
     rounded = np.where(rounded > threshold, np.nextafter(rounded, np.float32(-np.inf)), rounded)
     sides = np.zeros((len(nodes), width * BITS), dtype=np.uint32)
-    sides[:, 0] = ~is_leaf & (nodes["num_threshold"] == np.inf)  # whatever is there goes to the left
+    sides[:, 0] = ~is_leaf & (nodes["num_threshold"] == np.inf)  # all that is not missing goes left
     for k in np.flatnonzero(nodes["is_categorical"] & ~is_leaf):
         levels = [
             int(level) for level in vocabulary[nodes["feature_idx"][k]] if level == level
         ]  # without NaN
         bits = predictor.raw_left_cat_bitsets[nodes["bitset_idx"][k]]
-        sides[k] = nodes["missing_go_to_left"][k]  # a word that no training row has is as a missing one
+        sides[k] = nodes["missing_go_to_left"][k]  # unseen words are treated as missing
         sides[k, levels] = [bits[code // BITS] >> (code % BITS) & 1 for code in range(len(levels))]
     shifted = sides.reshape(len(nodes), width, BITS) << np.arange(BITS, dtype=np.uint32)
     return {

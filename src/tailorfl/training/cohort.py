@@ -1,4 +1,4 @@
-"""A cohort: the clients that run together, and everything their code may see."""
+"""A cohort: the clients that run together, and all that their code may see."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ INPUT_BYTES = 8 * 2**20
 """Bytes of inputs that one forward pass of an evaluation may hold (activations need several times that)."""
 
 TOKEN_WIDTH = 384
-"""Floats that a token counts as: models turn it into a vector (of 384 numbers in a small sentence encoder)."""
+"""Floats that a token counts as: models embed it as a vector (of 384 numbers in a small sentence encoder)."""
 
 PLAN_BLOCK = 64
-"""Clients whose batches are planned together when they run one by one."""
+"""Number of clients whose batches are planned together when they run one after another."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Local training as `tailorfl.settings.train` declares it; a method may override any of it for one fit.
+    """Local training as in `tailorfl.settings.train`; a method may override the settings of a fit.
 
     Raises:
-        ConfigError: settings of the optimizer that do not fit together.
+        ConfigError: settings of the optimizer are incompatible.
     """
 
     epochs: int | None = DEFAULT.train.epochs
@@ -51,7 +51,7 @@ class TrainConfig:
     weight_decay: float = DEFAULT.train.weight_decay
     clip: float | None = DEFAULT.train.clip
     dp: SampleDP | None = None
-    """As `train.dp` with level sample, and the noise that its ε needs."""
+    """`train.dp` of level sample, with the noise that its ε needs."""
     objective: ObjectiveName = DEFAULT.train.objective
     gamma: float = DEFAULT.train.gamma
     optimizer: OptimizerName = DEFAULT.train.optimizer
@@ -59,18 +59,18 @@ class TrainConfig:
     class_weights: ClassWeights = DEFAULT.train.class_weights
     round_schedule: RoundSchedule = CONSTANT
     decay: float = 1.0
-    """The factor of `lr` in this round, and of rates of a method's own."""
+    """The round's factor of `lr` and of a method's own rates."""
 
     def __post_init__(self) -> None:
         _ = self.rule
 
     def decayed(self, share: float) -> TrainConfig:
-        """Return the settings of a round in which rates are that share of what they were at first."""
+        """Return the settings of a round in which rates are multiplied by `share`."""
         return replace(self, lr=self.lr * share, decay=share)
 
     @property
     def balanced(self) -> bool:
-        """Clients descend the balanced softmax."""
+        """Whether clients train with the balanced softmax."""
         return self.objective == "balanced_softmax"
 
     @cached_property
@@ -81,7 +81,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that run together, and all they may see: their own rows, the model, the round's key."""
+    """The clients that run together, and all that they may see: their rows, the model, the seed and the round."""
 
     ids: tuple[int, ...]
     members: tuple[Rows, ...]
@@ -97,15 +97,15 @@ class Cohort:
     public: Source | None = None
     """Unlabelled samples that every client has."""
     class_weights: Tensor | None = None
-    """float64 [clients, classes] what a sample of a class counts in each client's loss; None: all alike."""
+    """float64 [clients, classes] class weights in each client's loss; None: equal weights."""
     limit: int | None = None
-    """At most this many batches a training, however many fits it is cut into; 0 turns training off."""
+    """Largest number of batches in a training, however many fits it consists of; 0 turns training off."""
     record: PrivacyRecord | None = field(default=None, compare=False)
-    """The record of private training; None where nobody asks."""
+    """The record of private training; None if none is kept."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009
-    """The device of the clients' tensors; rows of `source` lie where its samples do."""
+    """The device of the clients' tensors; rows of `source` are on the device of its samples."""
     counting: bool = False
-    """Nothing is trained and no sample is looked at: a fit notes what it would use and returns its start."""
+    """If true, nothing is trained and no sample is read: a fit records what it would use and returns its start."""
     plans: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def part(self, positions: Sequence[int]) -> Cohort:
@@ -127,7 +127,7 @@ class Cohort:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The dtype of numbers beside the model."""
+        """The dtype of numbers outside the model."""
         return tree.precision(self.model.module.parameters())
 
     @cached_property
@@ -143,7 +143,7 @@ class Cohort:
         return 2 if self.model.has_batch_statistics else 1
 
     def weights_of_classes(self, positions: Sequence[int]) -> Tensor | None:
-        """Return `class_weights` of the clients at `positions`, where the clients' tensors are."""
+        """Return `class_weights` of the clients at `positions`, on the device of the clients' tensors."""
         return None if self.class_weights is None else self.class_weights[list(positions)].to(self.device)
 
     def keys(self, positions: Sequence[int], purpose: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -152,7 +152,7 @@ class Cohort:
         return derive(self.seed, "client", self.round, purpose, ids)
 
     def left(self, first: int) -> int | None:
-        """Return how many batches a training may still take after its `first` ones; None without a limit."""
+        """Return the number of batches that a training may still take after `first` batches; None without a limit."""
         return None if self.limit is None else max(self.limit - first, 0)
 
     def plan(
@@ -169,11 +169,11 @@ class Cohort:
     ) -> BatchPlan:
         """Return the batch plan of the clients at `positions`; every step takes `batches` batches.
 
-        Its keys are of the purpose `noise`; None: nothing else is drawn at random. Equal arguments give equal plans in
-        every cohort.
+        Its keys are of the purpose `noise`; None: nothing but the batches is random. Equal arguments give equal plans
+        in every cohort.
         """
         if len(positions) == 1:
-            # One client of a loop: plan its whole block at once, which costs little more than planning one.
+            # One client of a loop: planning its whole block costs little more than planning one client.
             block = positions[0] // PLAN_BLOCK * PLAN_BLOCK
             together = tuple(range(block, min(block + PLAN_BLOCK, len(self.ids))))
         else:
@@ -203,7 +203,7 @@ class Cohort:
 
 
 def rows_at_once(source: Source, clients: int = 1) -> int:
-    """Return how many samples of each of `clients` clients one forward pass of an evaluation takes."""
+    """Return the number of samples of each of `clients` clients in one forward pass of an evaluation."""
     floats = math.prod(source.input_shape)
     if source.holds_tokens:
         # A model that generates returns the whole vocabulary for every token.
@@ -212,7 +212,7 @@ def rows_at_once(source: Source, clients: int = 1) -> int:
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-    """Return rows as one table and 1 for its real entries: int64 and float [clients, widest]."""
+    """Return rows as one padded table, and 1 for real entries: int64 and float [clients, widest]."""
     widest = max((len(r) for r in rows), default=0)
     table = np.zeros((len(rows), widest), dtype=np.int64)
     weight = np.zeros((len(rows), widest), dtype=np.float32)

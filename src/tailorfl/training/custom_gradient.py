@@ -1,7 +1,7 @@
 """Descent along a method's own direction, or along private gradients.
 
-A direction is the mathematics of one client and is mapped over the cohort; each gradient that it asks for is taken
-outside the map, of all clients at once. Only private gradients are taken inside it, sample by sample, with
+A direction is code for one client that is mapped over the cohort; each gradient that it requests is computed outside
+the map, for all clients at once. Only private gradients are computed inside it, sample by sample, with
 `torch.func.grad`.
 """
 
@@ -35,16 +35,16 @@ from tailorfl.training.update import CLIP_EPS
 
 
 def plain(state: TensorDict, grad: Gradient) -> TensorDict:
-    """Return the direction of ordinary SGD: the gradient where the client is."""
+    """Return the direction of ordinary SGD: the gradient at the current parameters."""
     return grad(state)
 
 
 def gradients_asked(
     direction: Directions | None, state: TensorDict, given: Sequence[Any], batches: int
 ) -> list[int]:
-    """Return how many gradients a direction asks for on each of the batches of a step; no sample is looked at.
+    """Return the number of gradients that a direction requests on each batch of a step; no sample is read.
 
-    `state` and `given` are those of one client. A direction has no conditions on values, so any will do.
+    `state` and `given` are those of one client. A direction has no conditions on values, so any client's will do.
     """
     counts = [0] * batches
 
@@ -58,10 +58,10 @@ def gradients_asked(
 
 
 class CustomGradient:
-    """The direction of one step, for one client or, inside a map, for all of them.
+    """The direction of one step, for one client or, inside a map, for all clients.
 
-    A direction is the mathematics of one client, but its gradients are taken of all clients at once: what it asks for
-    is evaluated outside the map. The first pass of a component updates its batch statistics.
+    A direction is code for one client, but its gradients are computed outside the map, for all clients at once. The
+    first pass of a component updates its batch statistics.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class CustomGradient:
         self.clients, self.batches, self.dp = clients, batches, request.dp
         self.names = tuple(request.start)
         self.level: Level | None = None
-        """The map that is open, where there is one."""
+        """The current map over clients, if there is one."""
         self.moved: dict[str, dict[str, Tensor]] = {}
         """New buffers, by component."""
         self.taken = [0] * len(batches)
-        """Gradients that were taken of each batch."""
+        """Number of gradients computed on each batch."""
         self.loss: Tensor | None = None
-        """Of the first pass, [clients] (0-d of one client)."""
+        """Loss of the first pass, [clients] (0-d for one client)."""
 
     def turns(self) -> Iterator[tuple[tuple[str, ...], list[Tensor]]]:
-        """Yield (components that take their step together, what they descend along in the order of their parameters).
+        """Yield (components that step together, their descent directions in the order of their parameters).
 
-        Each is found when those before have taken their step.
+        Each direction is evaluated after the components before it have taken their step.
         """
         direction = self.request.direction
         if not isinstance(direction, Mapping):
@@ -120,11 +120,11 @@ class CustomGradient:
         return self.clients.components[self.names.index(name)]
 
     def seen(self, tensor: Tensor) -> Tensor:
-        """Return what the direction sees of a tensor: that of one client."""
+        """Return one client's part of a tensor, as the direction sees it."""
         return tensor if self.level is None else self.level.one(tensor)
 
     def gradient(self, parameters: TensorDict, of: str = "", batch: int = 0) -> TensorDict:
-        """Return the gradient of a batch's loss at `parameters` (trained names of component `of`)."""
+        """Return the gradient of a batch's loss at `parameters` (the trained tensors of component `of`)."""
         if not 0 <= batch < len(self.batches):
             raise TailorflError(
                 f"a direction asked for batch {batch}, but its steps have {len(self.batches)}, counted from 0; "
@@ -190,7 +190,7 @@ class CustomGradient:
         return gradient, value if level is None else level.all(value)
 
     def close(self) -> Tensor:
-        """Write the batch statistics of the step and return the loss of its first pass, [clients] (0-d of one)."""
+        """Write the step's batch statistics and return the loss of its first pass, [clients] (0-d for one client)."""
         for name, moved in self.moved.items():
             self._component(name).keep(moved)
         if self.loss is not None:

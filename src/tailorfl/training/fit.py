@@ -1,23 +1,23 @@
-"""A fit: the one loop in which all local training happens, for one client or a whole cohort at once.
+"""A fit: the loop of all local training, for one client or a whole cohort at once.
 
-    plan       which samples each client takes at each step, fixed by keys before the first        `plan.py`
+    plan       the samples of each client at each step, fixed by keys before the first step        `plan.py`
     batch      those samples                                                                       `batches.py`
-    gradient   of the loss there, or the method's own direction (SAM, APFL, ...), or a private one `gradients.py`
+    gradient   of the loss on them, or the method's direction (SAM, APFL, ...), or a private one   `gradients.py`
     step       by the rule of an optimizer, with proximal pull and terms on public samples         `GradientStep`
-    result     the mean loss, the gradients that were computed, and the trained models
+    result     the mean loss, the number of gradients, and the trained models
 
-    g = ∇F(p; batch)                 or the method's own direction, or a private gradient
+    g = ∇F(p; batch)                 or the method's direction, or a private gradient
     g = g + ∇T(p; public batch)      terms on public samples
     g = g + λ(p − centre)            proximal pull, penalty (λ/2)‖p − centre‖²
     p moves along g by the rule of an optimizer, see `tailorfl.training.update`
 
-A cohort's tensors are physical (no vmap wrapper) and have a leading axis of clients, which are ordered by falling
-number of steps: those still active at a step are the first ones, and an idle client is never touched. Tensors of one
-client have no such axis. Updates are in place on tensors that this loop owns.
+A cohort's tensors are physical (no vmap wrapper) and have a leading axis of clients, ordered by falling number of
+steps: the clients still active at a step come first, and idle ones are never touched. Tensors of a single client have
+no such axis. Updates are in place on tensors that this loop owns.
 
-A private fit writes into the ledger what it uses. The noise that a wanted ε needs must be known before the first round,
-so a cohort may be told to count only: its fits note what they would use and hand back their start. How many gradients
-of a batch a direction asks for is found by running it on gradients of zero.
+A private fit writes its uses of data to the ledger. The noise for a target ε must be known before the first round, so a
+cohort may only count: its fits record what they would use and return their start. The number of gradients that a
+direction requests is found by running it on zero gradients.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ def account(
     gradients: NDArray[np.int64],
     samples: NDArray[np.int64],
 ) -> Tensor:
-    """Return how many gradients of single samples a fit computed, float [clients], and record what it released.
+    """Return the number of single-sample gradients of a fit, float [clients], and record its private releases.
 
-    `gradients` [clients, batches] were taken of each batch, which has so many `samples`; those of public samples count.
+    `gradients` and `samples` [clients, batches] are the numbers of gradients and of samples of each batch. Gradients of
+    public samples count too.
     """
     _note(request, positions, gradients)
     cohort, length = request.cohort, request.length
@@ -77,10 +78,10 @@ def account(
 
 
 def _note(request: FitRequest, positions: Sequence[int], gradients: NDArray[np.int64]) -> None:
-    """Record what a private fit released, from the gradients of each batch [clients, batches].
+    """Record the releases of a private fit, from the number of gradients of each batch [clients, batches].
 
-    Of shuffled batches a sample is in one a pass, so what counts is how many passes there were, and how many gradients
-    the batch with most of them had.
+    With shuffled batches a sample is in one batch per pass, so each pass counts with the largest number of gradients of
+    one of its batches.
     """
     cohort, dp, batch = request.cohort, request.dp, request.batch
     if dp is None or cohort.record is None:
@@ -93,7 +94,7 @@ def _note(request: FitRequest, positions: Sequence[int], gradients: NDArray[np.i
 
 
 def _of_passes(request: FitRequest, samples: int, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the most gradients that a batch of each pass has, from those of all batches."""
+    """Return for each pass the largest number of gradients of a batch, from the numbers of all batches."""
     (length,) = batches_per_pass(np.array([samples]), request.batch, request.cohort.min_batch)
     which = (request.length.first + np.arange(len(gradients))) // max(length, 1)
     return np.array([gradients[which == n].max() for n in np.unique(which)], dtype=np.int64)
@@ -105,9 +106,9 @@ def counted(
     inputs: dict[str, Any],
     stacked: bool,
 ) -> FitResult:
-    """Record what a fit would use and return its start, as trained with a loss of 0.
+    """Record what a fit would use and return its start as the result, with a loss of 0.
 
-    A direction has no conditions on values, so that of the first client tells how many gradients each asks for.
+    A direction has no conditions on values, so the first client shows how many gradients every client requests.
     """
     cohort, length, dp = request.cohort, request.length, request.dp
     batch, epochs = request.batch, request.epochs
@@ -149,9 +150,9 @@ class GradientStep:
     """Takes the steps of one fit.
 
     Args:
-        request: what is asked of it.
-        plan: the batches of its clients.
-        public: its terms on public samples.
+        request: the call of `Client.fit`.
+        plan: the clients' batches.
+        public: the terms on public samples.
         stacked: whether tensors have an axis of clients.
     """
 
@@ -163,14 +164,14 @@ class GradientStep:
         self.objective = LocalObjective(cohort.model, cohort.loss, request.private)
         self.custom = request.direction is not None or request.dp is not None
         self.steps = plan.steps // request.length.batches
-        """Of every client on new batches, int64 [clients]."""
+        """Steps of every client on new batches, int64 [clients]."""
         self.gradients = (plan.count > 0) * (0 if self.custom else request.length.repeat)
-        """Gradients that were taken of each batch, int64 [clients, batches]."""
+        """Number of gradients computed on each batch, int64 [clients, batches]."""
         pulled = bool(public) or request.centre is not None
         self.bare = not (stacked or self.custom or pulled or request.clip is not None or rule.own != 1)
-        """It is of one client along its gradient alone."""
+        """Whether a step is one client's, along its gradient only."""
         self.places: dict[str, range] = {}
-        """The positions of the trained tensors of each component among those of all."""
+        """Positions of each component's trained tensors among those of all components."""
         for name, names in request.trained.items():
             first = sum(map(len, self.places.values()))
             self.places[name] = range(first, first + len(names))
@@ -190,7 +191,7 @@ class GradientStep:
             value, slopes = client_gradient(self.objective, component, clients.params, batch)
             self._move(clients, step, tuple(self.places), slopes)
             return value
-        # A public term is taken at the parameters before the step, so they must all wait for it.
+        # A public term is evaluated at the parameters before the step, so none may move before it.
         shares = {} if self.public else self._shares(clients, step)
         leaves = _leaves(clients.params)
         value, remaining = cohort_gradient(self.objective, component, leaves, batch, shares)
@@ -198,7 +199,7 @@ class GradientStep:
         return value
 
     def mean(self, losses: Sequence[tuple[Which, Tensor]]) -> Tensor:
-        """Return the mean over steps of each client's losses, [clients] (0-d of one client)."""
+        """Return the mean over steps of each client's losses, [clients] (0-d for one client)."""
         device = self.request.cohort.device
         if not self.stacked and not self.custom:
             values = [loss for _, loss in losses]
@@ -211,7 +212,7 @@ class GradientStep:
         return mean if self.stacked else mean[0]
 
     def _pace(self, clients: ActiveClients, step: Step) -> float | Tensor:
-        """Return η of a step: a number where all its clients have the same, else [clients]."""
+        """Return η of a step: a number if all its clients have the same, else [clients]."""
         rule = self.request.rule
         rate = rule.lr if clients.rate is None else clients.rate
         if rule.schedule == "constant":
@@ -224,7 +225,7 @@ class GradientStep:
     def _move(
         self, clients: ActiveClients, step: Step, turn: Sequence[str], gradient: Sequence[Tensor | None]
     ) -> None:
-        """Move the components of `turn` along their gradient, which is None where a tensor has moved already."""
+        """Move the components of `turn` along their gradient, which is None for tensors that have moved already."""
         rule, params, memory = self.request.rule, clients.params, clients.memory
         pace = self._pace(clients, step)
         if self.bare:
@@ -251,7 +252,7 @@ class GradientStep:
                 rule.apply(step.number, pace * share, moved, remembered, along_them)
 
     def _by_owner(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Places of tensors of the model, and of those that only terms use: clipped and paced apart."""
+        """Return positions of the model's tensors, and of those that only terms use; clip and rate are separate."""
         names = [n for names in self.request.trained.values() for n in names]
         model_names = self.objective.model.sizes
         return [k for k in positions if names[k] in model_names], [
@@ -269,15 +270,15 @@ class GradientStep:
             torch._foreach_add_(gradient, [along(clients.strength, d) * d for d in pull])
 
     def _shares(self, clients: ActiveClients, step: Step) -> dict[int, WeightStep]:
-        """Return what happens to each parameter that may step inside the backward pass, by its place in memory.
+        """Return the step of each parameter that may step inside the backward pass, by its memory address.
 
-        That is for cohorts and plain gradient descent, where nothing has to see the gradient first.
+        Only for cohorts with plain gradient descent, where nothing else needs the gradient first.
         """
         rule, model = self.request.rule, self.objective.model
         if self.request.clip is not None or rule.memories or rule.own != 1:
             return {}
         component, centre = clients.components[0], clients.centre
-        # A term may use a weight once more, so what is known of one fit says nothing of another.
+        # Terms may use a weight again, so results of one fit do not hold for another.
         single_use = self._single_users if self.objective.terms else model.single_users
         if component.names not in single_use:
             leaves = _leaves(clients.params)
@@ -296,16 +297,15 @@ class GradientStep:
 
 
 def _leaves(params: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors that gradients are taken of.
+    """Return leaf tensors for computing gradients.
 
-    A slice of a leaf calls itself a leaf too, but autograd does not see it
-    used.
+    A slice of a leaf also reports `is_leaf`, but autograd does not see its use.
     """
     return [p if p.requires_grad and p._base is None else p.detach().requires_grad_() for p in params]
 
 
 def fit(position: Tensor, request: FitRequest) -> FitResult | None:
-    """Train the client at `position` of the cohort, alone or under `torch.func.vmap`; None where it takes no step.
+    """Train the client at `position` of the cohort, alone or under `torch.func.vmap`; None if it takes no step.
 
     Raises:
         ClientError: training failed; names client, round and stage.
@@ -316,13 +316,13 @@ def fit(position: Tensor, request: FitRequest) -> FitResult | None:
 
 
 class Fit(Operation[FitResult]):
-    """A training of a cohort as an operation."""
+    """A fit of a cohort as an operation."""
 
     def __init__(self, request: FitRequest) -> None:
         self.request, self.cohort, self.stage = request, request.cohort, request.purpose
 
     def run(self, positions: tuple[int, ...], inputs: dict[str, Any], stacked: bool) -> FitResult:
-        """Train the clients at `positions` from the tensors of a request, `Mapped` where `stacked`."""
+        """Train the clients at `positions` from the tensors of a request, which are `Mapped` if `stacked`."""
         request = self.request
         if request.cohort.counting:
             return counted(request, positions, inputs, stacked)

@@ -1,7 +1,7 @@
-"""Gradients of one batch of every client at once, and of a term on public samples.
+"""Gradients of one batch for all clients at once, and of a term on public samples.
 
-What is differentiated is the SUM of the clients' losses with respect to stacked parameters: clients share no variable,
-so each client's slice is its own gradient, and autograd runs once for the cohort.
+The SUM of the clients' losses is differentiated with respect to stacked parameters. Clients share no variables, so each
+client's slice is its own gradient, and autograd runs once for the cohort.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ from tailorfl.training.plan import make_plan
 Gradient = Callable[..., TensorDict]
 """`grad(parameters, of="", batch=0)`: the gradient of component `of` at `parameters` on a batch of the step."""
 Direction = Callable[..., TensorDict]
-"""`direction(state, grad, *given)`: what to descend along, by the names of the trained parameters."""
+"""`direction(state, grad, *given)`: the descent direction, by names of the trained parameters."""
 Directions = Direction | Mapping[str, Direction]
-"""One direction for all components together, or one for each, which take their steps in this order: a direction sees
-the components before its own after their step, and returns what its own descends along."""
+"""One direction for all components together, or one for each. Components step in this order: a direction sees those
+before its own after their step, and returns the descent direction of its own."""
 
 
 class Batch(NamedTuple):
-    """A batch of every client that takes a step, [clients, ...]; for the code of one client, that client's."""
+    """A batch of every client that takes a step, [clients, ...]; in code for one client, that client's batch."""
 
     x: Tensor
     y: Tensor
     weight: Tensor | None
     """1 for real samples, 0 for padding; None if all are real."""
     key: Tensor
-    """int64 [clients], of the dropout masks and of privacy noise."""
+    """int64 [clients], keys of dropout masks and privacy noise."""
     classes: Tensor | None = None
-    """[clients, classes] what a sample of a class counts in the loss; None: all alike."""
+    """[clients, classes] class weights in the loss; None: equal weights."""
     prior: Tensor | None = None
-    """[clients, outputs] by which the balanced softmax shifts outputs; None: the loss is another one."""
+    """[clients, outputs] shift of outputs by the balanced softmax; None for other losses."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with every tensor changed, as into that of one client inside a map."""
+        """Return the batch with every tensor changed, for instance to one client's inside a map."""
         return Batch(*[None if tensor is None else change(tensor) for tensor in self])  # type: ignore[arg-type]
 
 
 @dataclass
 class Component:
-    """Tensors of one of the models that train together, [clients, ...] (or of one client without that axis)."""
+    """Tensors of one of the models that train together, [clients, ...] (without that axis for one client)."""
 
     trained: dict[str, Tensor]
     """Owned and updated in place."""
     moving: dict[str, Tensor]
-    """Owned buffers of batch norm and what terms keep, updated in place."""
+    """Owned buffers of batch norm, and tensors that terms keep, updated in place."""
     own: dict[str, Tensor]
-    """Neither trained nor owned, each client's."""
+    """Neither trained nor owned; each client's own."""
     common: dict[str, Tensor]
-    """The same without an axis of clients: all clients share them."""
+    """Neither trained nor owned; shared by all clients, without an axis of clients."""
     given: Packed = NOTHING
     """The inputs of each term of the loss."""
 
     def __post_init__(self) -> None:
         self.names = frozenset(self.trained)
-        """Of what is trained."""
+        """Names of the trained tensors."""
         self.state = {**self.common, **self.own, **self.moving, **self.trained}
         """All of these tensors by name."""
 
@@ -83,7 +83,7 @@ class Component:
             self.moving[name].copy_(buffer)
 
     def of(self, which: slice | Tensor) -> Component:
-        """Return the part of some clients; the trained tensors only lend their names."""
+        """Return the part of some clients; the trained tensors are not cut, only their names matter."""
         moving, unshared = ({n: t[which] for n, t in tensors.items()} for tensors in (self.moving, self.own))
         return Component(self.trained, moving, unshared, self.common, self.given.map(lambda t: t[which]))
 
@@ -95,7 +95,7 @@ class LocalObjective:
     model: Model
     loss: Loss
     terms: tuple[Term, ...] = ()
-    """Terms that a method adds to the loss, or puts in its place."""
+    """Terms that a method adds to the loss, or that replace it."""
 
     def value(
         self,
@@ -108,11 +108,11 @@ class LocalObjective:
         """Return (loss, new buffers) of one client.
 
         Args:
-            state: all tensors of its model.
-            moving: names of the buffers to update in copies; of the others those in `state` are updated.
-            trained: names of the tensors that train.
+            state: all tensors of the client's model.
+            moving: names of the buffers whose copies are updated; other buffers are updated in `state`.
+            trained: names of the trained tensors.
             batch: of this client.
-            given: what each term is given.
+            given: the inputs of each term.
         """
         buffers = {n: state[n].clone() for n in moving}
         if buffers:
@@ -120,7 +120,7 @@ class LocalObjective:
         loss = self.loss if batch.classes is None else self.loss.weighed(batch.classes)
         if batch.prior is not None:
             loss = loss.shifted(batch.prior)
-        # A mask key is set where masks are drawn: without dropout that is nowhere.
+        # Without dropout no masks are drawn, and no key is needed.
         with dropout_key(batch.key) if self.model.has_dropout else nullcontext():
             if not self.terms:
                 outputs = self.model.forward_train(state, batch.x, trained)
@@ -138,9 +138,9 @@ class LocalObjective:
 def client_gradient(
     objective: LocalObjective, component: Component, leaves: Sequence[Tensor], batch: Batch
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the loss of one client, 0-d, and its gradient at `leaves`, its trained tensors; updates its buffers."""
+    """Return the loss of one client, 0-d, and its gradient at `leaves`, its trained tensors; update its buffers."""
     with torch.enable_grad():
-        # The running statistics are the training's own: the pass updates them where they are.
+        # The fit owns the running statistics, so the pass updates them in place.
         term_inputs = component.given.unpack() if objective.terms else ()
         value, new_buffers = objective.value(component.state, (), component.names, batch, term_inputs)
         slopes = torch.autograd.grad(value, leaves, allow_unused=True)
@@ -158,8 +158,8 @@ def cohort_gradient(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the loss and gradient of each client of a cohort, and update its buffers.
 
-    `leaves` are the trained tensors. Those in `shares`, by the place of their memory, take their step on the way; their
-    gradient is None.
+    `leaves` are the trained tensors. Those in `shares`, by memory address, take their step during the backward pass;
+    their gradient is None.
     """
     taken: Collection[int] = ()
     if shares:
@@ -184,7 +184,7 @@ def gradients_of(
 ) -> tuple[Tensor, tuple[Tensor | None, ...], dict[str, Tensor]]:
     """Return each client's loss, its gradient at `leaves`, and its new buffers.
 
-    A gradient is None where the loss does not depend on its leaf.
+    A gradient is None if the loss does not depend on its leaf.
     """
     with torch.enable_grad():
         values, buffers = _losses(objective, component, leaves, batch, stacked)
@@ -193,14 +193,14 @@ def gradients_of(
 
 
 def filled(slopes: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return gradients with zeros where the loss does not depend on a leaf."""
+    """Return gradients, with zeros for leaves that the loss does not depend on."""
     return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(slopes, leaves, strict=True)]
 
 
 def single_users(
     objective: LocalObjective, component: Component, leaves: Sequence[Tensor], batch: Batch
 ) -> tuple[bool, ...]:
-    """Return which of `leaves` enter the loss through one layer only, which could take their step by itself."""
+    """Return which of `leaves` enter the loss through one layer only, and could step inside its backward pass."""
     with torch.enable_grad():
         return used_once(_losses(objective, component, leaves, batch, stacked=True)[0], leaves)
 
@@ -227,7 +227,7 @@ def _losses(
 
 @dataclass(frozen=True)
 class PublicTerm:
-    """One term for the clients of a cohort at once, or for one client."""
+    """One term on public samples, for all clients of a cohort or for one client."""
 
     term: Term
     model: Model
@@ -244,7 +244,7 @@ class PublicTerm:
     ) -> list[Tensor]:
         """Return the term's gradient at `params` for the clients `which`, whose tensors `component` holds.
 
-        Clients share no variable, so the gradient of the sum of their terms is each client's own.
+        Clients share no variables, so the gradient of the sum of their terms holds each client's gradient.
         """
         leaves = [p.detach().requires_grad_() for p in params]
         at = dict(zip(component.trained, leaves, strict=True))
@@ -282,7 +282,7 @@ class PublicTerm:
 def public_rows(keys: Keys, samples: int, batch: int, steps: int, first: int = 0) -> Tensor:
     """Return the public samples of every client and step, int64 [clients, steps, batch].
 
-    `keys` [clients] uint64; a batch of all `samples` where `batch` is larger; `first` skips steps.
+    `keys` [clients] uint64; if `batch` is larger than `samples`, a batch has all of them; `first` skips steps.
     """
     if batch >= samples:
         return torch.arange(samples).expand(len(keys), steps, samples)

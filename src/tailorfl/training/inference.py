@@ -1,8 +1,8 @@
-"""Inference of a cohort on samples, without training: losses, sums over samples, outputs, and the Fisher information.
+"""Inference of a cohort on samples, without training: losses, sums over samples, outputs, and Fisher information.
 
-Of the empirical Fisher information it is the trace, from the batches of one pass over a client's training samples:
+The trace of the empirical Fisher information is computed from the batches of one pass over a client's training samples:
 
-    F = Σ over the batches  ‖∇ mean loss of the batch‖²         over what the split does not freeze
+    F = Σ over the batches  ‖∇ mean loss of the batch‖²         over parameters that the split does not freeze
 
 Models are in evaluation mode.
 """
@@ -33,25 +33,25 @@ from tailorfl.training.operations import Operation, Packed
 from tailorfl.training.plan import Rows
 
 CACHED_FLOATS, FEWEST_IMAGES = 40_000, 20
-"""A network of convolutions alone sees inputs of so many numbers at once, 50 images of 28 x 28, or so many images."""
+"""A convolutional network processes images of `CACHED_FLOATS` numbers at once (50 of 28 x 28), or `FEWEST_IMAGES`."""
 
 
 Pieces = Iterator[tuple[Tensor, Tensor | None]]
-"""(rows of the source [clients, samples], 1 for real ones or None if all are), without the axis of one client alone."""
+"""(rows of the source [clients, samples], 1 for real ones or None if all are); one client has no first axis."""
 
 
 @dataclass(eq=False)
 class ClientInference(Operation[Tensor]):
-    """One evaluation of a cohort's models, as an operation: a function of one client, over pieces of its samples.
+    """One evaluation of a cohort's models as an operation: a function of one client, over pieces of its samples.
 
     Attributes:
         cohort: the clients that run together.
         stage: its name in messages.
-        value: (tensors of the client, x, y, weight, class weights) -> tensor.
+        value: (the client's tensors, x, y, weight, class weights) -> tensor.
         pieces: (positions, stacked) -> the samples of each forward pass.
         join: (values, weights of the samples) of all pieces -> the result.
-        number: whether the result is one number a client, which is 0 where a cohort only counts what it would use.
-        alone: whether one client alone is evaluated without a map.
+        number: whether the result is one number a client, which is 0 if the cohort only counts.
+        alone: whether a single client is evaluated without a map.
     """
 
     cohort: Cohort
@@ -63,7 +63,7 @@ class ClientInference(Operation[Tensor]):
     alone: bool = True
 
     def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Tensor:
-        """Return the results, [clients, ...] or that of one client."""
+        """Return the results, [clients, ...] or one client's."""
         cohort, source = self.cohort, self.cohort.source
         tensors, axes = _parted(inputs, stacked)
         classes, value, mapped = cohort.weights_of_classes(positions), self.value, stacked or not self.alone
@@ -97,7 +97,7 @@ def mean_loss(cohort: Cohort, part: str) -> ClientInference:
         if not stacked and rows.shape[1]:
             yield from ((piece, None) for piece in _cut(cohort, rows[0]))
             return
-        # A mean over nothing is 0, as for a client that is all padding.
+        # The mean without samples is 0, as for a client with only padding.
         rows, weight = (rows, weight) if stacked else (rows[0], weight[0])
         yield from zip(_cut(cohort, rows), _cut(cohort, weight.to(cohort.device)), strict=True)
 
@@ -107,14 +107,14 @@ def mean_loss(cohort: Cohort, part: str) -> ClientInference:
 def sample_sum(
     cohort: Cohort, of: Callable[..., Tensor], form: TreeSpec, classes: int | None, most: int | None
 ) -> ClientInference:
-    """Return the evaluation of a sum over each client's training samples, with `classes` that of each class.
+    """Return the evaluation of a sum over each client's training samples; with `classes`, a sum for each class.
 
     Args:
         cohort: the clients that run together.
         of: `of(seen, *given)` returns an entry for each sample.
-        form: of (state, given), whose tensors are the inputs.
-        classes: how many there are; None sums over all.
-        most: so many samples at most, which are drawn by each client's key.
+        form: tree structure of (state, given), whose tensors are the inputs.
+        classes: number of classes; None sums over all samples.
+        most: largest number of samples, drawn by each client's key.
     """
 
     def value(
@@ -165,7 +165,7 @@ def fisher_trace(cohort: Cohort) -> ClientInference:
     def pieces(positions: Sequence[int], stacked: bool) -> Pieces:
         plan = cohort.plan(tuple(positions), "fisher", cohort.config.batch_size, 1, None, 0)
         for step in range(plan.rows.shape[1]):
-            # As wide as need be: a client alone has no padding, and the same bits whoever is planned with it.
+            # No wider than needed: a single client has no padding, and bit-identical results in any cohort.
             count = torch.from_numpy(plan.count[:, step])
             widest = max(int(count.max()), 1)
             weight = (torch.arange(widest) < count[:, None]).to(cohort.device, torch.float32)
@@ -183,7 +183,7 @@ class PublicOutputs(Operation[Tensor]):
         self.cohort, self.source = cohort, source
 
     def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Tensor:
-        """Return the outputs, [clients, P, outputs] or [P, outputs] of one client."""
+        """Return the outputs, [clients, P, outputs], or [P, outputs] for one client."""
         model, source = self.cohort.model, self.source
         state, axes = _parted(inputs, stacked)
         differ = any(axis is not None for axis in axes.values())
@@ -201,9 +201,9 @@ class PublicOutputs(Operation[Tensor]):
 def in_passes(
     answer: Callable[[Tensor], Tensor], source: Source, rows: Tensor, models: int = 1, dim: int = 0
 ) -> Tensor:
-    """Return what `answer` makes of the inputs of `rows`, as many at once as fit for so many models.
+    """Return `answer` of the inputs of `rows`, computed in passes that fit `models` models.
 
-    `rows` int64 [rows] or [models, rows]; `dim` is the axis of the rows in what `answer` returns.
+    `rows` int64 [rows] or [models, rows]; `dim` is the axis of the rows in the result of `answer`.
     """
     parts = torch.split(rows.to(source.x.device), rows_at_once(source, models), dim=-1)
     return torch.cat([answer(source.take(part)) for part in parts], dim=dim)
@@ -212,10 +212,10 @@ def in_passes(
 def one_by_one(
     model: Model, states: Mapping[str, Tensor], count: int, device: torch.device
 ) -> list[Callable[[Tensor], Tensor]]:
-    """Return what gives the outputs of each of `count` models `states` [models, ...] on inputs [rows, ...].
+    """Return a function for each of `count` models `states` [models, ...] from inputs [rows, ...] to outputs.
 
-    Convolutions run with channels last where that is faster, on so few images that a layer finds in the cache what the
-    layer before has made.
+    Convolutions run with channels last if that is faster, on so few images at once that outputs of a layer stay in the
+    cache for the next.
     """
     of_models = [{name: tensor[i] for name, tensor in states.items()} for i in range(count)]
     if not model.channels_last(device):
@@ -232,7 +232,7 @@ def _in_cache(model: Model, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _parted(inputs: Any, stacked: bool) -> tuple[Any, Any]:
-    """Return (the tensors of a dict or list, their axes of clients), None each of one client."""
+    """Return (the tensors of a dict or list, their axes of clients); all axes are None for one client."""
     if isinstance(inputs, dict):
         tensors, axes = _parted(list(inputs.values()), stacked)
         return dict(zip(inputs, tensors, strict=True)), dict(zip(inputs, axes, strict=True))
@@ -242,7 +242,7 @@ def _parted(inputs: Any, stacked: bool) -> tuple[Any, Any]:
 
 
 def _cut(cohort: Cohort, table: Tensor) -> tuple[Tensor, ...]:
-    """Return a table [..., samples] in pieces that fit a forward pass; whole where the loss compares samples."""
+    """Return a table [..., samples] in pieces that fit a forward pass; whole if the loss compares samples."""
     if cohort.loss.mixes:
         return (table,)
     clients = len(table) if table.ndim > 1 else 1
@@ -250,7 +250,7 @@ def _cut(cohort: Cohort, table: Tensor) -> tuple[Tensor, ...]:
 
 
 def _drawn(cohort: Cohort, positions: Sequence[int], most: int | None) -> list[Rows]:
-    """Return the training samples of each client: all, or `most` that are drawn by its key."""
+    """Return the training samples of each client: all, or at most `most`, drawn by its key."""
     members = [cohort.members[p] for p in positions]
     if most is None:
         return members
@@ -265,7 +265,7 @@ def _sum_of(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 
 def _mean_of(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """Return the mean over all samples from the means `values` over pieces with these weights of samples."""
+    """Return the mean over all samples, from the means `values` of pieces with the given sample weights."""
     if len(values) == 1:
         return values[0]
     samples = [weight.sum(-1) for weight in weights]

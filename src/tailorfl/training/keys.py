@@ -1,7 +1,7 @@
-"""Keys: every random choice is a pure function of (seed, what it is for, client, round), never of call order.
+"""Keys: every random choice is a pure function of (seed, purpose, client, round), never of call order.
 
-The generator is SplitMix64 (Steele, Lea and Flood 2014) in counter mode, vectorised over clients, so a
-thousand clients' batch orders cost one numpy call and client i draws the same numbers alone or in any cohort.
+The generator is SplitMix64 (Steele, Lea and Flood 2014) in counter mode, vectorised over clients: one numpy call gives
+the batch orders of a thousand clients, and a client draws the same numbers alone or in any cohort.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _number(part: int | str) -> np.uint64:
 
 
 def derive(key: Keys | int, *parts: int | str | Keys) -> Keys:
-    """Return keys made from `key` and `parts` in order, uint64; arrays broadcast against each other."""
+    """Return keys derived from `key` and `parts` in order, uint64; arrays broadcast against each other."""
     with np.errstate(over="ignore"):
         out = np.asarray(_number(key) if isinstance(key, int) else key, dtype=np.uint64)
         for part in parts:
@@ -49,7 +49,7 @@ def bits(keys: Keys, count: int) -> Keys:
 
 
 def generator(key: int, *parts: int | str) -> np.random.Generator:
-    """Return a numpy generator for work done once and not per client (partitions, sampling a cohort)."""
+    """Return a numpy generator for work that is not per client (partitions, sampling a cohort)."""
     return np.random.default_rng(int(derive(key, *parts)))
 
 

@@ -1,41 +1,40 @@
 """The objective of local training: the loss of each kind of task, and the terms that a method adds to it.
 
-A loss is one mean over the real samples of a batch. `weight` [batch] is 1 for real samples and 0 for padding, or None
-when all are real. Every function is differentiable, has no data-dependent control flow and works under
-`torch.func.vmap`.
+A loss is a mean over the real samples of a batch. `weight` [batch] is 1 for real samples and 0 for padding, or None if
+all are real. Every function is differentiable, has no data-dependent control flow and works under `torch.func.vmap`.
 
 Class weights make samples of rare classes count more in the loss that training descends:
 
     F(w) = (1/n) Σ_j a(y_j) ℓ(w; x_j, y_j),   a(c) = n / (K n_c)
 
-n_c of n training samples are of class c and K classes occur, so that all classes count alike and the mean of a over
-those samples is 1 ("balanced" in scikit-learn). n and n_c are a client's own (`client`) or those of all training
-clients together (`federated`). A class that does not occur has a(c) = 1: its samples, which training never sees, count
-as they are in looks at other parts. The sum over a batch is divided by its samples and not by their weights: the
+n_c of n training samples are of class c and K classes occur, so all classes have equal weight and the mean of a over
+these samples is 1 ("balanced" in scikit-learn). n and n_c are those of the client (`client`) or of all training clients
+together (`federated`). A class that does not occur has a(c) = 1: its samples, which training never sees, have weight 1
+when other parts are evaluated. The sum over a batch is divided by its number of samples, not by their weights: the
 gradient stays unbiased for F, and a batch of one class keeps that class's weight.
 
-Terms are what a method adds to the loss of a step, or puts in its place:
+A method may add terms to the loss of a step, or replace the loss by terms:
 
-    loss = F(batch) + Σ term(batch)                 or  loss = Σ term(batch)  where a term replaces the loss
+    loss = F(batch) + Σ term(batch)                 or  loss = Σ term(batch)  if a term replaces the loss
 
-A term is a function of what a batch shows, written for ONE client:
+A term is a function of a batch, written for ONE client:
 
     def prototypes(seen: Seen, mean: Tensor) -> Tensor:                    # λ/B Σ ‖z_b − mean of its class‖²
         return lam * seen.mean((seen.features - mean[seen.y]).square().mean(1))
 
     client.fit(w, term=Term(prototypes, given=(mean,)))
 
-It must take what differs between clients through `given`, have no `if` on values, and compute every mean over samples
-by `seen.mean`, so that padding counts nothing. Its gradient is clipped and made noisy with that of the loss; privacy of
-every sample needs a loss that is a mean of terms of one sample each, so a term that compares samples says `mixes`.
+It must take inputs that differ between clients through `given`, have no `if` on values, and compute every mean over
+samples by `seen.mean`, which ignores padding. Its gradient is clipped and made noisy together with that of the loss.
+Sample-level privacy needs a loss that is a mean over single samples, so a term that compares samples sets `mixes`.
 
-A term on PUBLIC samples (`public` = b' of them a step) is apart: no sample of the client is in it, so it is neither
-clipped by sample nor made noisy. The batches are drawn from the client's key; a pass visits the samples in a random
-order and in full batches, what does not fill one is left out of that pass. The model is in evaluation mode, and its
-norms use the statistics as they stand after the private batch of the step and do not update them.
+A term on PUBLIC samples (`public` = b' of them a step) is separate: it uses no sample of the client, so it is neither
+clipped by sample nor made noisy. The batches are drawn from the client's key; a pass visits the samples in random order
+and in full batches, and leaves out the rest. The model is in evaluation mode: its norms use the statistics after the
+private batch of the step and do not update them.
 
 Tensors of a state that its model does not have (a second head, say) train along with the model; only terms use them, as
-`seen.own`. Those that a term `keeps` are moved by what it returns, and by no gradient.
+`seen.own`. Those that a term `keeps` are set to the values that it returns, and have no gradient.
 """
 
 from __future__ import annotations
@@ -58,28 +57,28 @@ from tailorfl.partition.rows import Ints
 from tailorfl.settings.train import ClassWeights, PrivacyLevel
 
 LARGEST_LOG = 30.0
-"""Of an expected count; e^30 is 1e13."""
+"""Largest logarithm of an expected count; e^30 is 1e13."""
 LEAST_COUNT = 1e-12
-"""A class without samples counts as so many: its logarithm is finite, and 0 times it is 0."""
+"""Count of a class without samples: its logarithm is finite, and 0 times it is 0."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """`loss(outputs, y, weight)` of a batch, 0-d: of a class, since losses travel with models to worker processes."""
+    """`loss(outputs, y, weight)` of a batch, 0-d; a class, so that losses can be sent to worker processes."""
 
     of_batch: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     mixes: bool = False
-    """It compares the samples of a batch, so it is no mean of losses of one sample each."""
+    """Whether it compares the samples of a batch, so that it is not a mean over single samples."""
 
     def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         """Return the loss of a batch, 0-d."""
         return self.of_batch(outputs, y, weight)
 
     def weighed(self, classes: Tensor | None) -> Loss:
-        """Return the loss in which a sample counts what `classes` [classes] says of its class; None: all alike."""
+        """Return the loss with class weights `classes` [classes]; None: equal weights."""
         if classes is None:
             return self
-        assert isinstance(self.of_batch, _Mean)  # of tasks with classes alone: `check_class_weights`
+        assert isinstance(self.of_batch, _Mean)  # only tasks with classes, see `check_class_weights`
         return Loss(_Weighed(self.of_batch.of_samples, classes))
 
     def shifted(self, prior: Tensor) -> Loss:
@@ -88,7 +87,7 @@ class Loss:
 
 
 def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the mean over real samples of [batch, ...] numbers, [...]; over none it is 0."""
+    """Return the mean over real samples of [batch, ...] numbers, [...]; 0 without real samples."""
     if weight is None:
         return per_sample.mean(0)
     if per_sample.ndim > 1:
@@ -99,14 +98,14 @@ def mean_of(per_sample: Tensor, weight: Tensor | None) -> Tensor:
 
 def cross_entropies(outputs: Tensor, y: Tensor) -> Tensor:
     """Cross entropy of each sample, [batch], of logits [batch, classes] and labels [batch] int64."""
-    # As F.cross_entropy, which torch.func.vmap maps by a decomposition several times as slow.
+    # Equals F.cross_entropy, which torch.func.vmap decomposes into operations several times as slow.
     return -F.log_softmax(outputs, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
 
 def class_prior(counts: Tensor, gamma: float) -> Tensor:
     """Return γ log n_c, [classes], by which the balanced softmax (Ren et al., NeurIPS 2020) shifts logits in training.
 
-    `counts` [classes] float: the client's training samples. Of a class without any it is far down, but finite.
+    `counts` [classes] float: the client's training samples. For a class without samples it is very low, but finite.
     """
     return gamma * counts.clamp(min=LEAST_COUNT).log()
 
@@ -124,16 +123,16 @@ def multilabels(outputs: Tensor, y: Tensor) -> Tensor:
 def half_squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
     """Half the squared error of each sample summed over outputs, [batch].
 
-    The Hessian of their mean in a linear model is X'X/n.
+    In a linear model the Hessian of their mean is X'X/n.
     """
     return 0.5 * (outputs - y.reshape(outputs.shape)).square().sum(1)
 
 
 def poissons(outputs: Tensor, y: Tensor) -> Tensor:
-    """Negative Poisson log-likelihood of each sample summed over outputs, [batch], but for log y!.
+    """Negative Poisson log-likelihood of each sample summed over outputs, [batch], without log y!.
 
-    `outputs` [batch, counts] are logarithms of means, `y` [batch, counts] whole numbers of at least 0. Beyond
-    `LARGEST_LOG` the mean goes on along its tangent, so that no output makes the loss infinite.
+    `outputs` [batch, counts] are logarithms of means, `y` [batch, counts] integers of at least 0. Beyond `LARGEST_LOG`
+    the mean is continued along its tangent, so that no output makes the loss infinite.
     """
     low = outputs.clamp(max=LARGEST_LOG)
     means = low.exp() * (1 + outputs - low)
@@ -156,7 +155,7 @@ def cox(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def response_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean cross entropy of the response of every sample, [batch].
+    """Mean cross entropy of each sample's response, [batch].
 
     `outputs` [batch, length, vocabulary] logits of the NEXT token; `y` [batch, length] int64 tokens, NO_TARGET
     outside the response. 0 for a sample without response.
@@ -169,7 +168,7 @@ def response_losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def next_tokens(y: Tensor) -> Tensor:
-    """Return what the output at each position is to say, [batch, length] int64: `y` moved one place to the left."""
+    """Return the target of the output at each position, [batch, length] int64: `y` shifted one place to the left."""
     return F.pad(y[:, 1:], (0, 1), value=NO_TARGET)
 
 
@@ -185,16 +184,16 @@ SAMPLE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "regression": half_squared_errors,
     "counts": poissons,
 }
-"""The loss of each sample, of tasks whose loss is the mean of that."""
+"""Loss of each sample, for tasks whose loss is its mean."""
 
 
 @dataclass(frozen=True)
 class _Mean:
-    """The mean of the losses of samples."""
+    """The mean of the samples' losses."""
 
     of_samples: Callable[[Tensor, Tensor], Tensor]
     at_once: Callable[[Tensor, Tensor], Tensor] | None = None
-    """The same of a batch without padding as one operation, for use where nothing is mapped."""
+    """The mean of a batch without padding as one operation, used outside maps."""
 
     def __call__(self, outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None and self.at_once is not None and not is_functorch_wrapped_tensor(outputs):
@@ -204,7 +203,7 @@ class _Mean:
 
 @dataclass(frozen=True)
 class _Weighed:
-    """The mean over samples of what the class of each counts, times its loss."""
+    """The mean over samples of class weight times loss."""
 
     of_samples: Callable[[Tensor, Tensor], Tensor]
     classes: Tensor
@@ -220,30 +219,31 @@ LOSSES = {
     "survival": Loss(cox, mixes=True),
     "generation": Loss(generation),
 }
-"""By task."""
+"""Loss of each task."""
 
 
 TASKS = ("classification", "binary")
 
 
 def balanced(counts: Tensor) -> Tensor:
-    """Return a(c) of the training samples of each class, float64 [..., classes] of such counts [..., classes]."""
+    """Return the class weights a(c), float64 [..., classes], from the counts of training samples [..., classes]."""
     total, several = counts.sum(-1, keepdim=True), (counts > 0).sum(-1, keepdim=True)
     return torch.where(counts > 0, total / (several.clamp(min=1) * counts.clamp(min=1)), 1.0)
 
 
 def class_counts(source: Source, rows: Sequence[Ints]) -> Tensor:
-    """Return how many samples of each class there are among rows, float64 [lists of rows, classes]."""
+    """Return the number of samples of each class among rows, float64 [lists of rows, classes]."""
     y, classes = source.y, 2 if source.task == "binary" else source.outputs
     counts = [torch.bincount(y[torch.from_numpy(chosen)], minlength=classes) for chosen in rows]
     return torch.stack(counts).double() if counts else torch.zeros(0, classes, dtype=torch.float64)
 
 
 def check_class_weights(weights: ClassWeights, source: Source, level: PrivacyLevel | None) -> None:
-    """Nothing if samples can be weighed by their class, and privacy of a level covers it.
+    """Check that samples can be weighted by class, and that privacy of a level covers it.
 
     Raises:
-        ConfigError: samples have no class; a sample changes the weights of others, or a client those of others.
+        ConfigError: samples have no classes, or privacy does not cover that a sample, or a client, changes the weights
+            of others.
     """
     if weights == "none":
         return
@@ -268,7 +268,7 @@ def check_balanced_softmax(source: Source, level: PrivacyLevel | None) -> None:
     """Check that clients of these data can train with `objective = balanced_softmax`.
 
     Raises:
-        ConfigError: the task has no classes, or sample-level privacy does not cover the counts of classes.
+        ConfigError: the task has no classes, or sample-level privacy does not cover class counts.
     """
     if source.task != "classification":
         raise ConfigError(
@@ -283,11 +283,11 @@ def check_balanced_softmax(source: Source, level: PrivacyLevel | None) -> None:
 
 
 Given = Tensor | TensorDict | tuple["Given", ...]
-"""The inputs of a term or a direction, of each client."""
+"""Inputs of a term or a direction, for each client."""
 
 
 class Seen:
-    """A term's view of a batch of one client."""
+    """One client's batch, as a term sees it."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class Seen:
         self.x, self.y, self.weight = batch
         """Inputs [batch, ...], targets [batch, ...] and 1 for real samples or 0 for padding (None: all are real)."""
         self.outputs = outputs
-        """Of the model in training, [batch, outputs]."""
+        """Outputs of the trained model, [batch, outputs]."""
         self._rows = rows
 
     @classmethod
@@ -315,17 +315,17 @@ class Seen:
         state: Mapping[str, Tensor],
         rows: Tensor | None = None,
     ) -> Seen:
-        """Return what a term sees of a batch of a model in evaluation mode."""
+        """Return a term's view of a batch, with the model in evaluation mode."""
         outputs, features = model.with_features(state, batch[0])
         return cls(model, loss, batch, outputs, features, state, rows)
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """All tensors of the model in training, and those that train along, by name."""
+        """All tensors of the trained model, and those that train along with it, by name."""
         return self._state
 
     def through(self, layer: str, *inputs: Tensor) -> Tensor:
-        """Return what a layer of the model in training makes of other inputs, in evaluation mode; gradients flow.
+        """Return the output of a layer of the trained model on other inputs, in evaluation mode; gradients flow.
 
         `layer` is its dotted name.
         """
@@ -335,15 +335,15 @@ class Seen:
 
     @property
     def own(self) -> dict[str, Tensor]:
-        """The tensors that train along and that the model does not have, by name."""
+        """The tensors that train along and do not belong to the model, by name."""
         return {name: t for name, t in self._state.items() if name not in self._model.sizes}
 
     @property
     def features(self) -> Tensor:
-        """The input of the head of the model in training, [batch, width].
+        """The input of the trained model's head, [batch, width].
 
         Raises:
-            ModelError: the model has no layer whose input that could be.
+            ModelError: the model has no layer that could be the head.
         """
         return self._features()
 
@@ -354,21 +354,21 @@ class Seen:
 
     @property
     def rows(self) -> Tensor:
-        """The rows of the public set in the batch, [batch] int64; of a term on public samples alone."""
+        """The batch's rows of the public set, [batch] int64; only in terms on public samples."""
         if self._rows is None:
             raise TailorflError("seen.rows is of public samples; say how many with Term(..., public=...)")
         return self._rows
 
     def mean(self, per_sample: Tensor) -> Tensor:
-        """Return the mean of [batch, ...] numbers over the real samples, [...]; over none it is 0."""
+        """Return the mean of [batch, ...] numbers over the real samples, [...]; 0 without real samples."""
         return mean_of(per_sample, self.weight)
 
     def of(self, state: TensorDict | Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (outputs, features) of another state of the same architecture on the batch.
+        """Return (outputs, features) on the batch of another state of the same architecture.
 
-        In evaluation mode, and no gradient flows into it.
+        It is in evaluation mode, and no gradient flows into it.
         """
-        # A TensorDict is slow to look into, name by name.
+        # Looking up names in a TensorDict one by one is slow.
         tensors = cast(dict[str, Tensor], dict(state.items()))
         outputs, features = self._model.outputs_and_features(tensors, self.x)
         return outputs.detach(), features.detach()
@@ -379,14 +379,14 @@ class Term:
     """A term of the loss.
 
     Attributes:
-        function: `function(seen, *given)` returns a 0-d tensor; see `keeps` for the other case.
-        given: per-client tensors and TensorDicts that it needs, the same for all or each client's own.
-        replaces: the run's loss is left out where one of the terms says so.
-        mixes: it compares samples of a batch, so it is no mean of terms of one sample each.
-        public: b', samples of the public set a step, at most all of them; None: the client's own batch.
-        keeps: names of tensors of the start that the model does not have and that the term itself moves, such as a
-            running mean: the function returns (value, {name: new tensor}) and sees the present ones as `seen.own`. No
-            gradient moves them, and none flows through what they were.
+        function: `function(seen, *given)` returns a 0-d tensor; with `keeps`, see there.
+        given: tensors and TensorDicts that it needs, shared by all clients or each client's own.
+        replaces: whether the run's loss is left out; one term that replaces it is enough.
+        mixes: whether it compares samples of a batch, so that it is not a mean over single samples.
+        public: b', number of public samples a step, at most all of them; None: the client's own batch.
+        keeps: names of tensors of the start, not of the model, that the term itself updates, such as a running mean.
+            The function then returns (value, {name: new tensor}) and sees the current ones as `seen.own`. No gradient
+            moves them, and none flows through them.
 
     Raises:
         TailorflError: `public` below 1, or a term on public data that replaces the loss or keeps something.
@@ -407,10 +407,10 @@ class Term:
             )
 
     def value(self, seen: Seen, given: Sequence[Any]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the term of a batch, 0-d, and what becomes of the tensors that it keeps.
+        """Return the term of a batch, 0-d, and the new values of the tensors that it keeps.
 
         Raises:
-            TailorflError: the function does not return just those.
+            TailorflError: the function does not return exactly these.
         """
         returned = self.function(seen, *given)
         if not self.keeps:

@@ -1,11 +1,11 @@
-"""Client operations with a batching rule of their own: one client alone, or a whole cohort's tensors at once.
+"""Client operations with their own batching rule: for a single client, or for a whole cohort's tensors at once.
 
-`torch.autograd.Function` lets an operation say what `torch.func.vmap` does with it: its `vmap` gets the physical
-tensors of all clients. So `local` may be mapped over a cohort as pure mathematics of one client, while the training
+`torch.autograd.Function` lets an operation define its behaviour under `torch.func.vmap`: its `vmap` receives the
+physical tensors of all clients. So `local` is mapped over a cohort as pure code for one client, while the training
 inside works in place, on contiguous memory, and only on clients that still have batches.
 
-Such an operation may only be given tensors one beside the other, so whatever travels (models, centres, inputs of
-directions and terms) is flattened on one side and put together on the other, by torch's own trees.
+Such an operation only accepts a flat list of tensors, so all inputs (models, centres, inputs of directions and terms)
+are flattened before it and unflattened inside, with torch's pytrees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Packed(NamedTuple):
-    """The tensors of a tree in order, and its form."""
+    """The tensors of a tree in order, and the tree's structure."""
 
     leaves: list[Tensor]
     form: TreeSpec
@@ -40,7 +40,7 @@ class Packed(NamedTuple):
         """Pack tensors, TensorDicts, mappings and tuples.
 
         Raises:
-            TailorflError: there is anything else.
+            TailorflError: the tree holds anything else.
         """
         if isinstance(tree, tuple) and not tree:
             return NOTHING
@@ -58,7 +58,7 @@ class Packed(NamedTuple):
         return Packed([change(leaf) for leaf in self.leaves], self.form) if self.leaves else self
 
     def unpack(self) -> Any:
-        """Return the tree again."""
+        """Return the original tree."""
         return tree_unflatten(self.leaves, self.form)
 
 
@@ -70,29 +70,29 @@ class Mapped(NamedTuple):
 
     tensor: Tensor
     axis: int | None
-    """That of the clients; None: all of them share the tensor."""
+    """The axis of clients; None: all clients share the tensor."""
 
 
 class Layout:
-    """Tensors of one client, which have no axis of clients, as training wants them."""
+    """Prepares tensors of one client, without an axis of clients, for training."""
 
     stacked = False
-    """Tensors have an axis of clients."""
+    """Whether tensors have an axis of clients."""
 
     def copies(self, tensors: Mapping[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
-        """Return copies of some tensors that may be written to."""
+        """Return writable copies of some tensors."""
         return {name: tensors[name].detach().clone() for name in names}
 
     def views(self, tensors: Sequence[Any]) -> list[Tensor]:
-        """Return tensors for reading; of a cohort with their axis of clients even where all share one."""
+        """Return read-only views of tensors; for a cohort always with an axis of clients, even of shared tensors."""
         return [tensor.detach() for tensor in tensors]
 
     def parts(self, tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return for reading (each client's own tensors, [clients, ...], those that all clients share)."""
+        """Return read-only views: (each client's own tensors, [clients, ...]; tensors that all clients share)."""
         return {}, {name: tensor.detach() for name, tensor in tensors.items()}
 
     def results(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return results in the order that clients have outside, and in the usual order of memory."""
+        """Return results in the original order of clients, in contiguous memory."""
         return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
@@ -100,8 +100,8 @@ class CohortLayout(Layout):
     """`Mapped` tensors of a cohort, [clients, ...] in memory.
 
     Args:
-        clients: how many.
-        order: the order in which they are wanted, positions [clients]; None takes them as they lie.
+        clients: their number.
+        order: the order for training, positions [clients]; None keeps the original order.
     """
 
     stacked = True
@@ -110,7 +110,7 @@ class CohortLayout(Layout):
         self.clients, self.order = clients, order
 
     def copies(self, tensors: Mapping[str, Mapped], names: Sequence[str]) -> dict[str, Tensor]:
-        """Return copies of some tensors that may be written to."""
+        """Return writable copies of some tensors."""
         return {name: self._copy(tensors[name]) for name in names}
 
     def _copy(self, mapped: Mapped) -> Tensor:
@@ -120,7 +120,7 @@ class CohortLayout(Layout):
         return moved.clone(memory_format=torch.contiguous_format)
 
     def views(self, tensors: Sequence[Mapped]) -> list[Tensor]:
-        """Return tensors for reading, with their axis of clients even where all share one (no copy then)."""
+        """Return read-only views of tensors with an axis of clients; shared tensors are expanded, not copied."""
         return [self._view(mapped) for mapped in tensors]
 
     def _view(self, mapped: Mapped) -> Tensor:
@@ -131,14 +131,14 @@ class CohortLayout(Layout):
         return moved if self.order is None else moved.index_select(0, self.order)
 
     def parts(self, tensors: Mapping[str, Mapped]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return for reading (each client's own tensors, [clients, ...], those that all clients share)."""
+        """Return read-only views: (each client's own tensors, [clients, ...]; tensors that all clients share)."""
         unshared = {name: self._view(mapped) for name, mapped in tensors.items() if mapped.axis is not None}
         return unshared, {
             name: mapped.tensor.detach() for name, mapped in tensors.items() if mapped.axis is None
         }
 
     def results(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return results [clients, ...] in the order that clients have outside."""
+        """Return results [clients, ...] in the original order of clients."""
         if self.order is None:
             return {name: tensor.detach() for name, tensor in tensors.items()}
         back = self.order.argsort()
@@ -155,8 +155,8 @@ class Operation(ABC, Generic[Result]):
     def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> Result:
         """Return the result for the clients at `positions` of the cohort, a tree of tensors [clients, ...].
 
-        `inputs` is a tree (dicts, lists, tuples) whose leaves are `Mapped` if `stacked`. Else there is one client, and
-        neither its tensors nor the result have an axis of clients.
+        `inputs` is a tree (dicts, lists, tuples) whose leaves are `Mapped` if `stacked`. Otherwise there is one client,
+        and neither its tensors nor the result have an axis of clients.
         """
 
     def where(self, positions: Sequence[int]) -> str:
@@ -166,13 +166,13 @@ class Operation(ABC, Generic[Result]):
 
 
 def apply(operation: Operation[Result], position: Tensor, inputs: Any = ()) -> Result:
-    """Return the result of an operation of the client at `position`, alone or under `torch.func.vmap`.
+    """Return the result of an operation for the client at `position`, alone or under `torch.func.vmap`.
 
     Raises:
         ClientError: it failed; names client, round and stage.
     """
     if not torch._C._are_functorch_transforms_active():
-        # Of one client there is nothing to map, and torch looks at the function longer than a small step takes.
+        # A single client needs no map, and torch's overhead for the function exceeds the time of a small step.
         return _guarded(operation, (int(position),), inputs, False)
     leaves, form = tree_flatten(inputs)
     call = _Call(operation, form)
@@ -182,7 +182,7 @@ def apply(operation: Operation[Result], position: Tensor, inputs: Any = ()) -> R
 
 
 class _Call:
-    """An operation with flat tensors in and out, and the forms of both trees."""
+    """An operation on flat tensors, and the structures of its input and output trees."""
 
     def __init__(self, operation: Operation[Any], form: TreeSpec) -> None:
         self.operation, self.form, self.result = operation, form, form
@@ -216,7 +216,7 @@ class _CohortFunction(torch.autograd.Function):
 
 def _guarded(operation: Operation[Result], positions: tuple[int, ...], inputs: Any, stacked: bool) -> Result:
     try:
-        with torch.no_grad():  # the loop writes in place; gradients are recorded where it asks for them
+        with torch.no_grad():  # operations write in place, and enable gradients where they need them
             return operation.run(positions, inputs, stacked)
     except TailorflError:
         raise
@@ -225,7 +225,7 @@ def _guarded(operation: Operation[Result], positions: tuple[int, ...], inputs: A
 
 
 class Drawn(Operation[tuple[Tensor, ...]]):
-    """Uniform numbers of some shapes, by each client's key of the round: what a method itself draws on its clients."""
+    """Uniform random numbers of given shapes, from each client's key of the round, for a method's own draws."""
 
     def __init__(
         self, cohort: Cohort, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, purpose: str
@@ -233,7 +233,7 @@ class Drawn(Operation[tuple[Tensor, ...]]):
         self.cohort, self.shapes, self.dtype, self.stage = cohort, shapes, dtype, f"drawn: {purpose}"
 
     def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> tuple[Tensor, ...]:
-        """Return the numbers, [clients, ...] each, or [...] of one client."""
+        """Return the numbers, [clients, ...] each, or [...] for one client."""
         keys = torch.from_numpy(self.cohort.keys(positions, self.stage).astype(np.int64))
         device = self.cohort.device
         drawn = [
@@ -244,15 +244,15 @@ class Drawn(Operation[tuple[Tensor, ...]]):
 
 
 class TrainingSamples(NamedTuple):
-    """The training samples of one client, in host memory, and what it knows of its training.
+    """The training samples of one client, in host memory, and facts about its training.
 
     Attributes:
         x: [samples, *input shape].
         y: their targets.
-        source: the data set that they are of, of which nothing else may be looked at than what targets mean.
+        source: their data set; only its facts about targets may be used, not its other samples.
         model: the model that the client deploys.
-        steps: at most so many steps; None: without a limit.
-        seed: a number of the client, the round and the run's seed.
+        steps: largest number of steps; None: no limit.
+        seed: derived from the client, the round and the run's seed.
     """
 
     x: Tensor
@@ -264,12 +264,11 @@ class TrainingSamples(NamedTuple):
 
 
 Computed = Callable[[TrainingSamples, TensorDict], Mapping[str, Tensor]]
-"""(samples, what it is given) -> tensors by name, whose shapes do not depend on the samples, of which there may be
-none."""
+"""(samples, inputs) -> tensors by name, whose shapes do not depend on the samples; there may be no samples."""
 
 
 class ExternalTraining(Operation[dict[str, Tensor]]):
-    """What a function of another library makes of every client's samples, one client after another."""
+    """A function of another library, applied to each client's samples, one client after another."""
 
     stage = "training by another library"
 
@@ -277,7 +276,7 @@ class ExternalTraining(Operation[dict[str, Tensor]]):
         self.cohort, self.of = cohort, of
 
     def run(self, positions: tuple[int, ...], inputs: Any, stacked: bool) -> dict[str, Tensor]:
-        """Return its tensors, [clients, ...] or those of one client."""
+        """Return the function's tensors, [clients, ...] or those of one client."""
         results = [self._of_client(k, position, inputs) for k, position in enumerate(positions)]
         tensors = {name: torch.stack([result[name] for result in results]) for name in results[0]}
         return {name: (t if stacked else t[0]).to(self.cohort.device) for name, t in tensors.items()}

@@ -1,10 +1,10 @@
-"""The batch plan: which samples each client uses at each step, fixed by keys before training starts.
+"""The batch plan: the samples of each client at each step, fixed by keys before training starts.
 
-A pass visits a client's samples once in an order drawn from (key, pass); it is cut into batches, the last of
-which may be smaller. Epochs run whole passes; a number of steps walks through as many passes as it needs. The
-plan of a client does not depend on the other clients it is planned with.
+A pass visits a client's samples once, in an order drawn from (key, pass), and is cut into batches, the last of which
+may be smaller. Epochs run whole passes; a number of steps runs through as many passes as it needs. A client's plan does
+not depend on the clients that it is planned with.
 
-Poisson batches, which differential privacy wants, are as many; but each holds every sample by itself with
+Poisson batches, used for differential privacy, are equally many, but each holds every sample independently with
 probability q = min(1, batch / samples), drawn from (key, batch). Their sizes vary, and they may be empty.
 """
 
@@ -26,15 +26,15 @@ Steps = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Length:
-    """The length of one fit and its batches, in place of the run's settings; None takes the run's.
+    """The length of one fit and its batches, instead of the run's settings; None takes the run's.
 
     Attributes:
         epochs: passes over the client's data, or a share of one (0.5), rounded up to a whole step.
-        steps: in place of epochs; a 0-d tensor may differ by client.
+        steps: instead of epochs; a 0-d tensor may differ by client.
         batch_size: samples a batch; 0 is the whole data set.
-        batches: independent batches that every step draws for a direction, which asks for them by their number.
-        repeat: steps on each batch (all of them, where a step has several) before the next is drawn.
-        first: how many batches of this purpose's sequence to skip.
+        batches: number of independent batches of each step, which a direction selects by number.
+        repeat: number of steps on the same batch, or batches, before new ones are drawn.
+        first: number of batches of this purpose's sequence to skip.
     """
 
     epochs: float | None = None
@@ -52,17 +52,17 @@ class BatchPlan:
     rows: Rows
     """[clients, steps, batch] int64; entries past `count` repeat a row of the same client."""
     count: Rows
-    """[clients, steps] int64: real samples of the batch; 0 where the client has already finished."""
+    """[clients, steps] int64: real samples of the batch; 0 if the client has finished."""
     steps: Rows
-    """[clients] int64: batches of each client, which are its steps where a step takes one batch."""
+    """[clients] int64: number of batches of each client; equal to its steps if a step takes one batch."""
     poisson: bool = False
-    """Batches are Poisson samples, of which some may be empty."""
+    """Whether batches are Poisson samples, which may be empty."""
     keys: Rows | None = None
-    """[clients] int64: what else is drawn at random in these steps is drawn from; None where nothing is."""
+    """[clients] int64: keys of all other random draws in these steps; None if there are none."""
 
     @property
     def active(self) -> Rows:
-        """[steps] int64: how many clients have not yet finished."""
+        """[steps] int64: number of clients that have not yet finished."""
         counts: Rows = (np.arange(self.count.shape[1]) < self.steps[:, None]).sum(0)
         return counts
 
@@ -71,7 +71,7 @@ class BatchPlan:
         return self._part(order, None)
 
     def of(self, client: int) -> BatchPlan:
-        """Return the plan of one client alone."""
+        """Return the plan of one client."""
         return self._part(slice(client, client + 1), int(self.steps[client]))
 
     def _part(self, which: slice | Rows, length: int | None) -> BatchPlan:
@@ -81,14 +81,14 @@ class BatchPlan:
 
 
 MOST_PADDING = 0.1
-"""Samples that a cohort may compute in vain, as a share of the real ones."""
+"""Largest share of padding samples that a cohort may compute, relative to the real ones."""
 
 
 def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
     """Return for every batch the runs (first client, end) of clients that are computed together, padded to the widest.
 
-    All that are active, where that pads few samples; else those with few samples apart. `plan` is ordered by falling
-    steps, so the active clients of a batch are its first ones.
+    A run has all active clients if that needs little padding; otherwise clients with few samples are separate. `plan`
+    is ordered by falling steps, so the active clients of a batch come first.
     """
     active = plan.active
     widest = plan.count.max(0, initial=0)
@@ -106,7 +106,7 @@ def runs(plan: BatchPlan) -> list[list[tuple[int, int]]]:
 
 
 def _cut(counts: Rows, spare: float) -> list[tuple[int, int]]:
-    """Return the runs of falling `counts` that pad at most `spare` samples, cut where that saves most."""
+    """Cut falling `counts` into runs with at most `spare` padding samples, each time where that saves most."""
     bounds = [(0, len(counts))]
     while sum(int(counts[a]) * (b - a) for a, b in bounds) - int(counts.sum()) > spare:
         _, widest, at = max(
@@ -120,9 +120,9 @@ def _cut(counts: Rows, spare: float) -> list[tuple[int, int]]:
 
 
 def batches_per_pass(sizes: Rows, batch: int, min_batch: int = 1) -> Rows:
-    """Return how many batches one pass has, [clients].
+    """Return the number of batches of one pass, [clients].
 
-    A rest of fewer than `min_batch` samples is left out of the pass; `batch` 0 takes all samples at once.
+    A last batch of fewer than `min_batch` samples is left out; `batch` 0 takes all samples at once.
     """
     if batch <= 0:
         return (sizes >= min_batch).astype(np.int64)
@@ -136,7 +136,7 @@ def steps_of(
 ) -> Rows:
     """Return the number of steps of each client, [clients]; a client without a usable batch takes none.
 
-    Every step takes `batches` batches; those that complete the last one come from a further pass.
+    Every step takes `batches` batches; if a pass leaves the last step incomplete, a further pass completes it.
     """
     per_pass = batches_per_pass(sizes, batch, min_batch)
     if steps is not None:
@@ -154,15 +154,15 @@ def batches_of(
     limit: int | None = None,
     batches: int = 1,
 ) -> Rows:
-    """Return the number of batches that each client's plan has, [clients]; arguments as in `make_plan`."""
+    """Return the number of batches of each client's plan, [clients]; arguments as in `make_plan`."""
     count = steps_of(sizes, batch, epochs, steps, min_batch, batches) * batches
     return count if limit is None else np.minimum(count, limit // batches * batches)
 
 
 def batch_sizes(sizes: Rows, batch: int, taken: Rows, first: int = 0, min_batch: int = 1) -> Rows:
-    """Return how many samples each of the `taken` [clients] batches of a plan has, [clients, batches]; nothing drawn.
+    """Return the size of each of the first `taken` [clients] batches of a plan, [clients, batches], without drawing.
 
-    Other arguments as in `make_plan`. Of Poisson batches it is what is expected where every batch is said to be whole.
+    Other arguments as in `make_plan`. Sizes are those of shuffled batches, not of Poisson batches.
     """
     numbers = np.arange(int(taken.max(initial=0)))[None, :]
     position = (first + numbers) % np.maximum(batches_per_pass(sizes, batch, min_batch), 1)[:, None]
@@ -186,10 +186,9 @@ def make_plan(
     """Return the plan of a cohort, in which step k takes the `batches` batches from k·`batches` on.
 
     `members[i]` are client i's rows; `keys` [clients] uint64; `batch` samples a batch (0: all in one); either
-    `epochs` or `steps` (of all, or of each client); `first` skips that many batches of the same endless sequence (so
-    that batch r can be asked for alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot
-    train on; `limit` cuts every client's batches to that many, down to whole steps; `poisson` draws every sample by
-    itself.
+    `epochs` or `steps` (for all clients, or for each); `first` skips batches of the same endless sequence (so batch r
+    can be computed alone); `min_batch` 2 leaves out a last batch of one sample, which batch norm cannot train on;
+    `limit` bounds every client's batches, rounded down to whole steps; `poisson` draws every sample independently.
     """
     sizes = np.array([len(m) for m in members], dtype=np.int64)
     widest = int(sizes.max(initial=1))
@@ -223,13 +222,13 @@ def make_plan(
 def _orders(sizes: Rows, keys: Keys, low: Rows, passes: Rows, widest: int) -> Rows:
     """Return random orders of samples, [all clients' passes, widest]: client i's passes from low[i] on, then i + 1's.
 
-    What follows a client's samples in its rows is not used. Clients of a size are sorted together: where the number of
-    steps is the same, small clients have many passes, which are not sorted as long as those of the largest.
+    Entries beyond a client's number of samples are not used. Clients of similar size are sorted together, since with
+    equal steps small clients have many passes, which need not be sorted at the largest client's width.
     """
     client = np.repeat(np.arange(len(sizes)), passes)
     number = np.arange(len(client)) - np.repeat(np.cumsum(passes) - passes, passes) + low[client]
     drawn = derive(keys[client], number.astype(np.uint64))
-    order = np.zeros((len(client), widest), dtype=np.int64)  # pages that nothing is written to cost nothing
+    order = np.zeros((len(client), widest), dtype=np.int64)  # pages never written to use no memory
     classes = np.ceil(np.log2(np.maximum(sizes, 1)))[client]
     for size_class in np.unique(classes):
         chosen = np.flatnonzero(classes == size_class)
@@ -241,11 +240,11 @@ def _orders(sizes: Rows, keys: Keys, low: Rows, passes: Rows, widest: int) -> Ro
 
 
 DRAWS_AT_ONCE = 2**21
-"""Random numbers that are drawn for Poisson batches at a time."""
+"""Number of random numbers drawn at a time for Poisson batches."""
 
 
 def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, taken: Rows, first: int) -> BatchPlan:
-    """Return the plan whose batches hold each sample by itself; `expected` [clients] is the mean size of a batch."""
+    """Return a plan of Poisson batches; `expected` [clients] is the expected size of a batch."""
     drawn: list[list[Rows]] = []
     for member, key, size, length in zip(members, keys, expected, taken, strict=True):
         batches: list[Rows] = []
@@ -254,7 +253,7 @@ def _poisson_plan(members: Sequence[Rows], keys: Keys, expected: Rows, taken: Ro
             numbers = first + np.arange(start, min(start + block, int(length)))
             words = bits(derive(key, "poisson", numbers.astype(np.uint64)), len(member))
             if size < len(member):
-                # q · 2⁶⁴ rounded down, which a word in 0..2⁶⁴ − 1 lies below with probability q.
+                # q · 2⁶⁴ rounded down: a random word in 0..2⁶⁴ − 1 is below it with probability q.
                 chosen = words < np.uint64((int(size) << 64) // len(member))
             else:
                 chosen = np.ones(words.shape, dtype=bool)

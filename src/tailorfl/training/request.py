@@ -1,4 +1,4 @@
-"""The request of a fit by client code, checked, and its result."""
+"""The checked request of a fit by client code, and its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailorfl.training.sample_privacy import check_separable
 from tailorfl.training.update import OF_RUN, Optimizer
 
 States = Mapping[str, Mapping[str, Any]]
-"""Tensors by name of each component, that is of each model that trains; "" is the name of one by itself."""
+"""Tensors by name of each component, that is, of each model that trains; a single model has the name ""."""
 
 
 class FitResult(NamedTuple):
@@ -28,19 +28,19 @@ class FitResult(NamedTuple):
     loss: Tensor
     """Mean training loss, 0-d."""
     gradients: Tensor
-    """Of single samples that it computed, 0-d."""
+    """Number of single-sample gradients, 0-d."""
     models: dict[str, dict[str, Tensor]]
     """The tensors that training changed, by component and name."""
 
 
 @dataclass(eq=False)
 class FitRequest:
-    """One call of `Client.fit`: the same for all clients of a cohort but for its tensors.
+    """One call of `Client.fit`; clients of a cohort differ only in its tensors.
 
     Raises:
-        TailorflError: arguments that do not go together.
-        ConfigError: the run weighs classes in a loss that a term replaces.
-        ModelError: privacy of samples cannot train this.
+        TailorflError: incompatible arguments.
+        ConfigError: the run has class weights in a loss that a term replaces.
+        ModelError: sample-level privacy does not support the loss, a term or batch norm.
     """
 
     cohort: Cohort
@@ -48,9 +48,9 @@ class FitRequest:
     train: Collection[str] | None = None
     """Names of the parameters to train; None: all that the split does not freeze."""
     strength: float | Tensor | None = None
-    """λ of the proximal pull; None: there is none."""
+    """λ of the proximal pull; None without one."""
     centre: States | None = None
-    """The centre of that pull."""
+    """Centre of the proximal pull."""
     direction: Directions | None = None
     given: Packed = NOTHING
     """Inputs of the direction."""
@@ -59,14 +59,14 @@ class FitRequest:
     optimizer: Optimizer = OF_RUN
     purpose: str = "train"
     number: int = 0
-    """The number of the fit among its client's: fits may share batches and dropout masks, never privacy noise."""
+    """Number of the fit within the client's round: fits may share batches and dropout masks, never privacy noise."""
 
     def __post_init__(self) -> None:
         cohort, config, length, optimizer = self.cohort, self.cohort.config, self.length, self.optimizer
         self.dp = config.dp
-        """Privacy of samples; None without."""
+        """Sample-level privacy; None without."""
         self.beside = frozenset([name for name, state in self.start.items() if is_beside(cohort, state)])
-        """The components that are no model, but numbers beside one."""
+        """The components that are not models, but further tensors."""
         self.private = tuple([term for term in self.terms if term.public is None])
         """The terms of the loss on private batches."""
         self.public = tuple([term for term in self.terms if term.public is not None])
@@ -78,33 +78,33 @@ class FitRequest:
         self.given_public = [Packed.of(term.given) for term in self.public]
         """The inputs of each term on public samples."""
         self.trained = {name: self._trained(name, state) for name, state in self.start.items()}
-        """Names of the tensors of each component that move along gradients."""
+        """Names of the tensors of each component that gradients update."""
         learned = [n for names in self.trained.values() for n in names]
         self.buffers = cohort.model.trained_buffers(learned) if cohort.model.has_batch_statistics else ()
         """Names of the running statistics that a step updates."""
         self.moving = self.buffers + tuple([name for term in self.private for name in term.keeps])
-        """Names of the tensors of a model that a fit changes otherwise: running statistics, and what terms keep."""
+        """Names of a model's tensors that a fit changes without gradients: running statistics, and what terms keep."""
         self.rule = config.rule if optimizer is OF_RUN else optimizer.rule(config.rule)
         """The rule by which a gradient moves the parameters."""
         self.clip = None if optimizer.clip_each else config.clip
-        """The largest norm of what a step descends along; None: any."""
+        """Largest norm of a step's descent direction; None: no limit."""
         self.batch, self.epochs, self.steps = resolved(config, length)
-        """Samples a batch, and how long the fit is; one of epochs and steps is None."""
+        """Samples a batch, and the fit's length; one of epochs and steps is None."""
         taken = self.epochs if self.steps is None else self.steps
         long = isinstance(taken, Tensor) or taken != 0
         self.takes_a_step = long and bool(learned) and cohort.limit != 0
-        """Something is trained, for at least one step."""
+        """Whether anything is trained, for at least one step."""
         self.poisson = config.dp is not None and config.dp.sampling == "poisson"
-        """Batches are Poisson samples."""
-        # With privacy noise every fit of a round draws batches of its own: two gradients of one batch cost more privacy
-        # than those of two batches. Without noise the fits of a purpose share theirs.
+        """Whether batches are Poisson samples."""
+        # With privacy noise every fit of a round draws its own batches: two gradients of one batch cost more privacy
+        # than gradients of two batches. Without noise the fits of a purpose share their batches.
         is_private = config.dp is not None and config.dp.noise != 0 and self.number
         self.sequence = f"{self.purpose}/fit {self.number}" if is_private else self.purpose
         """The name of the fit's random sequence of batches."""
         self._check()
 
     def _trained(self, component: str, state: Mapping[str, Any]) -> tuple[str, ...]:
-        """Parameters of the model, then what only terms use; of a component beside the model, all of them."""
+        """Return names of the model's parameters, then of tensors that only terms use; all if it is not a model."""
         train, model = self.train, self.cohort.model
         if component in self.beside:
             return tuple([n for n in state if train is None or n in train])
@@ -117,10 +117,10 @@ class FitRequest:
         return names + tuple([n for n in of_terms if train is None or n in chosen])
 
     def inputs(self) -> dict[str, Any]:
-        """Return everything in which clients may differ: a tree of tensors.
+        """Return all inputs in which clients may differ: a tree of tensors.
 
         Raises:
-            TailorflError: the centre of the proximal pull lacks something that is trained.
+            TailorflError: the centre of the proximal pull lacks a trained tensor.
         """
         tree: dict[str, Any] = {
             "start": self.start,
@@ -142,7 +142,7 @@ class FitRequest:
         return tree
 
     def _check(self) -> None:
-        """Check that the arguments go together. Raises as the class does."""
+        """Check that the arguments are compatible. Raises as the class does."""
         direction, batches, cohort = self.direction, self.length.batches, self.cohort
         if batches != 1 and (batches < 1 or direction is None):
             raise TailorflError(
@@ -173,7 +173,7 @@ class FitRequest:
             check_separable(cohort.loss, self.buffers, self.private)
 
     def _check_terms(self) -> None:
-        """Check that the terms go with the rest. Raises as the class does."""
+        """Check that the terms are compatible with the other arguments. Raises as the class does."""
         cohort = self.cohort
         if len(self.start) > 1:
             raise TailorflError("fit(term=...) trains one model at a time, but got several")
@@ -202,7 +202,7 @@ class FitRequest:
 
 
 def by_component(states: TensorDict | Mapping[str, TensorDict]) -> States:
-    """Return the tensors of one model, or of several by name."""
+    """Return the tensors of one model, or of several models by name."""
     several = cast(Mapping[str, TensorDict], {"": states} if isinstance(states, TensorDict) else states)
     return {name: dict(state.items()) for name, state in several.items()}
 
@@ -217,12 +217,12 @@ def resolved(config: TrainConfig, length: Length) -> tuple[int, float | None, in
 
 
 def is_beside(cohort: Cohort, state: Mapping[str, Any]) -> bool:
-    """Return whether a component is no model, but numbers beside one: it has no tensor of the model's names."""
+    """Return whether a component is not a model: none of its tensors has a name of the model's."""
     return bool(state) and cohort.model.sizes.keys().isdisjoint(state)
 
 
 def _check_closure(kind: str, function: Any) -> None:
-    """Raise TailorflError where a function has tensors from around it: those of one client would serve for all."""
+    """Raise TailorflError if a function's closure holds tensors: those of one client would be used for all."""
     inside = getattr(function, "__wrapped__", function)
     for name, cell in zip(
         getattr(getattr(inside, "__code__", None), "co_freevars", ()),

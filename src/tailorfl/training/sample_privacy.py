@@ -1,17 +1,17 @@
 """Sample-level differential privacy of a training step (DP-SGD, Abadi et al., CCS 2016).
 
-    g = (1/B) ( Σ_b clip(g_b, C) + N(0, σ²C²) ),   clip(g, C) = g · min(1, C/‖g‖₂), 0 where g is not finite
+    g = (1/B) ( Σ_b clip(g_b, C) + N(0, σ²C²) ),   clip(g, C) = g · min(1, C/‖g‖₂), 0 if g is not finite
 
-Neighbours are two data sets in one of which one sample contributes nothing, all else being equal ("zero-out": how many
-samples a client has is public), so the sum changes by C at most. `sampling` says what a batch is:
+Two data sets are neighbours if they are equal, except that one sample contributes nothing in one of them ("zero-out":
+the number of a client's samples is public), so the sum changes by at most C. `sampling` defines a batch:
 
-| `sampling` | a batch | B | what ⌈n/B⌉ batches cost a sample |
+| `sampling` | a batch | B | cost of ⌈n/B⌉ batches for a sample |
 |---|---|---|---|
-| `poisson` | each sample by itself with probability q = B/n | qn | as many Gaussian mechanisms, sampled with rate q |
-| `shuffle` | the next ones of a random order | its size | one Gaussian mechanism: it is in one batch, whichever |
+| `poisson` | each sample independently with probability q = B/n | qn | ⌈n/B⌉ Gaussian mechanisms, sampled at rate q |
+| `shuffle` | the next samples of a random order | its size | one Gaussian mechanism: it is in only one of the batches |
 
-Noise is drawn from the client's key, so every engine adds the same noise; every gradient of a round has noise
-of its own, and every training batches of its own. What was spent is in the ledger (`tailorfl.privacy`).
+Noise is drawn from the client's key, so every engine adds the same noise. Every gradient of a round has its own noise,
+and every fit its own batches. The privacy spent is in the ledger (`tailorfl.privacy`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ClippedNoise:
     """A bound on a norm, and noise in units of it.
 
     Raises:
-        ConfigError: the clip is infinite, and the noise is a multiple of it.
+        ConfigError: the clip is infinite and the noise, a multiple of it, is not 0.
     """
 
     clip: float
@@ -57,11 +57,11 @@ class ClippedNoise:
 
 @dataclass(frozen=True)
 class SampleDP(ClippedNoise):
-    """Clips every sample to `clip` and adds Gaussian noise of deviation `noise`·`clip` to a batch's sum."""
+    """Clips every sample's gradient to `clip` and adds noise of deviation `noise`·`clip` to a batch's sum."""
 
     sampling: BatchSampling
     own: tuple[float, ...] = ()
-    """σ of every client, by id, in place of `noise` where they differ; `noise` is then the largest."""
+    """σ of every client, by id, instead of `noise` if they differ; `noise` is then the largest."""
 
     def noise_of(self, client: int) -> float:
         """Return σ of one client."""
@@ -69,12 +69,12 @@ class SampleDP(ClippedNoise):
 
 
 class GradientRelease(NamedTuple):
-    """The release of the sum over a private batch as a gradient: (Σ + σC·Z)/B."""
+    """The release of a private batch's sum as a gradient: (Σ + σC·Z)/B."""
 
     noise: Tensor
-    """σ, [clients] or of one client 0-d."""
+    """σ, [clients] or 0-d for one client."""
     size: Tensor | None = None
-    """B, [clients] or 0-d: what is expected of the size of a Poisson batch; None takes each batch's own."""
+    """B, [clients] or 0-d: the expected size of a Poisson batch; None takes each batch's actual size."""
 
     def of(self, which: int | slice | Tensor) -> GradientRelease:
         """Return the part of some clients, or one client's."""
@@ -82,17 +82,17 @@ class GradientRelease(NamedTuple):
 
 
 def normal(key: Tensor, number: int, shape: torch.Size) -> Tensor:
-    """Return standard normal numbers, a function of (key, number), float32 of `shape`."""
+    """Return standard normal noise, a function of (key, number), float32 of `shape`."""
     count = shape.numel()
     words = fold_key(fold_key(key, number), torch.arange(1, 2 * count + 1, device=key.device))
     return box_muller(words[:count], words[count:]).to(torch.float32).reshape(shape)
 
 
 def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
-    """Return the standard normal numbers that random int64 words of equal shape make, float64 (Box and Muller, 1958).
+    """Return standard normal numbers made from random int64 words of equal shape, float64 (Box and Muller, 1958).
 
-    Both uniforms have the 53 bits that a float64 holds: the smallest is 2^-53, so the numbers end at sqrt(106 ln 2) =
-    8.57, beyond which the normal law has a probability of 1e-17.
+    Both uniforms have 53 bits, the precision of a float64. The smallest is 2^-53, so no number exceeds sqrt(106 ln 2) =
+    8.57, beyond which the normal distribution has a probability of 1e-17.
     """
     bits = 53
     radius, angle = (((w >> (64 - bits)) & ((1 << bits) - 1)).to(torch.float64) for w in (radii, angles))
@@ -101,11 +101,11 @@ def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
 
 
 def check_separable(loss: Loss, batch_buffers: Collection[str], terms: Sequence[Term] = ()) -> None:
-    """Nothing if a batch's loss is a mean of terms that see one sample each, as clipping per sample needs.
+    """Check that a batch's loss is a mean over single samples, as clipping per sample needs.
 
     Raises:
-        ModelError: the training updates batch statistics (`batch_buffers`), or the loss or a term of it compares
-            samples.
+        ModelError: training updates batch statistics (`batch_buffers`), the loss or a term compares samples, or a term
+            keeps tensors.
     """
     if batch_buffers:
         raise ModelError(
@@ -142,9 +142,9 @@ def private_gradient(
     """Return the private gradient of the mean loss and the (not private) mean loss of the batch.
 
     `x` [batch, ...], `y` [batch, ...]; samples with `weight` 0 are padding. A gradient that is not finite counts as
-    zero, whatever else is in the batch: that there was one must not show. `noise` is the key of the noise,
-    which must be another one for every gradient that is released; `masks` that of dropout, from which every sample
-    gets its own; int64 0-d. `release` is that of this client; without it σ is that of `dp`, and B the batch's own size.
+    zero, so that it is not revealed. `noise` is the key of the noise and must differ for every released gradient;
+    `masks` is the key of dropout, from which each sample's key is derived; both int64 0-d. `release` is that of this
+    client; without it σ is that of `dp`, and B the size of the batch.
     """
 
     def of_sample(x: Tensor, y: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -162,7 +162,7 @@ def private_gradient(
     sigma = dp.noise if release is None else release.noise
     out = {}
     for number, (name, g) in enumerate(gradients.items()):
-        # 0 · ∞ is no number, so what is not finite has to go before it is weighed.
+        # 0 · ∞ is NaN, so gradients that are not finite are set to zero before weighting.
         counted = torch.where(usable.reshape(-1, *(1,) * (g.ndim - 1)), g, 0.0)
         total = torch.tensordot(factor, counted, dims=1)
         if dp.noise > 0:

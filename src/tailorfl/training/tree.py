@@ -1,4 +1,4 @@
-"""TensorDict maths that TensorDict itself lacks: merging parts, norms, inner products, weighted means."""
+"""TensorDict functions that TensorDict itself lacks: merging parts, norms, inner products, weighted means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def empty() -> TensorDict:
-    """Return a TensorDict with nothing in it: the message or state of a method that has none."""
+    """Return an empty TensorDict: the message or state of a method that has none."""
     return TensorDict({}, batch_size=[])
 
 
@@ -32,12 +32,12 @@ def merge(*parts: TensorDict) -> TensorDict:
 
 
 def tensors(flat: TensorDict) -> dict[str, Tensor]:
-    """Return the entries of a TensorDict without nested parts as a dict; tensors are not copied."""
+    """Return the entries of a TensorDict that has no nested parts as a dict; tensors are not copied."""
     return cast(dict[str, Tensor], dict(flat.items()))
 
 
 def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
-    """Yield (dotted path, tensor) of every leaf, nested parts joined by '/'."""
+    """Yield (path, tensor) of every leaf; keys of nested parts are joined by '/'."""
     for key, value in tree.items():
         if isinstance(value, TensorDict):
             for inner, tensor in leaves(value):
@@ -47,7 +47,7 @@ def leaves(tree: TensorDict) -> Iterable[tuple[str, Tensor]]:
 
 
 def precision(tensors: Iterable[Tensor]) -> torch.dtype:
-    """Return what numbers beside these tensors are calculated in: float64 if one of them is, else float32."""
+    """Return the dtype for calculations with these tensors: float64 if one of them is, else float32."""
     wide = any(tensor.dtype == torch.float64 for tensor in tensors)
     return torch.float64 if wide else torch.float32
 
@@ -58,7 +58,7 @@ def shapes(flat: Iterable[tuple[str, Tensor]], axes: int = 0) -> Shapes:
 
 
 def unlike(found: Shapes, wanted: Shapes) -> str:
-    """Return in what `found` differs, such as "lacks a, has b of shape [3] and not [4]"; "" where in nothing."""
+    """Return how `found` differs, such as "lacks a, has b of shape [3] and not [4]"; "" if it does not."""
     differences = [f"lacks {path}" for path in wanted if path not in found]
     differences += [f"has {path} beside" for path in found if path not in wanted]
     for path, (shape, dtype) in found.items():
@@ -87,7 +87,7 @@ def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> 
 
 
 def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> TensorDict:
-    """Return a TensorDict structured as `template`, empty parts included, with `flat`'s tensors by path."""
+    """Return a TensorDict with the structure of `template`, including empty parts, and `flat`'s tensors by path."""
     out: dict[str, Tensor | TensorDict] = {}
     for key, value in template.items():
         path = f"{prefix}{key}"
@@ -96,9 +96,9 @@ def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> 
 
 
 def contiguous(tree: TensorDict) -> TensorDict:
-    """Return `tree` with every tensor laid out row by row, copied only where it is not.
+    """Return `tree` with every tensor contiguous, copying only those that are not.
 
-    A sum over a transposed tensor rounds otherwise than over its copy, and a checkpoint keeps values, not layouts.
+    Sums over a transposed tensor and over its copy round differently, and a checkpoint keeps values, not layouts.
     """
     out = {k: contiguous(v) if isinstance(v, TensorDict) else v.contiguous() for k, v in tree.items()}
     return TensorDict(out, batch_size=tree.batch_size)
@@ -116,7 +116,7 @@ def norm(a: TensorDict) -> Tensor:
 
 
 def choose(which: Tensor, a: TensorDict, b: TensorDict) -> TensorDict:
-    """Return `a` where a 0-d boolean tensor is true, else `b`; both have the same entries and no nested ones."""
+    """Return `a` if the 0-d boolean tensor `which` is true, else `b`; both have the same, not nested, entries."""
     return TensorDict({name: torch.where(which, tensor, b.get(name)) for name, tensor in tensors(a).items()})
 
 

@@ -1,6 +1,6 @@
-"""The step of local training: the rule by which gradients move parameters, and the fall of its rate over the rounds.
+"""The step of local training: the update rule of the parameters, and the learning rate schedule over rounds.
 
-The rule is for one client or a whole cohort at once, in place:
+The rule works in place, for one client or a whole cohort at once:
 
     sgd      v = μ v + g + δ p;   p = p − η v                                     as torch.optim.SGD
     adamw    p = (1 − η δ) p;   m = β₁ m + (1 − β₁) g;   s = β₂ s + (1 − β₂) g²     as torch.optim.AdamW
@@ -9,26 +9,26 @@ The rule is for one client or a whole cohort at once, in place:
     η = lr                        constant
     η = lr · (1 − k / K)          linear, at step k (from 0) of the client's own K steps
 
-What the optimizer remembers (v, or m and s) starts at zero in every fit. A method that cuts its training into several
-fits therefore starts a fresh optimizer, and a fresh decay, with each: a fit of one step takes it at the full rate.
+The optimizer's memory (v, or m and s) starts at zero in every fit. A method that splits its training into several fits
+therefore starts a new optimizer and a new decay with each: a fit of one step takes it at the full rate.
 
 | symbol | here |
 |---|---|
 | μ, δ | `momentum`, `weight_decay` |
 | β₁, β₂, ε | `BETA_1`, `BETA_2`, `EPS`, torch's defaults |
 
-From round to round the rate falls:
+Over the rounds the rate falls:
 
-    η_t = lr · s(t),   t the rounds before this one, T the rounds of the run
+    η_t = lr · s(t),   with t rounds before this one and T rounds in the run
 
     constant   s = 1
     step       s = factor^(number of milestones passed), a milestone m < 1 after m·T rounds, m ≥ 1 after m rounds
     cosine     s = floor + (1 − floor) (1 + cos(π t/T)) / 2
     inverse    s = shift / (shift + t)                     the 1/t of stochastic approximation
 
-Every rate by which a client moves a model is multiplied: the run's, and those that a method has of its own. What is
-part of an objective (Per-FedAvg's α) and steps of the server are not. Tuning for deployment, of clients that trained
-and of late ones, takes the rate of the last round, or with `deployment: first` that of the first.
+It applies to every rate by which a client moves a model: the run's, and a method's own. It does not apply to rates that
+are part of an objective (Per-FedAvg's α), nor to steps of the server. Tuning for deployment, of trained clients and of
+newcomers, takes the rate of the last round, or with `deployment: first` that of the first.
 
 | symbol | here |
 |---|---|
@@ -52,10 +52,10 @@ from tailorfl.settings.experiment import DEFAULT
 from tailorfl.settings.train import Deployment, Fall, OptimizerName, Schedule, check_momentum
 
 PLAIN: Mapping[str, Any] = {"optimizer": "sgd", "schedule": "constant", "momentum": 0.0, "weight_decay": 0.0}
-"""Training settings under which a step is p − η g and nothing else."""
+"""Training settings under which a step is just p − η g."""
 BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
 CLIP_EPS = 1e-6
-"""The number that torch's clip_grad_norm_ adds to a norm."""
+"""The constant that torch's clip_grad_norm_ adds to a norm."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class UpdateRule:
     """The settings of an update.
 
     Raises:
-        ConfigError: unknown optimizer or schedule; momentum beside AdamW, which has its own.
+        ConfigError: unknown optimizer or schedule; momentum with AdamW, which has its own.
     """
 
     lr: float
@@ -72,11 +72,11 @@ class UpdateRule:
     momentum: float
     weight_decay: float
     own: float = 1.0
-    """η of tensors that the model does not have, in units of the model's."""
+    """Factor of η for tensors that the model does not have."""
 
     @cached_property
     def memories(self) -> int:
-        """Number of tensors of the size of a parameter that the optimizer remembers; 0: p = (1 − η δ) p − η g."""
+        """Number of tensors that the optimizer stores for each parameter; 0: p = (1 − η δ) p − η g."""
         return 2 if self.optimizer == "adamw" else 1 if self.momentum else 0
 
     def apply(
@@ -87,14 +87,14 @@ class UpdateRule:
         memory: list[Tensor],
         gradient: list[Tensor],
     ) -> None:
-        """Take a step in place; writes `gradient`, too.
+        """Take a step in place; also overwrites `gradient`.
 
         Args:
             number: of the step, from 0.
-            pace: η of this step, [clients] where they differ.
-            params: what moves, [clients, ...] (or of one client without the axis).
-            memory: what the optimizer remembers of them, `memories` times as many tensors; zeros at first.
-            gradient: along which they move.
+            pace: η of this step, [clients] if they differ.
+            params: the parameters, [clients, ...] (without that axis for one client).
+            memory: the optimizer's memory of them, `memories` times as many tensors; zeros at first.
+            gradient: their gradients.
         """
         if self.optimizer == "adamw":
             self._adamw(number + 1, params, memory, gradient, pace)
@@ -146,18 +146,18 @@ class UpdateRule:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The optimizer of one fit, in place of the run's settings; None takes the run's.
+    """The optimizer of one fit, instead of the run's settings; None takes the run's.
 
     Attributes:
         lr: η; a 0-d tensor may differ by client and round.
-        kind: sgd or adamw, which start anew in every fit.
-        schedule: constant, or linear: to 0 over the client's own steps of the fit.
-        momentum: μ, of sgd.
+        kind: sgd or adamw, which restart in every fit.
+        schedule: constant, or linear: to 0 over the client's steps of the fit.
+        momentum: μ of sgd.
         weight_decay: δ.
-        own: κ, for tensors of the start that the model does not have, which only terms use: their rate is κη, by each
-            of the rules.
-        clip_each: the run's clip bounds each gradient that a direction asks for, in place of what the direction and the
-            proximal pull add up to.
+        own: κ, for tensors of the start that the model does not have, which only terms use: their rate is κη, for both
+            rules.
+        clip_each: whether the run's clip bounds each gradient that a direction requests, instead of the sum of the
+            direction and the proximal pull.
     """
 
     lr: float | Tensor | None = None
@@ -170,11 +170,11 @@ class Optimizer:
 
     @classmethod
     def plain(cls, lr: float | Tensor | None = None, clip_each: bool = False) -> Optimizer:
-        """Return one whose steps are p − η g and nothing else, whatever the run's settings are."""
+        """Return one whose steps are just p − η g, whatever the run's settings are."""
         return cls(lr, "sgd", "constant", momentum=0.0, weight_decay=0.0, clip_each=clip_each)
 
     def rule(self, run: UpdateRule) -> UpdateRule:
-        """Return the rule of a fit in a run of rule `run`; a rate that is a tensor is not in it."""
+        """Return the rule of a fit in a run with rule `run`; a rate that is a tensor is not included."""
         overrides: dict[str, Any] = {
             "lr": None if isinstance(self.lr, Tensor) else self.lr,
             "optimizer": self.kind,
@@ -188,13 +188,13 @@ class Optimizer:
 
 
 OF_RUN = Optimizer()
-"""As the run's settings say."""
+"""The run's settings."""
 
 
 def clip_norm(gradient: Sequence[Tensor], limit: float, stacked: bool) -> None:
-    """Scales one model's gradient to norm `limit` at most, each client's by itself, as torch's clip_grad_norm_ does.
+    """Clip one model's gradient to norm `limit`, separately for each client, as torch's clip_grad_norm_ does.
 
-    `gradient` are all its tensors, [clients, ...] (without the client axis where not `stacked`).
+    `gradient` are all its tensors, [clients, ...] (without that axis unless `stacked`).
     """
     first = 1 if stacked else 0
     squares = sum(g.square().flatten(first).sum(-1) if g.ndim > first else g.square() for g in gradient)
@@ -214,15 +214,15 @@ _SET = DEFAULT.train.round_schedule
 
 @dataclass(frozen=True)
 class RoundSchedule:
-    """A fall of the rate over rounds, as `tailorfl.settings.train` declares it.
+    """A learning rate schedule over rounds, as in `tailorfl.settings.train`.
 
     Raises:
-        ConfigError: unknown kind, or one that needs to know the number of rounds and does not.
+        ConfigError: unknown kind, or a kind that needs the number of rounds without it.
     """
 
     kind: Fall = _SET.kind
     rounds: int | None = None
-    """Rounds of the run."""
+    """Number of rounds of the run."""
     milestones: tuple[float, ...] = _SET.milestones
     factor: float = _SET.factor
     floor: float = _SET.floor
@@ -243,7 +243,7 @@ class RoundSchedule:
         """Return s(t) for a round counted from 0."""
         if self.kind == "step":
             total = self.rounds or 0
-            # 0.7 · 10 is a little more than 7.
+            # in floating point m · total may be slightly above an integer
             passed = sum(round + 1e-9 >= (m * total if m < 1 else m) for m in self.milestones)
             return float(self.factor**passed)
         if self.kind == "cosine":
@@ -252,7 +252,7 @@ class RoundSchedule:
         return self.shift / (self.shift + round) if self.kind == "inverse" else 1.0
 
     def deployed(self, rounds: int) -> float:
-        """Return the share of the rate with which models are tuned after so many rounds."""
+        """Return the factor of the rate for tuning models after `rounds` rounds."""
         return self.share(max(rounds - 1, 0)) if self.deployment == "last" else 1.0
 
 

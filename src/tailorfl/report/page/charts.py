@@ -1,7 +1,6 @@
-"""What a page is made of: its parts, their Vega-Lite charts, and how numbers and methods look in both.
+"""Building blocks of a page: its parts, their Vega-Lite charts, and the look of numbers and methods in both.
 
-Channels, layers and signals are those that all charts of the page share; colours, dashes and units are those of the
-pictures beside it.
+All charts of the page share channels, layers and signals; colours, dashes and units are those of the report's plots.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ Rows = list[dict[str, Any]]
 Spec = dict[str, Any]
 """A piece of a Vega-Lite specification."""
 INK = "var(--ink)"
-"""A colour of the page's style, which follows its light or dark theme; pictures name it like any other."""
+"""A colour variable of the page's style, which follows its light or dark theme."""
 DASHES = ("", "7 4", "2 3", "7 3 2 3")
-"""Of the first seven lines, the second seven, and so on, as the pictures beside the report have them."""
+"""Dashes of the first seven lines, the second seven, and so on, as in the report's plots."""
 SHOWN = [{"filter": "datum.id === shown"}]
-"""Leaves the client that is marked."""
+"""Keeps only the marked client."""
 VISIBLE = [{"filter": "indexof(hidden, datum.label) < 0"}]
-"""Leaves the methods that are not hidden."""
+"""Keeps only methods that are not hidden."""
 LIT = {"condition": {"test": "datum.label === lit", "value": 4}, "value": 2}
-"""The width of a line, thicker for the method that is pointed at in the legend."""
+"""Width of a line; thicker for the method under the pointer in the legend."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture that the page's script draws: a Vega-Lite specification whose data are named sets of the page.
+    """A picture that the page's script draws: a Vega-Lite specification on named data sets of the page.
 
-    `alt` says what it shows to those who do not see it; several of those that are small stand side by side.
+    `alt` is its text alternative; small charts are placed side by side.
     """
 
     name: str
@@ -57,11 +56,11 @@ class PagePart:
     Attributes:
         name, title: its address on the page and its heading.
         notes, tables, charts, code: its content, in this order.
-        data: rows by name, which charts ask for.
+        data: rows by name, which charts use.
         left_out: a sentence for everything that could not be shown.
         folded: whether its tables are shown only on demand.
-        keys, clients: whether the legend of methods, and a choice of one client, stand above the charts.
-        picture, alt: an SVG element of the library's own, and what it shows.
+        keys, clients: whether the legend of methods, and a choice of one client, are above the charts.
+        picture, alt: an SVG element made by this library, and its text alternative.
     """
 
     name: str
@@ -80,7 +79,7 @@ class PagePart:
 
     @classmethod
     def of(cls, table: Table, name: str) -> PagePart:
-        """Return a table with its note as a part."""
+        """Return a part with a table and its note."""
         return cls(name, table.title, [table.note] if table.note else [], [table])
 
 
@@ -93,7 +92,7 @@ class Look:
 
     @classmethod
     def of(cls, result: ExperimentResult) -> Look:
-        """Return that of a result."""
+        """Return the look of a result."""
         return cls(result.metric, tuple(result.labels))
 
     @property
@@ -108,7 +107,7 @@ class Look:
 
     @property
     def format(self) -> str:
-        """Of numbers in tips."""
+        """Format of numbers in tooltips."""
         return ".1%" if self.is_share else ".4~g"
 
     def axis(self, **more: Any) -> dict[str, Any]:
@@ -117,7 +116,7 @@ class Look:
 
     @property
     def unit(self) -> str:
-        """What stands behind a title."""
+        """The unit after a title."""
         return " (%)" if self.is_share else ""
 
     def spread(self, mean: float, half_width: float = math.nan, sign: str = "") -> str:
@@ -130,43 +129,43 @@ class Look:
 
     @property
     def colours(self) -> list[str]:
-        """Of every label; what is black in print is the page's ink."""
+        """Colour of every label; black in plots is the page's ink."""
         colours = [COLOURS[k % len(COLOURS)] for k in range(len(self.labels))]
         return [INK if colour == "#000000" else colour for colour in colours]
 
     @property
     def dashes(self) -> list[str]:
-        """Of every label, as SVG writes them."""
+        """Dashes of every label, in SVG notation."""
         return [DASHES[k // len(COLOURS) % len(DASHES)] for k in range(len(self.labels))]
 
     def by_label(self, values: Sequence[Any], **more: Any) -> dict[str, Any]:
-        """Return the channel of a chart that has a value for each label; the page has one legend for all charts."""
+        """Return a chart's channel with a value for each label; the page has one legend for all charts."""
         scale = {"domain": list(self.labels), "range": list(values)}
         return {"field": "label", "type": "nominal", "scale": scale, "legend": None, **more}
 
     def line(self) -> dict[str, Any]:
-        """Return the channels of lines of methods: colour and dashes."""
+        """Return the channels of methods' lines: colour and dashes."""
         dashes = [[int(n) for n in dash.split()] or [1, 0] for dash in self.dashes]
         return {"color": self.by_label(self.colours), "strokeDash": self.by_label(dashes)}
 
 
 def named(labels: Sequence[str]) -> str:
-    """Labels as running text, the first few of many."""
+    """Return labels as running text; of many labels only the first few."""
     return first_few(labels, 8)
 
 
 def number(value: float) -> float | None:
-    """Return a number as JSON has it: one that is not finite is none. Seven digits are more than a picture shows."""
+    """Return a number for JSON, rounded to seven digits, which is enough for a picture; None if it is not finite."""
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """Return the places of `most` of `count` things, evenly chosen; of all where there are no more."""
+    """Return positions of `most` of `count` things, evenly chosen; of all if there are no more."""
     return [int(k) for k in np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))]
 
 
 def folded(text: str, width: int = 18) -> list[str]:
-    """Return a text as the lines of a label or title, of so many letters, which has no room in one."""
+    """Return a text as the lines of a label or title, each of at most `width` characters."""
     return textwrap.wrap(text, width) or [text]
 
 
@@ -181,7 +180,7 @@ def category(name: str, title: str | None = None, **more: Any) -> Spec:
 
 
 def layer(name: str, mark: str, encoding: Spec, transform: Sequence[Spec] = (), **look: Any) -> Spec:
-    """Return a layer of a chart; `look` is of its mark, which has a tip only where the encoding names one."""
+    """Return a layer of a chart; `look` sets its mark, which has a tooltip only if the encoding names one."""
     tip = {} if "tooltip" in encoding else {"tooltip": None}
     return {
         "name": name,
@@ -192,7 +191,7 @@ def layer(name: str, mark: str, encoding: Spec, transform: Sequence[Spec] = (), 
 
 
 def layers(data: str, *parts: Spec, encoding: Spec | None = None, **more: Any) -> Spec:
-    """Return a chart of layers over a named set of data, with the page's signals: the client shown, methods hidden."""
+    """Return a chart of layers on a named data set, with the page's signals: marked client, lit and hidden methods."""
     signals: Spec = {"shown": "", "lit": "", "hidden": []}
     more.setdefault("params", [])
     params = [{"name": name, "value": value} for name, value in signals.items()] + more.pop("params")

@@ -1,8 +1,8 @@
-"""Clients on a page: what each gains, how labels are spread over them, and what single ones have.
+"""Clients on a page: their gains, their labels, and results of single clients.
 
-Every client is a point at what a method gives it beyond LocalTrain, and the same client is marked in every picture. Its
-labels are a row of a heat map, a column a class. A table of single clients has intervals, and reliability diagrams show
-whether their probabilities can be believed.
+Every client is a point at its gain over LocalTrain with a method, and a chosen client is marked in every picture. A
+heat map shows the labels of clients (rows) by class (columns). A table of single clients has intervals, and
+reliability diagrams show whether their probabilities are calibrated.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 MOST_POINTS = 600
-"""Clients that are drawn, evenly chosen of more; tables count all."""
+"""Largest number of drawn clients, evenly chosen from more; tables count all."""
 GOLDEN = 0.618033988749895
-"""Multiples of it, modulo 1, keep points of neighbours apart."""
+"""Multiples of it, modulo 1, keep neighbouring points apart."""
 GAIN, LOSS, MARKED = COLOURS[0], COLOURS[1], COLOURS[3]
 MOST_ROWS = 100
-"""Clients of the heat map, evenly chosen of more."""
+"""Largest number of clients in the heat map, evenly chosen from more."""
 MOST_LINES = 400
-"""Clients times methods up to which the table of single clients is made."""
+"""Largest number of clients times methods for the table of single clients."""
 MOST_SAMPLES = 30_000
-"""Test samples times methods up to which it is: resampling takes some seconds for so many."""
+"""Largest number of test samples times methods for it: resampling that many takes some seconds."""
 MOST_CHARTS = 12
-"""Clients that have a diagram of their own, the ones with most test samples first."""
+"""Largest number of clients with their own diagram, those with most test samples first."""
 IN_A_BIN = 10
-"""Samples that a bin of a diagram has at least, so that its accuracy means something."""
+"""Fewest samples in a bin of a diagram, so that its accuracy is meaningful."""
 
 
 def row_id(key: tuple[int, str], client: int) -> str:
     """Return the key of a client on the page.
 
-    It has the seed, and the experiment where several were put together.
+    It contains the seed, and in merged results the experiment.
     """
     return f"{key[0]}{key[1][:6]}/{client}"
 
 
 def clients(result: ExperimentResult, look: Look) -> PagePart:
-    """Return every client as a point, and how many gain and lose."""
+    """Return the part with every client as a point, and the numbers of clients that gain and lose."""
     reference = result.reference
     rows = _points(result, look, reference)
     part = PagePart("clients", "Every client", clients=True)
@@ -88,7 +88,7 @@ def clients(result: ExperimentResult, look: Look) -> PagePart:
 
 
 def _points(result: ExperimentResult, look: Look, reference: str | None) -> Rows:
-    """Return a row a client and seed: m0, m1, ... are what the methods reach on it, `local` what the reference does."""
+    """Return a row per client and seed: m0, m1, ... are the metrics of the methods, `local` that of the reference."""
     rows: dict[str, dict[str, Any]] = {}
     for summary, store in result.jobs:
         key, column = company(summary), f"m{look.labels.index(str(summary['label']))}"
@@ -107,7 +107,7 @@ def _points(result: ExperimentResult, look: Look, reference: str | None) -> Rows
 
 
 def _gains(rows: Rows, look: Look, compared: dict[str, str], reference: str, sign: float) -> Table:
-    """How many clients gain and lose, and who most."""
+    """Return the table of numbers of clients that gain and lose, and of the largest changes."""
     lines = []
     for column, label in compared.items():
         pairs = [row for row in rows if row.get(column) is not None and row["local"] is not None]
@@ -137,13 +137,13 @@ def _tips(look: Look, field: str, reference: str | None) -> Rows:
 
 
 def _sided(change: str, lower_is_better: bool) -> Spec:
-    """Blue for who gains, orange for who loses."""
+    """Return the colour of clients: blue for gains, orange for losses, grey for no change."""
     gains = {"test": f"{change} {'<' if lower_is_better else '>'} 0", "value": GAIN}
     return {"condition": [gains, {"test": f"{change} === 0", "value": "#888"}], "value": LOSS}
 
 
 def _strip(look: Look, compared: dict[str, str], reference: str | None, lower_is_better: bool) -> Chart:
-    """Return a row a method, and in it the clients at what they gain; the marked client is a line through all rows."""
+    """Return a chart with a row per method and clients at their gains; the marked client is a line through all rows."""
     title = f"{look.name}, difference to {reference}" if reference else look.name
     scale = {"zero": reference is not None, "nice": False, "padding": 10}
     x = charts.quantity("gain", charts.folded(title, 28), axis=look.axis(tickCount=8), scale=scale)
@@ -183,7 +183,7 @@ def _strip(look: Look, compared: dict[str, str], reference: str | None, lower_is
 
 
 def _against(look: Look, name: str, label: str, reference: str, scale: Spec, lower_is_better: bool) -> Chart:
-    """Clients at what the reference gives them and what a method gives them: above the diagonal they gain."""
+    """Return a chart of clients by their metric with the reference (x) and with a method (y)."""
     axis = look.axis(tickCount=4)
     diagonal = {"data": {"values": [{"local": end, name: end} for end in scale["domain"]]}}
     points = {
@@ -207,7 +207,7 @@ def _against(look: Look, name: str, label: str, reference: str, scale: Spec, low
 
 
 def labels(result: ExperimentResult, look: Look) -> PagePart:
-    """Return the training samples of every client by class, as a heat map."""
+    """Return the part with the training samples of every client by class, as a heat map."""
     part = PagePart("labels", "Labels of the clients")
     summary, store = result.jobs[0]
     config = store.config
@@ -270,7 +270,7 @@ def _heat_map(classes: list[str], clients: int) -> Chart:
 
 
 def single_clients(result: ExperimentResult, look: Look) -> list[PagePart]:
-    """Return the table of single clients, and their reliability diagrams where the task has classes."""
+    """Return the table of single clients, and their reliability diagrams if the task has classes."""
     what, part = "Single clients with intervals", PagePart("single", "Single clients", folded=True)
     seed = min(int(summary["seed"]) for summary in result.summaries)
     jobs = [(str(summary["label"]), store) for summary, store in result.jobs if summary["seed"] == seed]

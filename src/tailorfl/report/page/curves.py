@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 MOST = 150
-"""Points of a line, evenly chosen of more."""
+"""Largest number of points of a line, evenly chosen from more."""
 PERCENTS = (*range(1, 20), *range(20, 101, 2))
 """Shares of the worst clients."""
 
 
 def curves(result: ExperimentResult, look: Look) -> PagePart:
-    """Return the curves by round, bytes and simulated seconds."""
+    """Return the part with the curves by round, bytes and simulated seconds."""
     rows = _rows(result, look)
     part = PagePart("curves", "Curves", keys=True)
     part.notes.append(
@@ -105,7 +105,7 @@ def lines(look: Look, data: str, x: Spec, tips: Rows) -> Spec:
 
 
 def worst_clients(result: ExperimentResult, look: Look) -> PagePart:
-    """Return the mean of the worst k % of the clients, for every k."""
+    """Return the part with the mean of the worst k % of the clients, for every k."""
     import pandas as pd
 
     table: list[tuple[str, int, float]] = []

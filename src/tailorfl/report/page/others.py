@@ -1,4 +1,4 @@
-"""Parts of a page beside its main table: differences, other test sets, privacy, chosen settings, what was run."""
+"""Parts of a page besides its main table: differences, other test sets, privacy, tuning, and the run's settings."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 BESIDE = ("deployed.", "shared.")
-"""How the keys of columns begin that are of other test sets than clients' own."""
+"""Prefixes of the columns of test sets other than clients' own."""
 
 
 def comparison(result: ExperimentResult) -> list[Table]:
-    """Return the table of an experiment, and that of further test sets, if there are any."""
+    """Return the table of an experiment, and that of further test sets if there are any."""
     frame, spread = without_seeds(result.marked(result.table))
     further = [column for column in result.columns if column.key.startswith(BESIDE)]
     main = [column for column in result.columns if column not in further]
@@ -50,7 +50,7 @@ def comparison(result: ExperimentResult) -> list[Table]:
 
 
 def paired_differences(result: ExperimentResult, look: Look) -> PagePart:
-    """Return every method minus every other, and which differences are beyond the noise."""
+    """Return the part with the difference of every pair of methods, and those beyond the noise."""
     part = PagePart("differences", "Differences")
     pairs = differences(result.means_by_job())
     if not pairs:
@@ -97,7 +97,7 @@ def paired_differences(result: ExperimentResult, look: Look) -> PagePart:
 
 
 def other_sets(result: ExperimentResult, look: Look) -> PagePart:
-    """Return the table of further test sets, and clients that were sampled beside those that never were."""
+    """Return the part with further test sets, and a comparison of sampled clients with those never sampled."""
     further = comparison(result)[1:]
     part = PagePart("sets", "Held-out clients, shifts and participation", tables=further)
     if not further:
@@ -134,7 +134,7 @@ def other_sets(result: ExperimentResult, look: Look) -> PagePart:
 
 
 def privacy(result: ExperimentResult) -> PagePart:
-    """Return what every private job spent."""
+    """Return the part with the privacy spent by every private job."""
     part = PagePart("privacy", "Privacy ledger")
     rows, released = [], set()
     for summary in result.summaries:
@@ -160,7 +160,7 @@ def privacy(result: ExperimentResult) -> PagePart:
 
 
 def what_was_run(result: ExperimentResult) -> PagePart:
-    """Return the settings, with what they were run, and how to run them again."""
+    """Return the part with the settings, versions and machine of the run, and commands to repeat it."""
     part = PagePart("settings", "What was run")
     facts: dict[str, dict[str, None]] = {}
     for summary, store in result.jobs:
@@ -189,7 +189,9 @@ def _facts(summary: dict[str, Any], stored: dict[str, Any]) -> Iterator[tuple[st
 
 
 def tuning(folders: Sequence[Path], look: Look, names: Mapping[str, str]) -> PagePart:
-    """Return the chosen settings, and the score to expect of the best of n trials; `names` are those of labels.
+    """Return the part with the chosen settings and the expected score of the best of n trials.
+
+    `names` are the display names of labels.
 
     Raises:
         RunError: a tuning.json cannot be read.

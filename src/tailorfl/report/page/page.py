@@ -1,7 +1,7 @@
-"""Pages of one HTML file each, with tables, pictures and script, which ask for nothing else.
+"""Pages as single HTML files with tables, pictures and script, which load nothing else.
 
-There is one about an experiment, and one about several federations: methods by federations, their average ranks, and
-every federation's own table.
+One kind is about an experiment, the other about several federations: methods by federations, their average ranks, and
+each federation's table.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
 
 LIBRARIES = ("vega", "vega-lite", "vega-embed")
-"""Scripts of the page, in the order that they need each other: see docs/report.md."""
+"""Scripts of the page, in order of their dependencies: see docs/report.md."""
 
 
 def page(result: ExperimentResult, target: float | None = None, further: Sequence[Table] = ()) -> str:
-    """Return the page; `target` as `write_report` has it, `further` tables stand before published numbers."""
+    """Return the page of an experiment; `target` as in `write_report`, `further` tables precede published numbers."""
     config, published, names = result.config, published_table(result), result.display_names
     result = result.displayed
     goal, look = config.eval.target if target is None else target, Look.of(result)
@@ -81,10 +81,10 @@ def render(
     parts: Sequence[PagePart],
     look: Look | None = None,
 ) -> str:
-    """Return a page of the parts that have something to show, and of a last one that says what the others left out.
+    """Return a page of the parts that are not empty, with a last part that lists what was left out.
 
-    `answer` stands above all else, then `lead`; `look` is of the legend of methods. Everything in it is text: what
-    labels, clients and settings are called acts nowhere.
+    `answer` is at the top, followed by `lead`; `look` defines the legend of methods. All names of labels, clients and
+    settings are escaped as text.
     """
     from jinja2 import Environment
 
@@ -107,7 +107,7 @@ def render(
         keys=list(zip(look.labels, look.colours, look.dashes, strict=True)) if look else [],
         style=(folder / "page.css").read_text("utf-8"),
         script=(folder / "page.js").read_text("utf-8"),
-        # JSON that cannot end the script element that holds it
+        # escaped, so that the JSON cannot end the script element that holds it
         store=encode({"charts": charts, "data": data}).replace("<", "\\u003c") if charts else "",
         libraries=libraries if charts else [],
     )
@@ -115,7 +115,7 @@ def render(
 
 
 def _library(file: Any) -> str:
-    """Return a library without the note where a debugger would look for its source."""
+    """Return a library without the reference to its source map."""
     return re.sub(r"\n?//# sourceMappingURL=.*", "", file.read_text("utf-8"))
 
 
@@ -168,7 +168,7 @@ def _signed_ranks(matrix: Matrix, ranking: Ranking) -> PagePart:
         "Wilcoxon's signed-rank test of each pair over federations, corrected by Holm for all pairs; a bar joins "
         "neighbours that do not differ at 5 %."
     )
-    least = len(ranking.wilcoxon) * 2.0 ** (1 - len(matrix.results))  # where one is better everywhere
+    least = len(ranking.wilcoxon) * 2.0 ** (1 - len(matrix.results))  # if one is better everywhere
     if least >= LEVEL:
         part.notes.append(
             f"Of {len(matrix.results)} federations and {len(ranking.wilcoxon)} pairs this test finds no difference, "
@@ -184,7 +184,7 @@ def _signed_ranks(matrix: Matrix, ranking: Ranking) -> PagePart:
 
 
 def _draw(part: PagePart, matrix: Matrix, which: str, what: str, groups: list[tuple[int, ...]]) -> None:
-    """Put a diagram on a part, with words that say what it shows."""
+    """Add a diagram and its text alternative to a part."""
     order = ", ".join(f"{label} {rank:.2f}" for label, rank in matrix.ordered if rank is not None)
     joined = "; ".join(" – ".join(matrix.ranked[k] for k in group) for group in groups)
     part.alt = f"{what}: {order}. Not told apart: {joined or 'none'}."
