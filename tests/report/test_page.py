@@ -21,6 +21,7 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.comparisons import holm
 from tailorfl.report.document import latex, write_report
 from tailorfl.report.findings import differences, findings
+from tailorfl.report.page import clients
 from tailorfl.report.page.charts import Look
 from tailorfl.report.page.others import paired_differences
 from tailorfl.report.page.page import page
@@ -207,6 +208,17 @@ def test_differences_need_three_seeds(seeds: int, stored: Any, tmp_path: Path) -
 def test_only_shares_are_in_percent(metric: str, unit: str, shown: str) -> None:
     look = Look(metric, ())
     assert (look.unit, look.axis()["format"]) == (unit, shown)
+
+
+def test_the_side_of_the_diagonal_that_gains_depends_on_the_metric() -> None:
+    accuracy, error = (
+        clients._against(
+            Look(metric, ()), "m1", "Ditto", "LocalTrain", {"domain": [0, 1]}, metric == "mse"
+        ).alt
+        for metric in ("accuracy", "mse")
+    )
+    assert "above" in accuracy
+    assert "below" in error
 
 
 def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None:

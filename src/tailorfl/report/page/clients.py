@@ -202,7 +202,8 @@ def _against(look: Look, name: str, label: str, reference: str, scale: Spec, low
         },
         height=230,
     )
-    alt = f"{look.name} of every client with {label} against that with {reference}; above the line clients gain."
+    side = "below" if lower_is_better else "above"
+    alt = f"{look.name} of every client with {label} against that with {reference}; clients {side} the line gain."
     return Chart(f"against-{name[1:]}", spec, alt, is_small=True)
 
 
