@@ -21,7 +21,7 @@ from tailorfl.core.reduction import to_local
 
 
 class MyMethod(Method):
-    """FedAvg and, beside it, a personal model on each client that is pulled towards it."""
+    """FedAvg, and a personal model on each client that is pulled towards it."""
 
     name = "my_method"
     title = "MyMethod"
