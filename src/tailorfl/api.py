@@ -182,9 +182,9 @@ def _chosen(
     way: Way = "new"
     is_named = config is not None or bool(settings)
     if (target.resume or target.extend) and folder is None:
-        raise ConfigError("resume=True and extend=True go on with the experiment in `out`; give out")
+        raise ConfigError("resume=True and extend=True continue the experiment in `out`; give out")
     if target.resume + target.extend + target.overwrite > 1:
-        raise ConfigError("resume, extend and overwrite are three ways to treat what is in `out`; choose one")
+        raise ConfigError("resume, extend and overwrite exclude each other; choose one")
     if target.resume and folder is not None:
         experiment = _loaded(config, settings, source, methods) if is_named else None
         chosen, way = resumed(folder, experiment, target.force)
@@ -290,8 +290,8 @@ def pretrain(
     if resume:
         if out is None or config is not None or settings:
             raise ConfigError(
-                "resume=True continues the pretraining of `out` with the settings it was started with; give out, and "
-                "neither config nor settings"
+                "resume=True continues the pretraining of `out` with its original settings; give only out, not config "
+                "or settings"
             )
         chosen = pretraining.experiment_of(Path(out))
     else:
@@ -325,9 +325,9 @@ def bench(
     settings, source = _with_source(settings, source)
     chosen = _loaded(config, settings, source)
     check(chosen)
-    _refuse_variants(chosen, "measure one: give its settings beside variants={}")
+    _refuse_variants(chosen, "measure one of them: give its settings and variants={}")
     if not seconds > 0:
-        raise ConfigError(f"seconds is how long to measure and must be positive, but is {seconds:g}")
+        raise ConfigError(f"seconds, the time to measure, must be positive, but is {seconds:g}")
     tell = watch or (lambda step: None)
     torch.set_num_threads(chosen.threads)
     tell("building data and model")
@@ -344,7 +344,7 @@ def _refuse_variants(config: ExperimentConfig, remedy: str) -> None:
     """Raise ConfigError for an experiment with variants."""
     if config.variants:
         names = ", ".join(config.variants)
-        raise ConfigError(f"'{config.name}' has variants ({names}), each with settings of its own; {remedy}")
+        raise ConfigError(f"'{config.name}' has variants ({names}), each with its own settings; {remedy}")
 
 
 def _with_source(settings: Mapping[str, Any], source: Data | None) -> tuple[dict[str, Any], Source | None]:

@@ -29,8 +29,8 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
         packed = sum(member.compress_size for member in members)
         if unpacked > half_of_memory() or (unpacked > SMALL and unpacked > MOST_UNPACKED * packed):
             raise ValueError(
-                f"its {packed / 1e6:,.1f} MB unpack to {unpacked / 1e9:,.1f} GB, which is not read; save the arrays "
-                "in files of their own, or uncompressed (numpy.savez)"
+                f"its {packed / 1e6:,.1f} MB unpack to {unpacked / 1e9:,.1f} GB, which is too much to read; save the "
+                "arrays in separate files, or uncompressed (numpy.savez)"
             )
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -41,7 +41,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
         TypeError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         # Damaged files cause all of these, in different parts of the readers of zip files and arrays.
-        raise ValueError(f"it is damaged or no .npz file ({error or type(error).__name__})") from error
+        raise ValueError(f"it is damaged or not an .npz file ({error or type(error).__name__})") from error
 
 
 def half_of_memory() -> int:

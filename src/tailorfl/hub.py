@@ -25,8 +25,8 @@ def no_such_folder(name: str) -> str:
     """Return the problem of a name that can only be a folder and is not one, "" if there is none."""
     if Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
         return ""
-    problem = "is a file and no folder" if Path(name).expanduser().is_file() else "does not exist"
-    return f"the folder '{name}' {problem}, and no name on a hub looks like that (NAME or OWNER/NAME)"
+    problem = "is a file, not a folder" if Path(name).expanduser().is_file() else "does not exist"
+    return f"the folder '{name}' {problem}, and this is not a name on a hub either (NAME or OWNER/NAME)"
 
 
 def loaded(load: Callable[..., T], name: str, **options: Any) -> T:
@@ -48,7 +48,7 @@ def loaded(load: Callable[..., T], name: str, **options: Any) -> T:
         closed = unreachable()
         if closed:
             raise OSError(
-                f"there is no folder '{name}', the cache has none of that name, and {closed}."
+                f"there is no folder '{name}', the cache does not have this name, and {closed}."
             ) from None
     return load(name, **options)
 
@@ -57,7 +57,7 @@ def unreachable() -> str:
     """Return why the hub cannot or may not be asked, "" if it can."""
     for variable in OFFLINE:
         if os.environ.get(variable, "").lower() in ("1", "true", "yes", "on"):
-            return f"{variable} says not to ask the hub"
+            return f"{variable} forbids access to the hub"
     if any(os.environ.get(variable) for variable in PROXIES):
         return ""
     from huggingface_hub.constants import ENDPOINT

@@ -74,14 +74,14 @@ def check_hooks(cls: type, base: type, constants: Iterable[str] = ()) -> None:
             _check_hook(cls, name, value, hooks[name])
         elif not name.startswith("_") and (hook := _misspelt(cls, name, value, hooks)):
             raise ConfigError(
-                f"{cls.__qualname__} defines '{name}', which nothing calls or reads. Did you mean '{hook}'? If it is "
-                f"something of your own, give it another name, such as _{name}"
+                f"{cls.__qualname__} defines '{name}', which nothing calls or reads. Did you mean '{hook}'? If not, "
+                f"give it another name, such as _{name}"
             )
     for name in getattr(cls, "model_fields", ()):
         if name in hooks:
             raise ConfigError(
-                f"{cls.__qualname__} has a hyper-parameter '{name}', which is the name of a hook; a constant of the "
-                f"class is written {name} = ..., and a hyper-parameter needs another name"
+                f"{cls.__qualname__} has a hyper-parameter '{name}', which is the name of a hook; write {name} = ... "
+                "without a type for a constant of the class, or rename the hyper-parameter"
             )
 
 
@@ -111,7 +111,7 @@ def _likeness_of_words(name: str, hook: str) -> float:
 def _check_hook(cls: type, name: str, value: Any, hook: Any) -> None:
     """Raise ConfigError if a called hook is not a function, a read one is, or its arguments differ."""
     if isinstance(hook, property) and inspect.isroutine(value):
-        raise ConfigError(f"{cls.__qualname__}.{name} is read and not called; put @property before its def")
+        raise ConfigError(f"{cls.__qualname__}.{name} is read, not called; put @property before its def")
     if inspect.isroutine(hook) and (obstacle := _obstacle(cls, value, hook)):
         taken = ", ".join(_parameters(hook))
         raise ConfigError(
@@ -130,7 +130,7 @@ def _obstacle(cls: type, value: Any, hook: Any) -> str:
     try:
         signature.bind(*_parameters(hook))
     except TypeError:
-        return f"takes {', '.join(signature.parameters) or 'nothing'} beside self"
+        return f"takes {', '.join(signature.parameters) or 'nothing'} besides self"
     return ""
 
 

@@ -86,16 +86,16 @@ def find(path: str) -> Any:
             f"'{path}' was passed from Python; pass the same object again, as tailorfl.run(model=...)"
         )
     if module.partition(".")[0] in sys.stdlib_module_names:
-        raise ConfigError(f"'{path}' is of Python's own library, which holds no models, methods or data")
+        raise ConfigError(f"'{path}' is in Python's standard library, which has no models, methods or data")
     if module not in _NAMED:
         raise ConfigError(
-            f"'{path}' would import the module '{module}' and run what is in it; settings of a file may not do that "
-            f"unless you say so: --import {module} (or --import FILE.py), in Python imports=['{module}']"
+            f"'{path}' would import the module '{module}' and run its code, which settings may do only if you allow "
+            f"it: --import {module} (or --import FILE.py), in Python imports=['{module}']"
         )
     imported = _imported(module)
     if not hasattr(imported, name):
         public = ", ".join(n for n in vars(imported) if not n.startswith("_")) or "nothing"
-        raise ConfigError(f"'{path}' cannot be imported: module '{module}' has no '{name}', but {public}")
+        raise ConfigError(f"'{path}' cannot be imported: module '{module}' has no '{name}', only {public}")
     return getattr(imported, name)
 
 
@@ -125,7 +125,7 @@ def _from_file(file: Path) -> ModuleType:
         raise ConfigError(f"--import {file}: another module is called '{name}'; rename the file")
     spec = importlib.util.spec_from_file_location(name, resolved)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"--import {file}: this is no Python module")
+        raise ConfigError(f"--import {file}: this is not a Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.append(str(resolved.parent))  # new worker processes import it by its name

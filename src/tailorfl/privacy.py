@@ -163,9 +163,9 @@ class PrivacyLedger:
         """
         if not isinstance(dumped, Mapping) or dumped.get("rules") != RULES:
             raise ConfigError(
-                "this checkpoint has an account of privacy by the rules of an earlier version, which took shuffled "
-                "batches and cohorts of fixed size for Poisson samples; its ε was too small and cannot be continued. "
-                "Start the run anew (--overwrite)"
+                "this checkpoint has a privacy ledger of an earlier version, which treated shuffled batches and "
+                "cohorts of fixed size as Poisson samples; its ε was too small and cannot be continued. Start the run "
+                "again (--overwrite)"
             )
         ledger = cls()
         for purpose, client, rate, noise, gradients, steps in dumped["uses"]:
@@ -197,7 +197,7 @@ def epsilon(entries: Sequence[Entry], delta: float, accountant: Accountant = UNB
     if accountant not in get_args(Accountant):
         raise unknown("accountant", accountant, get_args(Accountant))
     if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie between 0 and 1, but is {delta}; the usual one is below 1/samples")
+        raise ConfigError(f"delta must be between 0 and 1, but is {delta}; it is usually below 1/samples")
     if not history:
         return 0.0
     if any(sigma == 0 for _, sigma, _ in history):
@@ -233,7 +233,7 @@ def noise_for(
     power = _crossing(gap)
     if power is None:
         raise ConfigError(
-            f"epsilon = {target:g} at delta = {delta:g} cannot be reached with any reasonable noise; take a larger "
+            f"epsilon = {target:g} at delta = {delta:g} cannot be reached with any reasonable noise; use a larger "
             "epsilon or delta"
         )
     unit = 10.0 ** (math.floor(math.log10(2.0**power)) - DIGITS + 1)
@@ -289,7 +289,7 @@ def _epsilon(history: tuple[Entry, ...], delta: float, accountant: Accountant) -
         by_rdp = _ask(opacus.RDPAccountant(), history, delta, alphas=orders)
     if by_rdp > LARGEST:
         raise _TooLargeError(
-            f"the accountant prv cannot tell an epsilon as large as this one ({by_rdp:.4g} by rdp); take more noise, "
+            f"the accountant prv cannot compute an epsilon as large as this one ({by_rdp:.4g} by rdp); use more noise, "
             "or the accountant rdp"
         )
     # The mesh depends on ε: 1 % of a small one, 0.01 up to ten, a thousandth above.
@@ -339,8 +339,8 @@ def _ask(accountant: Any, history: Sequence[Entry], delta: float, **options: Any
             epsilon_found = float(accountant.get_epsilon(delta, **options))
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise TailorflError(
-            f"the accountant {accountant.mechanism()} of opacus failed on (q, noise, steps) = {list(history)} at "
-            f"delta = {delta:g}: {error}; try the other one, or another delta"
+            f"the accountant {accountant.mechanism()} of opacus failed on (q, noise, steps) = {list(history)} at delta "
+            f"= {delta:g}: {error}; try the other accountant, or another delta"
         ) from error
     if math.isnan(epsilon_found):
         raise TailorflError(

@@ -152,8 +152,8 @@ def test_a_lower_precision_is_named_and_not_taken() -> None:
     found = recommend([*ways, half])
     assert found.way == "auto"
     assert [text for text in found.warnings if "bfloat16" in text] == [
-        "engine.precision=bfloat16 is 1.20 x the speed of auto, and rounds what goes into products to 8 bits: where "
-        "that does no harm, engine.name=auto, bfloat16"
+        "engine.precision=bfloat16 is 1.20 x the speed of auto, but rounds the factors of products to 8 bits; if "
+        "that does no harm, set engine.name=auto, bfloat16"
     ]
     near = replace(half, seconds=(0.5, 0.54, 0.54, 0.54, 0.5), seconds_median=0.54)
     assert any("is not worth it here: 1.11 x" in text for text in recommend([*ways, near]).warnings)
@@ -189,8 +189,8 @@ def test_what_is_weak_about_the_measurement_is_said() -> None:
     ways = [way(LOOP, 1.0, 1.0, wall=2.0), way("auto", 1.5, 1.5)]
     found = recommend(ways)
     assert any("only 2 repetitions" in text for text in found.warnings)
-    assert any("2.0 x the time of the process" in text for text in found.warnings)
-    assert any("plain loop is 1.50 x faster" in text for text in found.warnings)
+    assert any("2.0 x the process time" in text for text in found.warnings)
+    assert any("plain loop is 1.50 x as fast" in text for text in found.warnings)
 
 
 def test_measuring_alternates_and_ends() -> None:

@@ -28,7 +28,7 @@ def done(*arguments: str) -> Result:
 
 def pasted(output: str) -> dict[str, Any]:
     """The YAML behind the tables."""
-    return dict(yaml.safe_load(output.split("to be pasted into an experiment:\n")[1]))
+    return dict(yaml.safe_load(output.split("to paste into an experiment:\n")[1]))
 
 
 def test_a_convex_problem_is_known_well_and_gets_settings_that_exist() -> None:
@@ -47,7 +47,7 @@ def test_a_convex_problem_is_known_well_and_gets_settings_that_exist() -> None:
 def test_a_network_is_told_what_is_not_meaningful() -> None:
     result = done(*DIGITS)
     assert "not meaningful" in result.stdout
-    assert "note: the model or the data allow no optimum" in result.stdout
+    assert "note: the model or the data have no reachable optimum" in result.stdout
     assert "round 1 of 1 to a common reference, 4 clients" in result.stderr
     found = pasted(result.stdout)
     assert [row["name"] for row in found["methods"]] == ["fedclup", "ditto", "pfedme"]

@@ -34,6 +34,6 @@ def test_a_table_a_file_and_settings_to_paste() -> None:
 
 def test_what_the_loop_does_without_is_said() -> None:
     result = invoke("bench", *SMALL, "method=fedsam", "--seconds", "0.01", "--quiet")
-    assert "the plain loop is FedAvg's" in result.stdout
+    assert "the plain loop runs FedAvg" in result.stdout
     assert "3 of 4 clients" in result.stdout
     assert result.stderr == ""

@@ -136,7 +136,7 @@ def test_names_are_collected_anew_where_the_source_was_edited(
     ("words", "message"),
     [
         (("report", "."), "error: "),
-        (("pretrain", "--resume", "x.safetensors"), "was never begun"),
+        (("pretrain", "--resume", "x.safetensors"), "was never started"),
         (("advise", "data.clients=1", "data.samples=100"), "at least 2 clients"),
         (("advise", *SMALL, "--rounds", "1", "train.lr=1e30"), "train.lr"),
     ],

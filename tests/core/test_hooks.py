@@ -75,7 +75,7 @@ def test_a_hook_or_constant_of_another_name_or_form_is_refused_as_the_class_is_m
 def test_a_constant_written_as_a_hyper_parameter_is_refused(constant: str) -> None:
     with (
         pytest.warns(UserWarning, match="shadows"),
-        pytest.raises(ConfigError, match=rf"is written {constant} = "),
+        pytest.raises(ConfigError, match=rf"write {constant} = "),
     ):
         make(FedAvg, __annotations__={constant: str}, **{constant: "x"})
 

@@ -132,14 +132,14 @@ def test_a_certificate_that_does_not_hold(door: Door, who: str) -> None:
 
 
 def test_the_words_that_a_client_is_told_of_its_certificate(door: Door) -> None:
-    with pytest.raises(ConfigError, match=r"client.crt' has run out at .* UTC"):
+    with pytest.raises(ConfigError, match=r"client.crt' expired at .* UTC"):
         client_keys(door.keys / "clients" / "old")
     theirs = client_keys(door.folder / "others" / "clients" / "north")
     for refused in (door.of("old"), Tls(door.authority, theirs.certificate, theirs.key)):
-        assert "does not take this client's certificate" in in_the_way(door.address, refused)
-    with pytest.raises(RunError, match="does not prove to be the one"):
+        assert "does not accept this client's certificate" in in_the_way(door.address, refused)
+    with pytest.raises(RunError, match="does not pass this client's check"):
         in_the_way(door.address, theirs)
-    with pytest.raises(RunError, match="lets in only clients with keys"):
+    with pytest.raises(RunError, match="admits only clients with keys"):
         in_the_way(door.address, None)
     assert in_the_way(door.address, door.of("north")) == ""
 

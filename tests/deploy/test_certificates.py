@@ -62,7 +62,7 @@ def test_a_further_client_changes_nothing_of_others(keys: Path) -> None:
     make_keys(keys, [], ["east"])
     after = everything(keys)
     assert {name: after[name] for name in before} == before
-    with pytest.raises(ConfigError, match=r"'north' has a key .* --renew north"):
+    with pytest.raises(ConfigError, match=r"'north' already has a key .* --renew north"):
         make_keys(keys, [], ["north"])
 
 
@@ -106,14 +106,14 @@ def test_what_cannot_be_used(keys: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             use()
     make_keys(keys, [], ["old"], days=0)
-    with pytest.raises(ConfigError, match="has run out"):
+    with pytest.raises(ConfigError, match="expired"):
         client_keys(keys / "clients" / "old")
     (keys / "authority.key").rename(keys / "elsewhere")
-    with pytest.raises(ConfigError, match=r"authority.key' is not there"):
+    with pytest.raises(ConfigError, match=r"authority.key'"):
         make_keys(keys, [], ["east"])
     shutil.copy(keys / "clients" / "south" / "client.key", keys / "clients" / "north" / "client.key")
     with pytest.raises(ConfigError, match=r"client.crt' and .*client.key' cannot be used"):
         client_keys(keys / "clients" / "north").for_client()
     (keys / "clients" / "south" / "client.crt").write_text("nothing")
-    with pytest.raises(ConfigError, match="is no certificate"):
+    with pytest.raises(ConfigError, match="not a certificate"):
         client_keys(keys / "clients" / "south")

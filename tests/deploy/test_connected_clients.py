@@ -54,10 +54,10 @@ def test_a_second_client_of_a_name_is_turned_away_with_the_reason(post: Leaky) -
     assert connected.refresh() == {"0", "1"}
     twin(post)
     assert connected.refresh() == {"0", "1"}
-    assert said[-1] == "a node is turned away: a client '0' is there already"
+    assert said[-1] == "a node is turned away: a client '0' is connected already"
     connected.ask({"0": GOODBYE}, 5.0)
     last = Packet.decoded(post.of_kind("goodbye", 200)[-1][1])
-    assert (last.kind, last.facts["turned_away"]) == ("goodbye", "a client '0' is there already")
+    assert (last.kind, last.facts["turned_away"]) == ("goodbye", "a client '0' is connected already")
 
 
 def test_a_client_takes_the_place_of_its_dead_former_self(post: Leaky) -> None:
@@ -75,7 +75,7 @@ def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky) -> None:
     connected = ConnectedClients(post, notify=said.append)
     connected.close_to(["0", "7"])
     assert connected.refresh() == {"0"}
-    assert "a node is turned away: the federation began without '1': it is of 2 clients, 0, 7" in said
+    assert "a node is turned away: the federation began without '1': it has 2 clients, 0, 7" in said
 
 
 def test_a_member_says_why_it_is_turned_away(post: Leaky) -> None:
@@ -92,7 +92,7 @@ def test_a_client_that_was_late_is_asked_again_as_soon_as_it_says_that_it_is_the
     post.deaf.add(100)
     hello = Packet("hello", {"version": "0", "protocol": 1})
     assert connected.ask({"0": hello}, 0.2)["0"].fate == "late"
-    assert connected.ask({"0": hello}, 60.0)["0"].reason == "still at an earlier question"
+    assert connected.ask({"0": hello}, 60.0)["0"].reason == "still answering an earlier question"
     post.deaf.clear()
 
     def answers() -> bool:

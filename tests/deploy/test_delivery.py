@@ -96,7 +96,10 @@ def test_late(post: type[Slow], tmp_path: Path) -> None:
     outcomes = [result.became(round, 1) for round in (2, 3, 4)]
     assert [outcome.fate for outcome in outcomes[::2]] == ["late", "accepted"]
     if post is Slow:
-        assert (outcomes[1].fate, outcomes[1].reason) == ("unavailable", "still at an earlier question")
+        assert (outcomes[1].fate, outcomes[1].reason) == (
+            "unavailable",
+            "still answering an earlier question",
+        )
 
 
 class Doubling(Federation):
@@ -241,7 +244,7 @@ def test_a_question_again(federation: Federation) -> None:
     for _, old, _ in older:
         refused = Packet.decoded(federation.people[101].answer(old))
         assert refused.kind == "failure"
-        assert "an old one" in refused.facts["reason"]
+        assert "the message is old" in refused.facts["reason"]
     federation.restart(101)
     assert federation.people[101].answer(federation.of_kind("setup", 101)[0][1])
     assert federation.people[101].answer(question) == answer

@@ -123,9 +123,9 @@ class Attack:
     answers: int = 0
 
 
-KEPT = "its policy does not allow it; its own log says more"
-ONCE = "to another question already, and answers each once"
-OPENS = "opens no file that a server names"
+KEPT = "its policy does not allow it; its log has the details"
+ONCE = "to a different question, and sends it only once"
+OPENS = "does not open files that a server names"
 HALF = {"train": [42, 30], "val": [6, 10], "test": [12, 10]}
 NAMED = {"kind": "word", "levels": [f"patient-{number}" for number in range(ROWS)]}
 AGE = {**OPTIONS, "features": ["age"]}
@@ -152,7 +152,7 @@ ON_A_TABLE = {
         lambda heard, table: [summarise(of_table()), summarise(of_table(), (51,))], answers=1),
     "sums of many seeds": Attack("max_seeds: 10", "sums of 900 different sets of rows",
         lambda heard, table: [summarise(of_table(seeds=list(range(900))))]),
-    "a seed that is not of the experiment": Attack("with a seed of the experiment", "the sums of both",
+    "a seed that is not of the experiment": Attack("for a seed that the experiment does not have", "the sums of both",
         lambda heard, table: [summarise(of_table()), summarise(of_table(), seed=6)], answers=1),
     "a column of names": Attack(KEPT, "the names of all patients",
         lambda heard, table: [summarise(of_table(data={"options": {"label": "outcome"}}))]),
@@ -162,10 +162,10 @@ ON_A_TABLE = {
         lambda heard, table: [describe(of_table(data={"options": {"label": "outcome"}}))],
         {"columns": ["age", "pain", "outcome"]}),
     "features that were not described": Attack(
-        "other features than this client has described", "it read the column",
+        "features that differ from those this client described", "it read the column",
         lambda heard, table: [agreed(of_table(), HALF, features=["age", "name"])]),
     "a column that the constants name": Attack(
-        "of other columns than were described", "it trained on the column",
+        "columns that were not described", "it trained on the column",
         lambda heard, table: [agreed(of_table(), HALF, constants={"columns": {"name": NAMED}})]),
     "a label that the constants name": Attack(
         "for another label than the experiment's", "it trained on the column",
@@ -191,7 +191,7 @@ ON_A_SHARE = {
     "another broadcast in the same round": Attack(ONCE, "a new reply to each, with noise anew",
         lambda heard, table: [heard.setup, heard.train[0], *(moved(heard.train[0], k / 10) for k in range(1, 5))],
         answers=2),
-    "a round of a million": Attack("none of the 3 that were agreed on", "a reply",
+    "a round of a million": Attack("one of the 3 rounds", "a reply",
         lambda heard, table: [heard.setup, with_facts(heard.train[0], round=1_000_000)], answers=1),
     "another model to be measured": Attack(ONCE, "its metrics on the client's test rows",
         lambda heard, table: [heard.setup, heard.train[0], heard.evaluate[0], moved(heard.evaluate[0], 9.0)],
@@ -209,12 +209,12 @@ ON_A_SHARE = {
     "a second experiment": Attack(KEPT, "a reply, at a budget of its own",
         lambda heard, table: [heard.setup, *heard.train[:2], heard.changed(name="again"), heard.train[0]],
         {"max_epsilon": 6.5}, answers=4),
-    "a method that is not allowed": Attack("does not train the method 'scaffold'", "a reply",
+    "a method that is not allowed": Attack("does not allow the method 'scaffold'", "a reply",
         lambda heard, table: [heard.changed(methods=[{"name": "scaffold", "label": "fedavg"}])],
         {"methods": ["fedavg"]}),
-    "a model that is not allowed": Attack("does not train the model 'logistic'", "a reply",
+    "a model that is not allowed": Attack("does not allow the model 'logistic'", "a reply",
         lambda heard, table: [heard.changed(model="logistic")], {"models": ["mlp"]}),
-    "a federation of two": Attack("this client wants 3", "a reply",
+    "a federation of two": Attack("requires at least 3", "a reply",
         lambda heard, table: [heard.setup], {"min_clients": 3}),
     "a billion parameters": Attack("max_numbers: 250000000", "3.7 GB of memory",
         lambda heard, table: [heard.changed(model={"name": "mlp", "hidden": [30_000, 30_000]})]),

@@ -167,7 +167,7 @@ UNIFORM = {"name": "fedavg", "weights": "uniform"}
 def test_a_method_that_needs_all_clients(method: Any, why: str, founders: Federation, tmp_path: Path) -> None:
     """The server says so before it begins; so does the operator's command; a list written by hand changes nothing."""
     data = {"name": "digits", "clients": 4, "samples": 400}
-    with pytest.raises(ConfigError, match=f"4 clients, but 3 are here.*{why}"):
+    with pytest.raises(ConfigError, match=f"4 clients, but 3 are connected.*{why}"):
         founders.host(three(method, data=data))
     out = tmp_path / "all" / "out"
     refused = member_of(state=tmp_path / "fifth", name="eve")

@@ -143,7 +143,7 @@ def test_a_client_with_a_new_key_joins(tmp_path: Path) -> None:
         assert field.start("join", "deploy", "join", "out", "1").wait(ENOUGH) == 0
         before = sorted(path.name for path in (tmp_path / "state-0" / "agreements").iterdir())
         newcomer = field.client("1", secure=keys("1"))
-        server.hears("client '1' is there", ENOUGH)
+        server.hears("client '1' is connected", ENOUGH)
         clients[2] = field.client("3", secure=keys("3"), label="again")
         assert [p.wait(ENOUGH) for p in (server, *clients, newcomer)] == [0] * 5
         trace = field.trace()
@@ -188,11 +188,11 @@ def test_who_comes_late_or_twice_or_with_another_version(tmp_path: Path) -> None
             program.hears("connects to", ENOUGH)
         server.signal(signal.SIGCONT)
         assert [late.wait(ENOUGH), twice.wait(ENOUGH)] == [1, 1]
-        without = "the federation began without 'late': it is of 2 clients, 0, 1"
+        without = "the federation began without 'late': it has 2 clients, 0, 1"
         assert without in late.said
         assert without in server.said
-        assert "a client '1' is there already" in twice.said
-        assert "a client '1' is there already" in server.said
+        assert "a client '1' is connected already" in twice.said
+        assert "a client '1' is connected already" in server.said
         all_end(field, server, *clients)
         assert all({a.fate for a in one.answers} == {"accepted"} for one in field.trace())
 
@@ -205,8 +205,8 @@ def test_who_has_no_key_or_that_of_another_one(tmp_path: Path) -> None:
         return "--keys", f"{folder}/clients/{name}"
 
     refused = [
-        ("open", ("--insecure",), 1, "uses TLS and lets in only clients with keys"),
-        ("1", of("1", "others"), 1, "does not prove to be the one that this client's keys are for"),
+        ("open", ("--insecure",), 1, "uses TLS and admits only clients with keys"),
+        ("1", of("1", "others"), 1, "does not pass this client's check"),
         ("0", of("1"), 2, "calls itself '0', but its certificate in 'keys/clients/1' is that of '1'"),
         ("2", of("2"), 1, "turns this client away: the certificate of '2' is revoked"),
     ]

@@ -194,7 +194,7 @@ def test_the_folder_of_a_killed_server_is_restored(tmp_path: Path) -> None:
         restored(tmp_path / "out", tmp_path / "older")
         refused = field.server("deploy.wait_seconds=2", name="server-older")
         assert refused.wait(ENOUGH) != 0
-        assert "the server has gone back" in refused.said
+        assert "the server went back" in refused.said
         assert [client.code for client in clients] == [None, None]
         restored(tmp_path / "out", tmp_path / "newest")
         all_end(field, field.server(name="server-newest"), *clients)

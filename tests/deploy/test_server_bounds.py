@@ -69,13 +69,13 @@ def added(name: str, numbers: int = 3) -> Callable[[bytes], bytes]:
 
 
 FACTS: list[tuple[dict[str, Any], str]] = [
-    ({"round": 1}, "of round 1"),
+    ({"round": 1}, "round 1"),
     ({"attempt": "0" * 16}, "earlier question"),
     ({"digest": "0" * 32}, "another job"),
     ({"metrics": {"loss": "low"}}, "loss = low"),
-    ({"metrics": {"a": 1, "a/b": 2}}, "other numbers"),
-    ({"metrics": {}}, "other numbers"),
-    *(({"metrics": {"loss": loss}}, "no number from") for loss in (HUGE, 1e308, None, math.inf, -1e15)),
+    ({"metrics": {"a": 1, "a/b": 2}}, "expected numbers: train"),
+    ({"metrics": {}}, "expected numbers: train"),
+    *(({"metrics": {"loss": loss}}, "a number from") for loss in (HUGE, 1e308, None, math.inf, -1e15)),
     ({"gradients": "many"}, "'gradients'"),
     ({"gradients": HUGE}, "'gradients'"),
     ({"gradients": -1}, "'gradients'"),
@@ -92,7 +92,7 @@ TENSORS: list[tuple[Any, str]] = [
     (lambda t: t + 100.0, "deploy.max_norm = 50"),
 ]
 HEADS: list[tuple[dict[str, Any], str]] = [
-    ({"facts": [1]}, "no known kind"),
+    ({"facts": [1]}, "unknown kind"),
     ({"kind": "evaluate"}, "answered by 'evaluate'"),
     ({"kind": "pickle"}, "'pickle'"),
     ({"protocol": 2}, "protocol 2"),
@@ -114,7 +114,7 @@ CHANGES: list[tuple[Callable[[bytes], bytes], str]] = [
     *((lambda a, head=head: packed(Packet.decoded(a), **head), words) for head, words in HEADS),  # type: ignore[misc]
     *BYTES,
 ]
-WORDS = [*(words for _, words in CHANGES), "of round 1", "digest"]
+WORDS = [*(words for _, words in CHANGES), "for round 1", "digest"]
 """Of the refusals; the last two are of an old answer and of a pickled one."""
 PLACES = [(2 + number // 2, 1 + number % 2) for number in range(len(WORDS))]
 """In which round it is done, and to which client; all are honest in the first round and the last."""
@@ -146,7 +146,7 @@ def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        pytest.param(place, words, marks=LOSS if words == "no number from" else ())
+        pytest.param(place, words, marks=LOSS if words == "a number from" else ())
         for place, words in zip(PLACES, WORDS, strict=True)
     ],
 )
@@ -341,7 +341,7 @@ def test_a_billion_rows_are_refused_before_anybody_makes_room_for_them(tmp_path:
             with_facts(answer, sizes={"all": 10**9}) if (node, question.kind) == (7, "describe") else answer
         )
 
-    with pytest.raises(RunError, match=r"3 of 4 clients are there.*'north': .*max_samples"):
+    with pytest.raises(RunError, match=r"3 of 4 clients .*'north': .*max_samples"):
         files_run(tmp_path, lie, 0.5)
     assert not rows
 

@@ -66,7 +66,7 @@ def test_a_finished_federation_hands_out_what_is_missing(federation: Federation,
     deployed(config, tmp_path / "there", 3)
     federation.meddle = leaving(federation, 101, after=3)
     federation.host(config)
-    assert federation.said[-1].startswith("'1' did not come for the last model")
+    assert federation.said[-1].startswith("'1' did not fetch the last model")
     assert not model_of(tmp_path, 1).exists()
     first = len(federation.passed)
     federation.away.clear()
@@ -121,8 +121,7 @@ def test_no_round_passes_where_nobody_is_there(federation: Federation) -> None:
     with pytest.raises(RunError, match=r"round 3 needs 2 answers and has 0.*'0' \(not connected\)"):
         federation.host(config)
     assert (
-        "round 3 is paused: 2 answers are needed, so it waits for '0', '1', '2', for 0 s at most"
-        in federation.said
+        "round 3 is paused: 2 answers are needed; waiting for '0', '1', '2', at most 0 s" in federation.said
     )
     federation.away.clear()
     result = federation.replayed(config)
@@ -138,7 +137,7 @@ def test_a_round_goes_on_when_enough_are_back(federation: Federation) -> None:
     federation.on["round 3 is paused"] = lambda: federation.away.discard(101)
     federation.on["waiting for '2' to fetch"] = federation.away.clear
     result = federation.replayed(small(rounds=4))
-    assert "round 3 goes on" in federation.said
+    assert "round 3 continues" in federation.said
     assert result.fates_of(1) == ["accepted"] * 4
     assert result.fates_of(2) == ["accepted"] * 2 + ["unavailable"] * 2
 

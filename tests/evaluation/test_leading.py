@@ -43,7 +43,7 @@ def test_where_one_class_of_two_dominates_balanced_accuracy_comes_first(
 
 
 def test_the_client_is_named_and_few_samples_say_nothing() -> None:
-    assert dominated(source(0.5, 0.93)) == "93% of the samples of client 'site-1' are of one class"
+    assert dominated(source(0.5, 0.93)) == "93% of the samples of client 'site-1' have the same class"
     assert leading(source(0.5, 1.0, rows=18)) == "accuracy"
 
 

@@ -180,7 +180,7 @@ def test_what_cannot_be_exported_is_said(sold: Path, tmp_path: Path) -> None:
         export(sold, tmp_path, clients=["ash"])
     (tmp_path / "elm").mkdir()
     (tmp_path / "elm" / "mine.txt").write_text("kept")
-    with pytest.raises(ConfigError, match="is no exported model"):
+    with pytest.raises(ConfigError, match="is not an exported model"):
         export(sold, tmp_path, clients=["elm"], overwrite=True)
     assert (tmp_path / "elm" / "mine.txt").read_text() == "kept"
 
@@ -191,13 +191,13 @@ def test_a_run_without_its_data_or_states_says_what_to_do(tmp_path: Path) -> Non
     tailorfl.run(
         QUICK, method="local", source=source, model="linear", train={"lr": 1e-9}, out=tmp_path / "run"
     )
-    with pytest.raises(ConfigError, match="data of your own"):
+    with pytest.raises(ConfigError, match="your own data"):
         export(tmp_path / "run", tmp_path, clients=["ash"])
     export(tmp_path / "run", tmp_path, clients=["ash"], source=source)
     other = from_table(frame.assign(size=1.0), label=["price"], client="town", task="regression")
-    with pytest.raises(RunError, match="the data are not those"):
+    with pytest.raises(RunError, match="the data differ"):
         export(tmp_path / "run", tmp_path, clients=["elm"], source=other)
     for file in (tmp_path / "run").glob("*/*/checkpoint-*"):
         file.unlink()
-    with pytest.raises(RunError, match=r"checkpoint.*are gone"):
+    with pytest.raises(RunError, match=r"checkpoint.*are missing"):
         export(tmp_path / "run", tmp_path, clients=["elm"], source=source)

@@ -124,7 +124,7 @@ def test_a_network_is_written_as_code_or_why_it_cannot_be_is_told() -> None:
     with pytest.raises(NotWritableError, match="two places"):
         written(nn.Sequential(part := nn.Linear(3, 3), part))
     for name in ("class", "a-b"):
-        with pytest.raises(NotWritableError, match="no words of Python"):
+        with pytest.raises(NotWritableError, match="not Python identifiers"):
             written(nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])))
 
 
@@ -193,5 +193,5 @@ def test_what_was_merged_may_differ_by_more_than_what_was_copied(
             patch.setattr(folder, tolerance, -1.0)
             (one,) = export(tmp_path / "run", tmp_path / tolerance, clients=["0"], merge=not merge)
             assert one.off["model.py"] < 1e-6
-            with pytest.raises(ModelError, match="gives other outputs"):
+            with pytest.raises(ModelError, match="gives different outputs"):
                 export(tmp_path / "run", tmp_path / tolerance / "again", clients=["0"], merge=merge)

@@ -164,7 +164,7 @@ def test_targets_out_of_reach_are_refused() -> None:
 
 def test_prv_says_so_where_it_cannot_tell_and_rdp_can() -> None:
     entries = [(0.5, 0.05, 3)]
-    with pytest.raises(TailorflError, match=r"prv cannot tell .* accountant rdp"):
+    with pytest.raises(TailorflError, match=r"prv cannot compute .* accountant rdp"):
         epsilon(entries, DELTA)
     assert LARGEST < epsilon(entries, DELTA, "rdp") < math.inf
 
@@ -172,8 +172,8 @@ def test_prv_says_so_where_it_cannot_tell_and_rdp_can() -> None:
 @pytest.mark.parametrize(
     ("entries", "delta", "accountant", "says"),
     [
-        ([(0.1, 1.0, 1)], 0.0, "prv", "delta must lie between 0 and 1"),
-        ([(0.1, 1.0, 1)], 1.0, "prv", "delta must lie between 0 and 1"),
+        ([(0.1, 1.0, 1)], 0.0, "prv", "delta must be between 0 and 1"),
+        ([(0.1, 1.0, 1)], 1.0, "prv", "delta must be between 0 and 1"),
         ([(1.1, 1.0, 1)], DELTA, "prv", "rate q in 0..1"),
         ([(0.1, -1.0, 1)], DELTA, "prv", "noise of at least 0"),
         ([(0.1, math.nan, 1)], DELTA, "prv", "noise of at least 0"),

@@ -48,9 +48,9 @@ def check(sentence: str, said: Said, unsaid: Said) -> None:
         ({"ditto": seeds(0.8)}, ("Only ditto", "accuracy 80.00 %"), ("±",)),
         ({"ditto": seeds(NAN)}, ("Only ditto", "accuracy –"), ("%",)),
         ({"local": seeds(0.8), "fedavg": seeds(0.7), "ditto": seeds(0.9)},
-         ("(1 seed)", "so few seeds say nothing of noise", "ditto over fedavg, is 20.00 points"), ("±", "better")),
+         ("(1 seed)", "too few seeds to judge the noise", "ditto over fedavg, is 20.00 points"), ("±", "better")),
         ({"local": seeds(0.5, 0.5), "ditto": seeds(0.55, 0.65)},
-         ("(2 seeds)", "so few seeds say nothing of noise", "ditto over local, is 10.00 points."),
+         ("(2 seeds)", "too few seeds to judge the noise", "ditto over local, is 10.00 points."),
          ("±", "better", "beyond")),
         # t(0.975, 2 degrees) = 4.302653, standard error 0.05 / √3
         ({"local": LEVEL, "ditto": seeds(0.55, 0.6, 0.5)},

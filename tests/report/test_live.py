@@ -109,7 +109,7 @@ def test_a_file_that_is_cut_or_half_written_is_read_anew(tmp_path: Path) -> None
     file.write_bytes(b"nonsense\n")
     with pytest.raises(RunError, match="line 1 of"):
         watched.look()
-    with pytest.raises(ConfigError, match="no result folder"):
+    with pytest.raises(ConfigError, match="not a result folder"):
         Watched(tmp_path / "fedavg")
 
 

@@ -225,7 +225,7 @@ def test_private_runs_show_what_they_spent_and_no_labels(tmp_path: Path) -> None
     private = {"dp": {"level": "sample", "clip": 1.0, "noise": 1.0, "accountant": "rdp"}}
     result = tailorfl.run({**SMALL, "methods": ["local"], "train": private}, out=tmp_path / "run")
     text = page(result)
-    row = table_of(text, "What each job spent")[1]
+    row = table_of(text, "ε that each job spent")[1]
     assert row[0] == "LocalTrain, seed 0"
     assert row[2] == f"{result.jobs[0][0]['privacy']['epsilon']['max']:.4g}"
     assert "labels" not in store(text)["data"]

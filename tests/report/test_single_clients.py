@@ -84,7 +84,7 @@ def test_gains_are_one_table_at_80_columns_or_json(run: tailorfl.ExperimentResul
     for text in (narrow, wide):
         assert text.count("┡") == 1
         assert text.count("│ Ditto ") == 3
-        for word in ("client-0", "FedAvg", "gain over", "95 % bootstrap interval", "Numbers are of seed 0"):
+        for word in ("client-0", "FedAvg", "gain over", "95 % bootstrap interval", "Numbers are for seed 0"):
             assert word in text
     assert "further columns are in --json: ECE if calibrated, T, ECE with T" in " ".join(narrow.split())
     assert "further columns" not in wide
@@ -129,8 +129,8 @@ def test_what_is_not_there_is_said(run: tailorfl.ExperimentResult, tmp_path: Pat
     bare = {**SETTINGS, "methods": ["fedavg"], "seeds": 1, "rounds": 1, "eval": {"predictions": 0}}
     found = clients_of(tailorfl.run(bare, out=tmp_path / "bare"))
     assert all(line.value is not None and line.gain is None and line.interval is None for line in found.lines)
-    assert "no LocalTrain was run beside" in found.notes[0]
-    assert "No intervals of fedavg" in found.notes[1]
+    assert "LocalTrain was not run" in found.notes[0]
+    assert "No intervals for fedavg" in found.notes[1]
     assert len(found.notes) == 2, "nothing is said of intervals that nobody has"
     assert found.table.head == ["client", "method", "test samples", "accuracy", "gain over LocalTrain"]
 
@@ -152,4 +152,4 @@ def test_numbers_that_are_not_defined_are_absent(tmp_path: Path) -> None:
         assert line.ece is not None
         assert line.label in ("local", "fedavg")
     assert [row[3].text for row in found.table.rows[:4]] == ["–"] * 4
-    assert any("one class only" in note and "of a, b has" in note for note in found.notes)
+    assert any("only one class" in note and "of a, b has" in note for note in found.notes)

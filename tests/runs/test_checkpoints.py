@@ -120,7 +120,7 @@ def test_damaged_checkpoint_is_passed_over(
     assert "damaged" in warning
     assert "checkpoint-000002" in warning
     damage(tmp_path / f"checkpoint-000001.{ending}")  # type: ignore[operator]
-    with pytest.raises(RunError, match=r"no usable .*start anew"):
+    with pytest.raises(RunError, match=r"no usable .*checkpoint-000001"):
         checkpoints.load_latest(tmp_path)
 
 

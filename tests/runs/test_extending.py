@@ -102,7 +102,7 @@ def test_a_choice_by_validation_is_made_anew_where_the_last_round_was_no_candida
 ) -> None:
     short = {**TINY, "eval": {**TINY["eval"], "select": "val"}, "methods": ["ditto", "fedavg"]}
     assert longer_is_whole(tmp_path, short, 6) == {"ditto, seed 0": 6, "fedavg, seed 0": 3}
-    assert "ditto, seed 0 is done anew: its last round was a candidate of eval.select=val" in caplog.text
+    assert "ditto, seed 0 starts again: its last round was a candidate of eval.select=val" in caplog.text
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_where_the_number_of_rounds_decides_more_are_refused(
     train = {"round_schedule": schedule}
     tailorfl.run({**TINY, "train": train}, out=tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(ConfigError, match=f"of kind {schedule['kind']} falls with the share"):
+    with pytest.raises(ConfigError, match=f"of kind {schedule['kind']} depends on the total"):
         tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)
     assert contents(tmp_path / "out") == before
     tailorfl.run(out=tmp_path / "out", extend=True, seeds=2)
@@ -157,8 +157,8 @@ def test_where_the_number_of_rounds_decides_more_are_refused(
     ("more", "said"),
     [
         ({"train": {"lr": 0.5}}, r"train\.lr was 0\.\d+ and is 0\.5"),
-        ({"methods": [{"name": "ditto", "lam": 0.25}]}, r"lam was 1\.0 and is 0\.25.*label of its own"),
-        ({"rounds": 2}, "has 3 rounds, and --extend takes none of them away"),
+        ({"methods": [{"name": "ditto", "lam": 0.25}]}, r"lam was 1\.0 and is 0\.25.*another label"),
+        ({"rounds": 2}, "has 3 rounds, and --extend cannot remove any"),
         ({"data": {"clients": 5}}, r"data\.clients was 4 and is 5"),
     ],
 )
@@ -192,7 +192,7 @@ def test_resume_begins_where_nothing_is_and_goes_on_with_the_same_command(tmp_pa
 
     assert "train.lr was 0.07 and is 0.08" in invoke(*command, "train.lr=0.08", code=1)
     said = invoke(*command, "train.lr=0.07", "seeds=3", code=1)
-    assert "was started with seeds [0], but is to go on with [0, 1, 2]" in said
+    assert "was started with seeds [0], but is resumed with [0, 1, 2]" in said
     assert f"--extend {out}" in said
     assert "give the experiment" in invoke("run", "--resume", tmp_path / "nothing", code=2)
     assert not (tmp_path / "nothing").exists()
@@ -242,4 +242,4 @@ def test_damaged_jobs_are_not_gone_on_with(out: Path, caplog: pytest.LogCaptureF
     watch = Counts()
     tailorfl.run(out=out, extend=True, rounds=5, observer=watch)
     assert watch.rounds == {"local, seed 0": 2, "ditto, seed 0": 5}
-    assert "ditto, seed 0 is done again: rounds.jsonl is missing" in caplog.text
+    assert "ditto, seed 0 is run again: rounds.jsonl is missing" in caplog.text

@@ -78,9 +78,9 @@ def test_replacing_keeps_the_old_file_when_the_block_fails(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("path", "remedy"),
     [
-        ("a-file/run/x.json", "a file stands where"),
+        ("a-file/run/x.json", "a file where"),
         ("absent/x.json", "check the name"),
-        (".", "a file stands"),
+        (".", "a folder where"),
     ],
 )
 def test_refused_writes_name_path_and_remedy(tmp_path: Path, path: str, remedy: str) -> None:

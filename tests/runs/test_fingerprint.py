@@ -112,7 +112,7 @@ def test_force_goes_on_and_the_report_says_so(tmp_path: Path) -> None:
         assert "train.lr was 0.05 and is 0.9" in page.read_text()
     tailorfl.run(TINY, out=out, overwrite=True)
     assert not (out / fingerprint.FORCED).exists()
-    assert "--force is for --resume" in invoke("run", "--force", "method=local", code=2)
+    assert "--force is only for --resume" in invoke("run", "--force", "method=local", code=2)
 
 
 def test_what_was_forced_before_stays_noted(tmp_path: Path) -> None:
@@ -190,14 +190,14 @@ def test_other_samples_and_another_deal_are_refused(tmp_path: Path) -> None:
     other_x[3, 1] += 1e-3
     other_y[5] = 1 - other_y[5]
     others = {
-        "local, seed 0: the samples were others": [(other_x, y, clients), (x, other_y, clients)],
-        "dealt to clients in another way": [(x, y, np.roll(clients, 1))],
+        "local, seed 0: the samples were different": [(other_x, y, clients), (x, other_y, clients)],
+        "distributed to clients differently": [(x, y, np.roll(clients, 1))],
     }
     for said, arrays in others.items():
         for array in arrays:
             with pytest.raises(RunError, match=said):
                 tailorfl.run(None, out=out, resume=True, source=from_tensors(*array))
-    with pytest.raises(ConfigError, match="data of your own; continue it the same way"):
+    with pytest.raises(ConfigError, match="your own data; continue it the same way"):
         tailorfl.run(None, out=out, resume=True)
     assert len(tailorfl.run(None, out=out, resume=True, source=given).jobs) == 4
     local = yaml.safe_load((out / "config.yaml").read_text())["train"]

@@ -122,7 +122,7 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path, caplog: pytest.Log
     with pytest.raises(ConfigError, match=r"eval.calibrate.*sample-level privacy does not cover"):
         check(load(private))
     numbers = {**SETTINGS, "data": {"name": "synthetic_linear"}, "model": "linear", "methods": ["local"]}
-    with pytest.raises(ConfigError, match="is a task of regression"):
+    with pytest.raises(ConfigError, match=r"eval\.calibrate=temperature .* regression"):
         run_experiment(load(numbers), tmp_path / "numbers")
     few = {**SETTINGS["data"], "split": {"train": 0.7, "val": 0.05, "test": 0.25}}
     with caplog.at_level(logging.WARNING):
@@ -141,6 +141,6 @@ def test_damage_is_told_and_more_rounds_begin_anew(result: tailorfl.ExperimentRe
     assert np.array_equal(again.outputs, kept(result.path, "local").outputs)
     (folder / PREDICTIONS).write_bytes(before[:100])
     problems = RunStore.open(folder, readonly=True).problems()
-    assert problems == ["predictions.safetensors is not what was written"]
+    assert problems == ["predictions.safetensors was changed after it was written"]
     with pytest.raises(RunError, match="is damaged"):
         load_predictions(folder)

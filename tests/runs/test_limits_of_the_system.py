@@ -35,11 +35,11 @@ def test_a_process_that_torch_does_not_fit_into(tmp_path: Path) -> None:
     done = subprocess.run(
         program, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False, timeout=120
     )
-    said = "this process may use 1 GB of address space, and torch with its company needs 1.5 GB"
+    said = "this process may use 1 GB of address space, but torch and its libraries need 1.5 GB"
     assert_told(said, done.returncode, done.stderr)
 
 
-NO_FILES = "this process may open no more files (8 at once)"
+NO_FILES = "this process cannot open more files (at most 8 at once)"
 NO_SPACE = "cannot keep private states in 'out/ditto/seed-0': File too large"
 ON_DISK = ["engine={name: sequential, states: disk}", "model={name: mlp, hidden: [64]}"]
 
@@ -67,8 +67,8 @@ def test_a_run_under_a_limit(tmp_path: Path, kind: int, value: int, settings: li
         (OSError(errno.ENOMEM, "Cannot allocate memory"), MemoryLimitError, "not enough memory"),
         (ImportError("x.so: failed to map segment from shared object"), MemoryLimitError, "failed to map"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"), MemoryLimitError, "DefaultCPU"),
-        (OSError(errno.EMFILE, "Too many open files"), RunError, "may open no more files"),
-        (RuntimeError("unable to open: Too many open files (24)"), RunError, "may open no more files"),
+        (OSError(errno.EMFILE, "Too many open files"), RunError, "cannot open more files"),
+        (RuntimeError("unable to open: Too many open files (24)"), RunError, "cannot open more files"),
         (OSError(errno.ENOSPC, "No space left on device", "a"), RunError, "'a': No space left .* free some"),
         (RuntimeError("can't start new thread"), RunError, "lower engine.workers or threads"),
         (PermissionError(errno.EACCES, "Permission denied", "b"), RunError, "'b': Permission denied"),

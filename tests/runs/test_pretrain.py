@@ -158,7 +158,7 @@ def test_frozen_tensors_are_in_the_file_too(tmp_path: Path) -> None:
         ({"train": {"steps": 5}}, "epochs as rounds"),
         ({"train": {"epochs": 2}}, "epochs as rounds"),
         ({"train": {"dp": {"clip": 1.0, "noise": 1.0}}}, "needs? no privacy"),
-        ({"train": {"round_schedule": "step"}}, "cosine by itself"),
+        ({"train": {"round_schedule": "step"}}, "train.round_schedule"),
         ({"model": {"name": "logistic", "larger": ["mlp"]}}, "one model"),
         ({"variants": {"a": {"rounds": 1}}}, "one model"),
         ({"model": {"name": "resnet10", "widht": 8}}, "Did you mean 'width'"),
@@ -180,11 +180,11 @@ def test_files_are_not_replaced_by_mistake(tmp_path: Path) -> None:
 
     new = {"data": DATA, "model": MLP, "train": TRAIN, "rounds": 1}
     refused(r"\.safetensors file", ConfigError, **{**new, "out": tmp_path / "w.pt"})
-    refused("was never begun", resume=True)
+    refused("was never started", resume=True)
     first = pretrain(out, rounds=1)
     refused("exists already", **new)
     refused("is finished", resume=True)
-    refused("neither config nor settings", ConfigError, resume=True, rounds=2)
+    refused("give only out", ConfigError, resume=True, rounds=2)
     with pytest.raises(Killed):
         pretrain(out, overwrite=True, watch=Dies(1))
     refused("not finished", **new)

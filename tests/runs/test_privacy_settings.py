@@ -227,7 +227,7 @@ def test_privacy_refuses_images_scaled_by_each_other() -> None:
 @pytest.mark.parametrize(
     ("given", "rounds", "by", "said"),
     [
-        ({"epsilon": 5.0, "delta": 1e-3}, 3, "prv", "above the wanted 5"),
+        ({"epsilon": 5.0, "delta": 1e-3}, 3, "prv", "above the target 5"),
         ({"noise": 0.05}, 1, "rdp", "too large for the accountant prv"),
     ],
     ids=["more than was planned", "beyond prv"],

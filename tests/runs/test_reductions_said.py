@@ -134,7 +134,7 @@ def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
 def test_methods_of_adapters_say_that_they_train_a_whole_model(method: str) -> None:
     def said(*settings: str) -> list[str]:
         config = load(None, [f"method={method}", "data.samples=120", "data.clients=2", *settings])
-        return [s for s in remarks(simulation_of(first_job(config)), 3) if "all its weights" in s]
+        return [s for s in remarks(simulation_of(first_job(config)), 3) if "all weights" in s]
 
     (sentence,) = said()
     assert "as FedAvg does" in sentence

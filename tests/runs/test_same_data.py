@@ -123,14 +123,14 @@ def test_one_other_cell_is_other_data_for_every_seed(kind: str, change: int, tmp
     other = table(change)
     before = contents(tmp_path / "first")
     for seeds in ([0, 1], [0]):
-        with pytest.raises(RunError, match="local, seed 0: the samples were others"):
+        with pytest.raises(RunError, match="local, seed 0: the samples were different"):
             tailorfl.run(out=tmp_path / "first", extend=True, seeds=seeds, rounds=2, source=other)
     assert contents(tmp_path / "first") == before
     tailorfl.run(settings(kind, seeds=[1]), out=tmp_path / "second", source=other)
     merged = tailorfl.merge([tmp_path / "first", tmp_path / "second"], tmp_path / "merged")[""]
     assert list(merged.table.index) == ["local (first)", "local (second)"]
     assert len(merged.unlike) == 1
-    with pytest.raises(RunError, match="the data are not those"):
+    with pytest.raises(RunError, match="the data differ"):
         restore(tmp_path / "first", source=other)
 
 

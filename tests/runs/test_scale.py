@@ -111,7 +111,7 @@ def test_a_last_evaluation_that_outweighs_training_is_announced() -> None:
     everything = Protocol(("local", "global"))
     said = long_final(sim, everything, rounds=5)
     assert said is not None
-    assert "each of 2,000 personal models on 10,000 samples of the sets global: " in said
+    assert "each of 2,000 personal models to 10,000 samples of the sets global: " in said
     # 2 10^7 outputs; 5 rounds of 100 clients with 18 samples, 3 each
     assert "741 times the work of all training" in said
     assert "eval.max_samples=1000" in said

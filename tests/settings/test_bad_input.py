@@ -276,7 +276,7 @@ def test_a_truncated_checkpoint_gives_way_to_the_one_before(stopped: Path, undis
     truncate(stopped / "checkpoint-000004.safetensors")
     result = CliRunner().invoke(app, ["run", "--resume", "out"])
     assert result.exit_code == 0, result.output
-    assert "warning: passing over a damaged checkpoint in 'out/local/seed-0'" in result.stderr
+    assert "warning: skipping a damaged checkpoint in 'out/local/seed-0'" in result.stderr
     assert "checkpoint-000004.safetensors has 100 bytes instead of" in result.stderr
     assert "LocalTrain seed 0: 6 rounds, resumed after round 2" in result.stderr
     assert_identical(numbers(Path("out")), numbers(undisturbed))

@@ -148,7 +148,7 @@ def test_whole_numbers_beyond_what_is_counted_with(key: str, number: int) -> Non
         ("published={runs: true}", "which should be how many runs"),
         ("published={ditto: {clients: 0.5}}", "which should be a list of numbers"),
         ("published={ditto: {clients: [0.5, x]}}", "which should be a list of numbers"),
-        ("variants={a: {variants: {b: {}}}}", "no variants of its own"),
+        ("variants={a: {variants: {b: {}}}}", "'a' needs a name and cannot contain"),
         ("variants={'': {}}", "needs a name"),
     ],
 )

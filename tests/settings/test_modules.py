@@ -171,12 +171,12 @@ def test_a_result_folder_runs_no_code_by_surprise(mine: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["model=shutil:rmtree"], "Python's own library"),
+        (["model=shutil:rmtree"], "Python's standard library"),
         (["--import", "nowhere.py"], "there is no such file"),
         (["--import", "no_such_module_here"], "No module named"),
         (["--import", "numpy.py"], "another module is called 'numpy'"),
         (["--import", "broken.py"], "ZeroDivisionError"),
-        (["model=MINE:missing"], "has no 'missing', but"),
+        (["model=MINE:missing"], "has no 'missing', only"),
         (["model=MINE:number"], "cannot be called"),
         (["model=MINE:MyDitto"], "cannot be called"),
         (["method=MINE:small"], "should be a class made from tailorfl.Method"),

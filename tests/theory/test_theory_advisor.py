@@ -240,7 +240,7 @@ def test_clients_without_two_samples_are_left_out() -> None:
     assert advice.facts.used == CLIENTS - 2
     for kept in (0, 1):
         train = tuple(rows if i < kept else rows[:1] for i, rows in enumerate(whole.train))
-        with pytest.raises(DataError, match=f"here {kept} of {CLIENTS} have them"):
+        with pytest.raises(DataError, match=f"only {kept} of {CLIENTS} clients have them"):
             advise(dataclasses.replace(whole, train=train), model_for(source), TrainConfig())
 
 

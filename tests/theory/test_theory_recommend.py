@@ -48,7 +48,7 @@ def test_fedclup_has_the_settings_of_corollary_2() -> None:
     assert found.options == {"lam": 1.0, "gamma": "theory", "smoothness": 10.0}
     assert found.train == {"lr": 0.0909, "steps": 35, "batch_size": 0}
     assert found.rounds == math.ceil(math.log(1e-3) / math.log(0.8625)) == 47
-    assert "gamma = 0.55, K = 35, rate 0.863 a round" in found.why
+    assert "gamma = 0.55, K = 35, rate 0.863 per round" in found.why
 
 
 @pytest.mark.parametrize(("lam", "beta"), [(1.0, 0.55), (0.5, 0.525), (30.0, 2.0), (100.0, 2.0)])
@@ -317,9 +317,9 @@ def test_corollary_1_needs_a_curvature_and_a_noise(broken: dict[str, float]) -> 
 
 def test_nothing_to_learn_from_is_an_error() -> None:
     for changes in ({"gaps": np.zeros(CLIENTS)}, {"gaps": np.full(CLIENTS, math.inf)}):
-        with pytest.raises(DataError, match="so there is no noise to weigh"):
+        with pytest.raises(DataError, match="so there is no noise to compare"):
             advised(**changes)
-    with pytest.raises(DataError, match="so there is no noise to weigh"):
+    with pytest.raises(DataError, match="so there is no noise to compare"):
         advised(dataclasses.replace(CURVED, smoothness=0.0))
 
 
@@ -330,7 +330,7 @@ def test_intervals_come_from_resampled_clients() -> None:
         assert 0 < interval.low <= interval.value <= interval.high
         assert interval.high < 1
     assert advice.facts.radius.low < advice.facts.radius.value < advice.facts.radius.high
-    assert not any("cannot be told from 0" in note for note in advice.notes)
+    assert not any("cannot be distinguished from 0" in note for note in advice.notes)
     assert advised(dataclasses.replace(CURVED, smoothness=0.8)).lam.value > 0
     few = advised(rows=uneven((4,) * CLIENTS), rho2=0.3, gram=1e4 * np.eye(CLIENTS))
     assert few.corollary is not None

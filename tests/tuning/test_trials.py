@@ -43,7 +43,8 @@ def test_a_budget_is_trials_rounds_and_seeds(text: str, seeds: int | list[int], 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "no budget"), ("0", "no budget"), ("3x", "no budget"), ("2x10", "10 rounds")]
+    ("text", "message"),
+    [("", "not a budget"), ("0", "not a budget"), ("3x", "not a budget"), ("2x10", "10 rounds")],
 )
 def test_what_is_no_budget_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -61,7 +61,7 @@ def measure(
     """
     until = time.perf_counter() + seconds
     with torch.random.fork_rng(devices=[]):
-        watch("finding out how long a round is")
+        watch("measuring how long a round takes")
         round_, everyone = _round(sim, seconds)
         engines = candidates(round_, config.engine.chunk)
         try:
@@ -119,7 +119,7 @@ def _next(sim: Simulation, sampled: tuple[int, ...], training: tuple[int, ...]) 
         if sim.round >= FIRST_ROUNDS:
             raise ConfigError(
                 f"in the first {FIRST_ROUNDS} rounds of {sim.method.title} no client takes a training step, so there "
-                "is nothing to measure; look at train.epochs, train.steps and the sizes of the clients"
+                "is nothing to measure; check train.epochs, train.steps and the numbers of samples of the clients"
             )
         round_.run(Sequential())
         round_ = Round(sim, sampled, training)

@@ -121,28 +121,26 @@ def recommend(timings: Sequence[Way]) -> EngineRecommendation:
     if len(equal) > 1:
         rivals = ", ".join(timing.name for timing in equal if timing is not chosen)
         warnings.append(
-            f"as fast within the noise of this measurement: {rivals}; the simplest setting was taken"
+            f"equally fast within the noise of this measurement: {rivals}; the simplest setting is recommended"
         )
     if chosen.times_faster < 1 - SAME:
         warnings.append(
-            f"the plain loop is {1 / chosen.times_faster:.2f} x faster than any engine here; it has no states and no "
-            "checks, and does nothing of what a method adds to FedAvg"
+            f"the plain loop is {1 / chosen.times_faster:.2f} x as fast as the fastest engine; it has no states and no "
+            "checks, and omits what a method adds to FedAvg"
         )
     warnings += [_rounded(chosen, timing) for timing in candidates if timing.precision != FULL]
     workers = _workers(timings, chosen)
     if workers is not None:
         reasons.append(
-            f"{workers.name}: {wall(chosen) / wall(workers):.2f} x the speed of {chosen.name} by the clock on the wall"
+            f"{workers.name}: {wall(chosen) / wall(workers):.2f} x the speed of {chosen.name} in wall-clock time"
         )
         chosen = workers
     repeats = min(len(timing.seconds) for timing in timings if timing.seconds)
     if repeats < ENOUGH:
-        warnings.append(f"only {repeats} repetitions fitted into the time; --seconds gives more")
+        warnings.append(f"only {repeats} repetitions fitted into the time; increase --seconds")
     busy = sum(loop.wall_seconds) / max(sum(loop.seconds), 1e-12)
     if busy > BUSY:
-        warnings.append(
-            f"the clock on the wall shows {busy:.1f} x the time of the process: other work kept the machine busy"
-        )
+        warnings.append(f"wall-clock time is {busy:.1f} x the process time: other work kept the machine busy")
     return EngineRecommendation(chosen.settings, chosen.name, tuple(reasons), tuple(warnings))
 
 
@@ -180,8 +178,8 @@ def _rounded(chosen: Way, rival: Way) -> str:
     if paired(chosen.seconds, rival.seconds)[0] < WORTH_ROUNDING:
         return f"{settings} is not worth it here: {times:.2f} x the speed of {chosen.name}"
     return (
-        f"{settings} is {times:.2f} x the speed of {chosen.name}, and rounds what goes into products to 8 bits: where "
-        f"that does no harm, {rival.settings}"
+        f"{settings} is {times:.2f} x the speed of {chosen.name}, but rounds the factors of products to 8 bits; if "
+        f"that does no harm, set {rival.settings}"
     )
 
 

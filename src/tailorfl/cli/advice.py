@@ -76,7 +76,7 @@ def pilot(config: ExperimentConfig, clients: int, rounds: int | None, watch: Cal
     from tailorfl.theory.advisor import advise
 
     check(config)
-    without_variants(config, "each a federation or training of its own", "advise on")
+    without_variants(config, "each a separate federation or training", "advise on")
     if config.model.larger:
         raise ConfigError("the pilot compares weights, so it needs one architecture; leave out model.larger")
     rounds = min(max(config.rounds, LEAST_ROUNDS), MOST_ROUNDS) if rounds is None else rounds
@@ -122,7 +122,7 @@ def show_advice(console: Console, config: ExperimentConfig, advice: Advice) -> N
     show_table(console, _transfer(advice))
     for note in advice.notes:
         say(console, f"note: {note}")
-    console.print("\nto be pasted into an experiment:", highlight=False)
+    console.print("\nto paste into an experiment:", highlight=False)
     text = _yaml(fragment(advice, config), console.width)
     console.print(Text(text), highlight=False, soft_wrap=True, end="")
 
@@ -179,7 +179,7 @@ def _transfer(advice: Advice) -> Table:
             transfer.clients, transfer.v2, transfer.lam, transfer.alpha, transfer.own_weight, strict=True
         )
     ]
-    heads = ("client", "spread v_k", "lam_k", "weight alpha_k", "keeps of its own")
+    heads = ("client", "spread v_k", "lam_k", "weight alpha_k", "own share")
     more = f"{len(rows) - SHOWN} more clients in --json" if len(rows) > SHOWN else None
     return make_table("PerFed-CKT (Theorem 4.2)", heads, rows[:SHOWN], caption=more)
 
@@ -240,13 +240,13 @@ def show_bench(console: Console, times: Bench) -> None:
     if is_part:
         say(
             console,
-            "a round of all clients takes too long for --seconds, so times are those of a part of them",
+            "a round of all clients takes too long for --seconds, so only some of the clients were timed",
         )
     if times.features:
         say(console, times.features)
     say(
         console,
-        "the plain loop is FedAvg's: it takes as many gradients as the method and does nothing of what the method adds",
+        "the plain loop runs FedAvg: it computes as many gradients as the method, but nothing that the method adds",
     )
     clock = (
         "process seconds of one thread" if times.clock == "process" else f"seconds, {times.threads} threads"
@@ -263,7 +263,7 @@ def show_bench(console: Console, times: Bench) -> None:
 
 def _way_cells(engine: Way) -> tuple[str, ...]:
     """Return the cells of one way to compute the round."""
-    note = engine.note if engine.workers == 1 else f"{engine.note}; by the clock on the wall".lstrip("; ")
+    note = engine.note if engine.workers == 1 else f"{engine.note}; wall-clock time".lstrip("; ")
     if not engine.seconds:
         return (engine.name, *5 * ("–",), note)
     low, high = engine.spread

@@ -108,7 +108,7 @@ Imports = Annotated[
         "--import",
         callback=_load,
         metavar="MODULE",
-        help="A module or FILE.py of your own, whose models, methods and data the experiment may name.",
+        help="Your own module or FILE.py; the experiment may name its models, methods and data.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
@@ -158,8 +158,8 @@ def without_variants(config: ExperimentConfig, each: str, do: str) -> None:
     """Raise ConfigError for an experiment with variants; `each` describes them, `do` is the verb for one of them."""
     if config.variants:
         raise ConfigError(
-            f"'{config.name}' has variants ({', '.join(config.variants)}), {each}; {do} one: give its settings as "
-            "KEY=VALUE beside variants={}"
+            f"'{config.name}' has variants ({', '.join(config.variants)}), {each}; {do} one of them: give its settings "
+            "as KEY=VALUE, and variants={}"
         )
 
 

@@ -56,7 +56,7 @@ def show(
     from tailorfl.runs.build import make_federation
 
     config = experiment(arguments)
-    without_variants(config, "each with data of its own", "look at")
+    without_variants(config, "each with its own data", "look at")
     with messages(stderr()):
         view = overview(make_federation(config, config.data.seed_of(config.seeds[0])))
     console = stdout()
@@ -81,7 +81,7 @@ def show_overview(console: Console, view: Overview, most: int) -> None:
         for figure in view.figures
     ]
     title = f"{view.num_clients:,} training clients, by their training samples"
-    caption = "at random: the same samples dealt at random to clients of these sizes"
+    caption = "at random: the same samples distributed at random to clients of these sizes"
     show_table(console, make_table(title, ("", "value", "at random"), rows, prose=("",), caption=caption))
     for name, samples in view.further.items():
         say(console, f"{'public set' if name == 'public' else f'shifted set {name}'}: {samples:,} samples")

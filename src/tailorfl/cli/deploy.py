@@ -36,7 +36,8 @@ Keys = Annotated[
 Insecure = Annotated[
     bool,
     typer.Option(
-        "--insecure", help="No keys: nothing is encrypted and anybody may join. To try it on one machine."
+        "--insecure",
+        help="No keys: nothing is encrypted and anybody may join. Only for trials on one machine.",
     ),
 ]
 Health = Annotated[
@@ -63,8 +64,10 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-Format = Annotated[LogFormat, typer.Option("--log-format", help="Lines for people, or an object a line.")]
-Level = Annotated[LogLevel, typer.Option("--log-level", help="What is said at least.")]
+Format = Annotated[
+    LogFormat, typer.Option("--log-format", help="Lines of text, or one JSON object per line.")
+]
+Level = Annotated[LogLevel, typer.Option("--log-level", help="Least severe level to log.")]
 
 
 class _Stamped(logging.Handler):
@@ -232,7 +235,7 @@ def leave_command(results: Path, client: str) -> None:
     from tailorfl.deploy.membership import take_off
 
     take_off(results, client)
-    say(stdout(), f"'{client}' is neither asked nor waited for from the next round on")
+    say(stdout(), f"from the next round on, the server neither asks '{client}' nor waits for it")
 
 
 @app.command("join")
@@ -247,7 +250,7 @@ def join_command(results: Path, client: str) -> None:
     from tailorfl.deploy.membership import let_in
 
     let_in(results, client)
-    say(stdout(), f"'{client}' takes part from the round on that begins after it has connected")
+    say(stdout(), f"once connected, '{client}' takes part from the next round on")
 
 
 @app.command("keys")
@@ -309,7 +312,7 @@ def policy_command(
     if out.exists():
         raise ConfigError(f"'{out}' exists already; choose another file (-o)")
     write_text(out, template(config))
-    say(stdout(), f"{out} says what a client allows: tailorfl client ... --policy {quoted(out)}")
+    say(stdout(), f"{out} sets what a client allows: tailorfl client ... --policy {quoted(out)}")
     if config is not None:
         say(stdout(), f"the experiment's digest: {experiment_digest(config)}")
 
@@ -329,4 +332,4 @@ def audit_command(state: Path) -> None:
     lines = verified(state)
     left = ("time (UTC)", "experiment", "kind")
     show_table(stdout(), make_table(None, HEADS, table_rows(lines), left=left, prose=("what",)))
-    say(stdout(), f"{len(lines)} lines, each as it was written")
+    say(stdout(), f"{len(lines)} lines, all unchanged")

@@ -152,7 +152,7 @@ def _models() -> Iterator[Entry]:
 
 OF_ALL = {
     "group": "kind of the groups that clients are made of",
-    "bins": "for a regression: so many ranges of the target, with equally many samples, stand for classes",
+    "bins": "for a regression: number of equally filled ranges of the target that stand for classes",
 }
 """Descriptions of the options that the library adds to those of a partition's function."""
 

@@ -48,7 +48,7 @@ def report(
 
     keys = [] if columns is None else columns.split(",")
     if keys and latex is None:
-        raise ConfigError("--columns chooses columns of the LaTeX table; use it with --latex FILE")
+        raise ConfigError("--columns chooses columns of the LaTeX table; add --latex FILE")
     page_file = out if out is not None and out.suffix.lower() == ".html" else None
     federations = None if out is None else _federations(folders)
     if federations is not None and out is not None:
@@ -103,7 +103,7 @@ def _results(
 
     if len(folders) > 1 and out is None:
         raise ConfigError(
-            f"a report of {len(folders)} result folders needs its own place; use --out RESULTS or --out FILE.html"
+            f"a report of {len(folders)} result folders needs --out; use --out RESULTS or --out FILE.html"
         )
     if out is None or (len(folders) == 1 and page_file is not None):
         return results(folders[0])
@@ -200,7 +200,7 @@ def gains(
         say(console, note, style="dim")
     if len(clients.seeds) > 1:
         seeds = ", ".join(map(str, clients.seeds))
-        say(console, f"Numbers are of seed {clients.seed}; --seed takes another of {seeds}.", style="dim")
+        say(console, f"Numbers are for seed {clients.seed}; --seed chooses another of {seeds}.", style="dim")
 
 
 def check(folder: ResultFolder, as_json: AsJson = False) -> None:
@@ -224,8 +224,8 @@ def check(folder: ResultFolder, as_json: AsJson = False) -> None:
             say(stdout(), f"{name}: {'; '.join(text for _, text in problems) or 'whole'}")
     if damaged:
         raise RunError(
-            f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or do them again with "
-            f"--resume {quoted(folder)} (first move away the folders of those that are not finished)"
+            f"{damaged} jobs of '{folder}' are damaged; restore them from a copy, or run them again with --resume "
+            f"{quoted(folder)} (first move away the folders of unfinished ones)"
         )
 
 

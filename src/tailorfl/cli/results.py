@@ -86,14 +86,14 @@ def shorter(config: ExperimentConfig, seconds: float) -> list[str]:
     cores = os.cpu_count() or 1
     remedies = []
     if cores > 1 and config.engine.workers < 2 and config.engine.device == "cpu":
-        remedies.append(f"engine.workers={cores} (processes that run clients, with the same numbers)")
+        remedies.append(f"engine.workers={cores} (processes that run clients, with the same results)")
     if config.data.samples is None:
         remedies.append("data.samples=N (fewer samples) for a first look")
     if len(config.seeds) > 1:
         remedies.append("seeds=1 for a first look")
-    remedies.append("fraction=0.2 (fewer clients a round)" if config.fraction == 1 else "fewer rounds")
+    remedies.append("fraction=0.2 (fewer clients per round)" if config.fraction == 1 else "fewer rounds")
     return [
-        f"That is long. What helps: {'; '.join(remedies)}.",
+        f"That is long. To shorten it: {'; '.join(remedies)}.",
         "tailorfl bench with the same settings measures which engine settings are fastest.",
     ]
 
@@ -226,7 +226,7 @@ def show_tuning(console: Console, tuning: Tuning) -> None:
     rank_of, higher = tuning.ranks(), tuning.methods[0].higher_is_better
     metric = tuning.metric.replace("_", " ")
     ordered = sorted(tuning.methods, key=lambda method: rank_of[method.label] or len(rank_of) + 1)
-    title = f"{config.name}: chosen by validation {metric}, {tuning.samples:,} samples a method"
+    title = f"{config.name}: chosen by validation {metric}, {tuning.samples:,} samples per method"
     heads = ["Method", "Rank", "Validation", "Trials", "Chosen"]
     rows = [(names[method.label], *_row(method, rank_of[method.label])) for method in ordered]
     show_table(console, make_table(title, heads, rows, prose=("Chosen",)))
@@ -244,14 +244,14 @@ def show_tuning(console: Console, tuning: Tuning) -> None:
         if method.best is None:
             say(
                 console,
-                f"{names[method.label]}: no trial came to its end, so its settings are those of the experiment",
+                f"{names[method.label]}: no trial was completed, so its settings are those of the experiment",
             )
         if failed:
             count = f"{len(failed)} of {len(method.trials)} trials failed"
             say(console, f"{names[method.label]}: {count}, the first: {failed[0].reason}")
     if config.train.dp is not None:
-        say(console, "The ε of a comparison does not count what tuning reveals of validation data.")
-    say(console, f"{'higher' if higher else 'lower'} is better; no test sample was looked at", style="dim")
+        say(console, "The ε of a comparison does not count what tuning reveals about validation data.")
+    say(console, f"{'higher' if higher else 'lower'} is better; no test sample was used", style="dim")
 
 
 def _score(value: float | None) -> str:
@@ -279,8 +279,10 @@ def _show_edges(console: Console, tuning: Tuning, names: Mapping[str, str]) -> N
     ]
     if edges:
         is_widened = tuning.plan.request.widen
-        advice = "a larger budget goes further" if is_widened else "--widen tries values beyond them"
-        say(console, f"At the edge of what was tried: {', '.join(edges)}; {advice}.")
+        advice = (
+            "a larger budget tries values beyond them" if is_widened else "--widen tries values beyond them"
+        )
+        say(console, f"At the edge of the values tried: {', '.join(edges)}; {advice}.")
 
 
 def show_plan(console: Console, plan: Plan, workers: int, quiet: bool) -> None:

@@ -165,13 +165,11 @@ def _check_options(ctx: typer.Context) -> None:
     chosen = typed(ctx, "out", "overwrite", "resume", "extend")
     continues = "--resume" in chosen or "--extend" in chosen
     if typed(ctx, "force") and not continues:
-        raise ConfigError(
-            "--force is for --resume and --extend; a new experiment has nothing that could differ"
-        )
+        raise ConfigError("--force is only for --resume and --extend; leave it out for a new experiment")
     if continues and len(chosen) > 1:
         raise ConfigError(
-            f"{' and '.join(chosen)} are given together, but --resume and --extend alone name the folder and what "
-            "is done with what is in it; leave out the others"
+            f"{' and '.join(chosen)} are given together, but --resume and --extend already name the folder and what to "
+            "do with it; give only one of these options"
         )
 
 
@@ -328,7 +326,7 @@ def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
         certify(unlearning, out)
         say(
             stdout(),
-            f"'{unlearning.name}' is unlearned: the remaining clients trained anew without it, and {out / NAME} "
+            f"'{unlearning.name}' is unlearned: the remaining clients trained again without it, and {out / NAME} "
             f"certifies it. Its share is still in {quoted(unlearning.folder)}, and at every client in "
             f"STATE/{slug(unlearning.config.name)}; delete these, but keep STATE/left.jsonl.",
         )
@@ -337,8 +335,8 @@ def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
     write_text(file, experiment_without(unlearning).to_yaml(brief=True))
     say(
         stdout(),
-        f"The samples are with the clients, so they train anew without '{unlearning.name}'. Give them {quoted(file)}, "
-        "which they accept as they did the first experiment, and start the server with its --listen and --keys:\n"
+        f"The clients hold the samples, so they train again without '{unlearning.name}'. Give them {quoted(file)}, "
+        "which they accept like the first experiment, and start the server with its --listen and --keys:\n"
         f"tailorfl server {quoted(file)} --out {quoted(out)}\n"
         "Once it has finished, the same tailorfl unlearn command writes the certificate.",
     )
@@ -364,5 +362,5 @@ def _show_replays(unlearning: Unlearning) -> None:
     seconds = human_seconds(sum(replay.seconds for replay in unlearning.replays))
     say(
         stdout(),
-        f"To unlearn '{unlearning.name}', {unlearning.rounds:,} rounds have to be replayed; the run took {seconds}.",
+        f"To unlearn '{unlearning.name}', {unlearning.rounds:,} rounds must be replayed; the run took {seconds}.",
     )

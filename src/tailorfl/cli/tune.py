@@ -67,8 +67,8 @@ def command(
         chosen = typed(ctx, "budget", "sampler", "seed", "widen", "out")
         if named := ["an experiment", *chosen] if arguments else chosen:
             raise ConfigError(
-                f"--resume goes on with what the folder was begun with, but {' and '.join(named)} is given too; leave "
-                "it out, or tune anew in another folder"
+                f"--resume continues with the settings the tuning was started with, but {' and '.join(named)} is given "
+                "too; leave it out, or start a tuning in another folder"
             )
     import_tensordict()
     from tailorfl.report.progress import messages
@@ -104,7 +104,10 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
         TailorflError: the request cannot be tuned, or the tuning fails.
     """
     if request.extend is not None:
-        raise ConfigError("--tune is for a new comparison; --extend adds to one whose settings are chosen")
+        raise ConfigError(
+            "--tune is for a new comparison, but --extend adds to one whose settings are already chosen; leave out "
+            "one of the two"
+        )
     from tailorfl.report.progress import messages
     from tailorfl.runs.folders import new_folder
     from tailorfl.tuning.plan import REQUEST, TUNED, begin, discard, plan_in

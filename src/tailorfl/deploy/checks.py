@@ -46,7 +46,7 @@ def read_description(packet: Packet, most: int) -> Mapping[str, Any]:
         packet.fact("index", int)
         packet.fact("total", int)
     elif not isinstance(source.get("features"), list):
-        raise MessageError("it names no features of its data")
+        raise MessageError("it does not list the features of its data")
     check_sizes(sizes, PARTS if shared else ("all",), most)
     return packet.facts
 
@@ -54,7 +54,7 @@ def read_description(packet: Packet, most: int) -> Mapping[str, Any]:
 def check_sizes(sizes: Mapping[str, Any], parts: Sequence[str], most: int) -> None:
     """Raise MessageError if sizes are not numbers of samples, or add up to more than `most`."""
     if any(type(sizes.get(part)) is not int or sizes[part] < 0 for part in parts):
-        raise MessageError(f"its sizes are {str(sizes)[:80]}, but expected are numbers of samples")
+        raise MessageError(f"its sizes are {str(sizes)[:80]}; expected numbers of samples")
     if sum(sizes[part] for part in parts) > most:
         raise MessageError(
             f"its sizes are {str(sizes)[:80]}, but a client has at most {most:,} samples (deploy.max_samples)"
@@ -73,7 +73,7 @@ def usable(
             elif answer.fate == "refused":
                 refused[name] = answer.reason
         except (MessageError, DataError) as error:
-            refused[name] = f"what it says of its data cannot be used: {error}"
+            refused[name] = f"its description of its data cannot be used: {error}"
     return usable
 
 
@@ -90,11 +90,13 @@ def check_share(name: str, facts: Mapping[str, Any], central: Federation, taken:
     if not 0 <= number < len(central) or number in taken or facts["total"] != len(central):
         raise DataError(
             f"'{name}' says that it is client {number + 1} of {facts['total']}, but the experiment's data have "
-            f"{len(central)} clients, each once"
+            f"{len(central)} clients, and each may connect only once"
         )
     sizes = {part: int(central.sizes(part)[number]) for part in PARTS}
     if facts["sizes"] != sizes or facts["source"] != decode(encode(source_facts(central.source))):
-        raise DataError(f"'{name}' has other samples than the experiment's data give client {number + 1}")
+        raise DataError(
+            f"the samples of '{name}' differ from those that the experiment's data give client {number + 1}"
+        )
 
 
 def features_of(descriptions: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[str]]:
@@ -151,7 +153,7 @@ def unfit(
     def check(names: Sequence[str]) -> None:
         if len({descriptions[name]["index"] is None for name in names}) > 1:
             raise ConfigError(
-                "some clients have files of their own (--data) and others have not; give all of them one"
+                "some clients have their own file (--data) and others do not; give every client a file, or none"
             )
         if central is None or any(descriptions[name]["index"] is None for name in names):
             shared_columns(features_of(descriptions, names))
@@ -173,7 +175,7 @@ def check_finite(value: Any, name: str = "") -> None:
         for part in value:
             check_finite(part, name)
     elif isinstance(value, int | float) and not abs(value) <= LARGEST_FLOAT:
-        raise DataError(f"the constants of all clients' samples hold {value:g} ({name})")
+        raise DataError(f"the constants computed from all clients' samples contain {value:g} ({name})")
 
 
 def change_of(reply: Mapping[str, Tensor], payload: TensorDict) -> float:
@@ -209,7 +211,8 @@ def check_change(change: float, largest: float) -> None:
     """Raise MessageError if a reply changes the server's message by more than `largest`."""
     if change > largest:
         raise MessageError(
-            f"its reply changes what was sent by {change:.3g} (L2 norm), more than deploy.max_norm = {largest:.3g}"
+            f"its reply differs from the server's message by {change:.3g} (L2 norm), more than deploy.max_norm = "
+            f"{largest:.3g}"
         )
 
 
@@ -229,7 +232,7 @@ def metrics_of(packet: Packet, names: Iterable[str], may_lack: bool) -> dict[str
         if value is not None or not may_lack:
             check_number(name, value)
     if metrics.keys() != set(names):
-        raise MessageError(f"it reports other numbers than {', '.join(sorted(names)) or 'none'}")
+        raise MessageError(f"it does not report the expected numbers: {', '.join(sorted(names)) or 'none'}")
     return {k: torch.tensor(math.nan if v is None else float(v)) for k, v in metrics.items()}
 
 
@@ -240,7 +243,7 @@ def check_number(name: str, value: Any) -> None:
     low, high = max(low - ROUNDING, -LARGEST_NUMBER), min(high + ROUNDING, LARGEST_NUMBER)
     if not number or not low <= value <= high:
         raise MessageError(
-            f"what it reports is no number from {low:g} to {high:g}: {name[:40]} = {str(value)[:40]}"
+            f"it reports {name[:40]} = {str(value)[:40]}; expected a number from {low:g} to {high:g}"
         )
 
 
@@ -258,17 +261,17 @@ def records_of(packet: Packet, client: int, round: int, samples: Mapping[str, in
     records: list[Record] = []
     for row in packet.fact("records", list):
         if not isinstance(row, dict) or row.get("client") != client or row.get("round") != round:
-            raise MessageError(f"a record is not of client {client} after round {round}: {str(row)[:80]}")
+            raise MessageError(f"a record is not for client {client} after round {round}: {str(row)[:80]}")
         if row.get("set") not in samples or row.get("model") not in ("personal", "global"):
-            raise MessageError(f"a record is of no set or model that was asked for: {str(row)[:80]}")
+            raise MessageError(f"a record is for a set or model that was not requested: {str(row)[:80]}")
         if row.get("samples") != samples[row["set"]] or "loss" not in row:
-            raise MessageError(f"a record has other samples than the client, or no loss: {str(row)[:80]}")
+            raise MessageError(f"a record has the wrong number of samples, or no loss: {str(row)[:80]}")
         for name, value in row.items():
             if name not in OF_RECORD and value is not None:
                 check_number(name, value)
         records.append({k: math.nan if v is None else v for k, v in row.items()})
     if len({(row["set"], row["model"]) for row in records}) < len(records):
-        raise MessageError("it has two records of one set and model")
+        raise MessageError("it has two records for the same set and model")
     return records
 
 

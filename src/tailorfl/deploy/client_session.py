@@ -132,10 +132,10 @@ class ClientSession:
             return failure(str(error), type(error).__name__)
         # details of samples, files or a method's numbers stay here
         if not isinstance(error, TailorflError):
-            log.error("what the server asked for has failed", exc_info=error)
+            log.error("the server's request has failed", exc_info=error)
         self._notify(f"failed: {type(error).__name__}: {error}")
-        kind = FAILURES.get(type(error), f"it has failed with {type(error).__name__}")
-        return failure(f"{kind}; its own log says more", "failed")
+        kind = FAILURES.get(type(error), f"it failed with {type(error).__name__}")
+        return failure(f"{kind}; its log has the details", "failed")
 
     @property
     def log(self) -> ReleaseLog:
@@ -154,10 +154,10 @@ class ClientSession:
         if self.leaves or (jobs and list(jobs.values())[-1]):
             return ""
         if not jobs:
-            return "the server has nothing more to do, and this client took part in nothing"
+            return "the server has finished, and this client took part in no job"
         return (
-            f"the server has nothing more to do, but this client has no model of its last job ({list(jobs)[-1][:8]}); "
-            "its private state is kept: start it again while the server runs"
+            f"the server has finished, but this client has no model of its last job ({list(jobs)[-1][:8]}); its "
+            "private state is kept: start the client again while the server runs"
         )
 
     def _leave(self) -> Release:
@@ -166,7 +166,7 @@ class ClientSession:
         return Release(failure("it leaves for good", LEFT))
 
     def _refuse_failure(self, question: Packet) -> Release:
-        raise MessageError("a failure is no question")
+        raise MessageError("the server sent a failure instead of a question")
 
     def _goodbye(self, question: Packet) -> Release:
         self.ended = True
@@ -217,7 +217,8 @@ class ClientSession:
         self.policy.check_federation(names, rows)
         if self.data.name not in names or seed not in config.seeds:
             raise MessageError(
-                f"'summarise' is not for client '{self.data.name}' with a seed of the experiment"
+                f"the server asks for the summary of another client than '{self.data.name}', or for a seed that the "
+                "experiment does not have"
             )
         joins = question.facts.get("joins") is True  # then only numbers of samples are sent
         logged = None if joins else LoggedQuestion("summarise", digest, seed, question.digest())
@@ -229,11 +230,13 @@ class ClientSession:
             content = packet.digest()
             if self.policy.needs_noise and not joins and (summary.get("columns") or summary.get("pixels")):
                 raise PolicyError(
-                    "sums of its rows would leave without noise; the experiment needs data.options.constants (of "
+                    "sums of its rows would leave without noise; set data.options.constants in the experiment (for "
                     "images data.options.scaling=public)"
                 )
             if before is not None and before[1] != content:
-                raise PolicyError("its summary would be another one than before: its file has changed since")
+                raise PolicyError(
+                    "its summary would differ from the one it sent before: its file has changed since"
+                )
         except (DataError, PolicyError) as error:
             # a second question could probe what is refused and what is not
             return Release(self._failed(error), logged)
@@ -247,8 +250,8 @@ class ClientSession:
         before = self.log.answered(question)
         if before is not None and before[0] != question.digest:
             raise MessageError(
-                f"this client has given its {what} to another question already, and answers each once; begin under "
-                "another name"
+                f"this client has already sent its {what} in answer to a different question, and sends it only once; "
+                "give the experiment another name"
             )
         return before
 
@@ -258,7 +261,7 @@ class ClientSession:
         rounds = agreed.state.rounds
         self._notify(
             f"agreed on {agreed.job.name}: client {agreed.number + 1} of {len(agreed.run.federation)}"
-            + (f", goes on from round {rounds[-1]}" if rounds else "")
+            + (f", continues from round {rounds[-1]}" if rounds else "")
         )
         return Release(Packet("setup", {"digest": agreed.digest}))
 
@@ -278,7 +281,7 @@ class ClientSession:
             if samples.sizes[part] != agreement.sizes[part][number]:
                 raise MessageError(
                     f"client '{name}' has {samples.sizes[part]} {part} samples, but had "
-                    f"{agreement.sizes[part][number]} when it described its data: they have changed since"
+                    f"{agreement.sizes[part][number]} when it described its data: its data have changed since"
                 )
         public = data.public(config, job.seed, common)
         federation = remote_federation(
@@ -312,7 +315,7 @@ class ClientSession:
             agreed = self._jobs.get(digest)
         if agreed is None:
             raise RefusalError(
-                "this client has not agreed on that job, or with other settings", "unknown-job"
+                "this client has not agreed on this job, or only with other settings", "unknown-job"
             )
         self._experiment_name = agreed.job.config.name
         return agreed
@@ -323,20 +326,20 @@ class ClientSession:
         agreed = self._job(question)
         round, acked = self._rounds(agreed, question, first=1)
         if not NEVER <= acked < round:
-            raise MessageError(f"a message for round {round} cannot go on from round {acked}")
+            raise MessageError(f"a message for round {round} cannot continue from round {acked}")
         last_round, last_acked = self.log.latest(agreed.digest)
         if round < last_round or acked < last_acked:
             raise MessageError(
-                f"a message for round {round} goes on from round {acked}, but this client has already answered in "
-                f"round {last_round} (from {last_acked}): the message is an old one, or the server has gone back. To "
-                "begin the experiment anew give it another name"
+                f"a message for round {round} continues from round {acked}, but this client has already answered in "
+                f"round {last_round} (from {last_acked}): the message is old, or the server went back to an earlier "
+                "round. To start the experiment again, give it another name"
             )
         logged = LoggedQuestion("train", agreed.digest, round, _question_digest(question), acked)
         before, attempt = self._only(logged, f"reply of round {round}"), question.fact("attempt", str)
         stored = None if before is None else agreed.state.answer(round)
         if before is not None and stored is not None:
             # with the number of this attempt, which is new if the server was restarted
-            self._notify(f"round {round}: asked again, answered as before")
+            self._notify(f"round {round}: asked again, sent the same answer")
             packet = replace(stored, facts={**stored.facts, "attempt": attempt})
             return Release(packet, logged, before[1], again=True)
         self._state.check_size(self.policy.max_disk)
@@ -351,7 +354,7 @@ class ClientSession:
         reply = flat("reply", result.reply)
         content = Packet("train", {"round": round, "metrics": result.metrics}, reply).digest()
         if before is not None and before[1] != content:
-            raise PolicyError(f"the reply of round {round} would be another one than before")
+            raise PolicyError(f"the reply of round {round} would differ from the one sent before")
         facts = {
             "digest": agreed.digest,
             "round": round,
@@ -372,7 +375,9 @@ class ClientSession:
         """Return the round of a message, and the last accepted round."""
         round, acked = question.fact("round", int), question.fact("acked", int)
         if not first <= round <= agreed.job.rounds:
-            raise MessageError(f"round {round:.8g} is none of the {agreed.job.rounds} that were agreed on")
+            raise MessageError(
+                f"round {round:.8g} is not one of the {agreed.job.rounds} rounds that were agreed on"
+            )
         if acked <= round and self.log.lacks(agreed.digest, acked):
             self._note_missing(agreed, acked)
         return round, acked
@@ -383,8 +388,8 @@ class ClientSession:
         release = Release(Packet("train", about), LoggedQuestion(MISSING, agreed.digest, acked, ""))
         self.log.append(release, 0, agreed.job.config.name, self.policy.delta)
         self._notify(
-            f"the server has accepted a reply of round {acked}, which is not in the log '{self.log.path}': its folder "
-            "is an older copy or a new one. What left since is unknown, so no epsilon holds from now on"
+            f"the server has accepted a reply of round {acked} that is missing from the log '{self.log.path}': the "
+            "folder is an older copy or a new one. It is unknown what has left since, so from now on no epsilon holds"
         )
 
     def _check_affordable(self, uses: Uses) -> None:
@@ -396,8 +401,8 @@ class ClientSession:
         state = None if acked == NEVER else agreed.state.state(acked)
         if acked != NEVER and state is None and not restart:
             raise RefusalError(
-                f"the private state of round {acked} is not on this client's disk any more, or damaged; bring it back, "
-                "or set deploy.lost_state=restart at the server",
+                f"the private state of round {acked} is missing from this client's disk, or damaged; restore it from a "
+                "copy, or set deploy.lost_state=restart at the server",
                 "state-missing",
             )
         agreed.run.begin_at(agreed.number, done, state)
@@ -405,7 +410,7 @@ class ClientSession:
     def _received(self, question: Packet, name: str) -> TensorDict:
         """Return the tensors of a part of a message. Raises MessageError if any tensor of it is not finite."""
         if path := all_finite(question.tensors):
-            raise MessageError(f"what the server sent holds NaN or infinity in '{path}'")
+            raise MessageError(f"the server's message contains NaN or infinity in '{path}'")
         return as_message(question.part(name))
 
     def _evaluate(self, question: Packet) -> Release:

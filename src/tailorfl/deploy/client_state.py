@@ -81,12 +81,12 @@ class StateFolder:
         try:
             return Agreement.read(decode(path.read_text(encoding="utf-8")))
         except (ValueError, MessageError) as error:
-            log.warning("'%s' is damaged, so the server is asked for it again: %s", path, error)
+            log.warning("'%s' is damaged, so the client asks the server for it again: %s", path, error)
             return None
 
     def _agreement(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
-            raise MessageError(f"a job is named by a digest, but this is '{digest[:40]}'")
+            raise MessageError(f"a job's digest is expected, but the message has '{digest[:40]}'")
         return self.path / "agreements" / f"{digest}.json"
 
     def check_size(self, most: int) -> None:
@@ -99,8 +99,8 @@ class StateFolder:
             oldest = sorted(sizes, key=lambda name: (self.path / name).stat().st_mtime)
             listed = ", ".join(f"{name} ({sizes[name]:,} bytes)" for name in oldest[:10])
             raise RunError(
-                f"'{self.path}' holds {sizes.total():,} bytes; max_disk of the policy is {most:,}: take away what is "
-                f"not needed any more (oldest first: {listed}), but for left.jsonl and left.head"
+                f"'{self.path}' holds {sizes.total():,} bytes; max_disk of the policy is {most:,}: delete what you no "
+                f"longer need (oldest first: {listed}), but keep left.jsonl and left.head"
             )
 
 
@@ -125,15 +125,15 @@ class ClientState:
         except (ValueError, TypeError) as error:
             self.release()
             raise RunError(
-                f"'{about}' is damaged, which says whose private states lie beside it; bring it back from a copy, or "
-                "move that folder away and begin under another name"
+                f"'{about}' is damaged, and without it nobody knows which job the private states in its folder belong "
+                "to; restore it from a copy, or move the folder away and give the experiment another name"
             ) from error
         differing = sorted(key for key in {*job, *written} if job.get(key) != written.get(key))
         if differing:
             self.release()
             raise MessageError(
-                f"'{'/'.join(folder.parts[-3:])}' of this client's state holds private states of another job (other: "
-                f"{', '.join(differing)}); give the experiment another name, or move that folder away"
+                f"'{'/'.join(folder.parts[-3:])}' in this client's state folder holds private states of another job "
+                f"(different: {', '.join(differing)}); give the experiment another name, or move that folder away"
             )
 
     def release(self) -> None:
@@ -176,7 +176,7 @@ class ClientState:
         try:
             return Packet.decoded(path.read_bytes())
         except MessageError as error:
-            log.warning("'%s' is damaged, so its round is trained once more: %s", path, error)
+            log.warning("'%s' is damaged, so the client trains its round again: %s", path, error)
             return None
 
     def _answer(self, round: int) -> Path:

@@ -103,7 +103,7 @@ class ConnectedClients:
             self._meet(node, answer, nodes[node])
         present = frozenset(self._names.values())
         for name in sorted(present - self._present):
-            self.notify(f"client '{name}' is there ({len(present)} in all)")
+            self.notify(f"client '{name}' is connected ({len(present)} in all)")
         for name in sorted(self._present - present):
             self.notify(f"client '{name}' is gone")
         self._present = present
@@ -128,7 +128,7 @@ class ConnectedClients:
                 raise MessageError(f"it calls itself '{name[:80]}', but its key is that of '{registered}'")
             if self._members is not None and name not in (*self._members, *self._allowed()):
                 raise MessageError(
-                    f"the federation began without '{name[:80]}': it is of {len(self._members)} clients, "
+                    f"the federation began without '{name[:80]}': it has {len(self._members)} clients, "
                     f"{', '.join(self._members)[:200]}"
                 )
         except MessageError as error:
@@ -138,7 +138,7 @@ class ConnectedClients:
             if self._waits(namesake):
                 return  # unclear which of them is alive: asked again when the old one is done or given up
             if self._exchange({namesake: _HELLO}, DOUBT_SECONDS)[namesake].packet is not None:
-                self._turn_away(node, f"a client '{name}' is there already")
+                self._turn_away(node, f"a client '{name}' is connected already")
                 return
             del self._names[namesake]
         self._names[node] = name
@@ -169,7 +169,7 @@ class ConnectedClients:
             if name in reached:
                 answers[name] = outcomes[reached[name]]
             else:
-                reason = "still at an earlier question" if name in nodes else "not connected"
+                reason = "still answering an earlier question" if name in nodes else "not connected"
                 answers[name] = QuestionOutcome(None, "unavailable", reason)
         return answers
 
@@ -188,7 +188,7 @@ class ConnectedClients:
             if arrival.body is not None:
                 self._silent.discard(late)
                 log.info(
-                    "an answer of '%s' came too late and is not used",
+                    "an answer from '%s' came too late and is not used",
                     self._names.get(late, "a former client"),
                 )
         return node in self._silent

@@ -47,21 +47,21 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
         is_secret = method.sampled(config.sampling) == "bernoulli" and config.fraction < 1
         if privacy is not None and privacy.level == "client" and is_secret:
             raise ConfigError(
-                f"the epsilon of '{line.label}' counts on nobody seeing who takes part (sampling=bernoulli), but a "
-                "deployment shows it on the network and in its trace; take sampling=uniform"
+                f"the epsilon of '{line.label}' holds only if nobody sees who takes part (sampling=bernoulli), but a "
+                "deployment shows it on the network and in its trace; set sampling=uniform"
             )
         if {**config.train.model_dump(), **line.train}["class_weights"] == "federated":
             raise ConfigError(
-                f"'{line.label}' has train.class_weights=federated, which needs every client's samples of each "
-                "class, and those do not leave a client here; take class_weights=client"
+                f"'{line.label}' has train.class_weights=federated, which needs every client's class counts, and those "
+                "do not leave a client here; set class_weights=client"
             )
     problems = {
         "clients cannot choose their best rounds yet; use eval.select=last": config.eval.select != "last",
-        "system describes devices that are simulated, and here they are real; leave it out, or simulate with tailorfl "
-        "run (how many replies a round needs is deploy.min_replies here)": config.system != DEFAULT.system,
-        "engine.precision=auto lets each machine measure what is faster there, and clients of one round would not "
-        "compute alike; use float32, or bfloat16 if every client has it": config.engine.precision == "auto",
-        "engine.precision=tf32 is for GPUs, and deployed clients calculate on their processors; take float32 or "
+        "system describes simulated devices, and a deployment has real ones; leave it out (deploy.min_replies sets how "
+        "many replies a round needs), or simulate with tailorfl run": config.system != DEFAULT.system,
+        "engine.precision=auto lets each machine choose its fastest precision, so the clients of a round would not "
+        "compute alike; use float32, or bfloat16 if all support it": config.engine.precision == "auto",
+        "engine.precision=tf32 is for GPUs, but deployed clients compute on their CPUs; use float32 or "
         "bfloat16": config.engine.precision == "tf32",
         "clients that never train cannot be held out in a deployment; leave out data.heldout_clients and "
         "data.heldout_domain": config.data.heldout_clients or config.data.heldout_domain,
@@ -72,7 +72,9 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
     chosen = () if config.eval.final == DEFAULT.eval.final else config.eval.final  # no warning of a default
     sets = dict.fromkeys((*config.eval.sets, *chosen))
     if dropped := ", ".join(name for name in sets if name not in (*OWN_SETS, "participants")):
-        log.warning("no single client can measure models on %s, so these sets of eval are left out", dropped)
+        log.warning(
+            "a single client cannot evaluate models on %s, so these sets of eval are left out", dropped
+        )
     return config.model_copy(update={"checkpoint_every": 1})
 
 
@@ -110,7 +112,7 @@ def experiment_without(planned: Unlearning) -> ExperimentConfig:
     clients = list(membership.clients.values())
     if any(len(each.groups) > 1 for each in clients):
         raise ConfigError(
-            f"clients joined '{planned.folder}' after it had begun, at moments that no other run would repeat; start a "
+            f"clients joined '{planned.folder}' after it had begun, at moments that no other run can repeat; start a "
             "federation of the remaining clients with tailorfl server"
         )
     excluded = tuple(dict.fromkeys((*config.data.excluded_clients, planned.name, *sorted(membership.left))))
@@ -135,12 +137,12 @@ def certify(planned: Unlearning, out: Path) -> None:
     remaining, done = experiment_without(planned), with_all_options(experiment_in(out))
     if deciding(done.to_dict()) != deciding(with_all_options(remaining).to_dict()):
         raise RunError(
-            f"'{out}' is of another experiment than that of the clients that remain; choose another --out"
+            f"'{out}' holds another experiment than that of the remaining clients; choose another --out"
         )
     for replay in planned.replays:
         if why := trouble(out / replay.job.folder):
             raise RunError(
-                f"{replay.job.name} of the clients that remain {why}; go on with the same tailorfl server command"
+                f"{replay.job.name} of the remaining clients {why}; continue with the same tailorfl server command"
             )
     write_text(out / unlearning.NAME, encode(unlearning.certificate(planned, out), indent=1))
 

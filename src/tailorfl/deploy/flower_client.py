@@ -93,7 +93,7 @@ def body_of(message_id: str, parts: dict[str, bytes]) -> bytes:
     message: Any = inflate_object_from_contents(message_id, parts)
     record = message.content.array_records.get(RECORD) if message.has_content() else None
     if record is None or list(record) != [NAME]:
-        raise ValueError("a message holds no packet")
+        raise ValueError("a message contains no packet")
     body: bytes = record[NAME].numpy().astype(np.uint8).tobytes()
     return body
 
@@ -155,7 +155,7 @@ class Connection:
             try:
                 message = message_from_proto(reply.messages_list[0])
                 body = self._pulled(message, reply.message_object_trees[0])
-                too_large = f"a message of the server has more than {self._largest} bytes"
+                too_large = f"a message from the server has more than {self._largest} bytes"
                 problem = too_large if body is None else ""
                 self.numbers["messages_total"] += 1
                 self.numbers["bytes_down_total"] += len(body or b"")

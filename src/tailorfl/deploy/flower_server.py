@@ -183,7 +183,7 @@ class Link:
         with self._lock:
             letter = self._letters.get(ticket)
             if letter is None:
-                return Arrival(ticket, None, "nobody waits for this answer any more")
+                return Arrival(ticket, None, "the server no longer waits for this answer")
             # Flower's own query for a reply uses the wall clock to decide whether the node is there, and drops its
             # answers from before it left.
             reply = self._state.message_ins_id_to_message_res_id.get(ticket)
@@ -277,7 +277,7 @@ class Link:
     def _turned_away(self, name: str, serial: str) -> str:
         if not self._secured:
             return ""
-        return self._admitted(name, serial) if name else "there is no certificate, or no name in it"
+        return self._admitted(name, serial) if name else "the certificate is missing, or has no name"
 
     def _closed(self, connection: int) -> None:
         """Note that a connection is closed."""
@@ -298,10 +298,10 @@ class Link:
             if node is None:
                 return 404, "this node is not registered"
             if node.name != name or any(m.metadata.src_node_id != number for m in _messages(request)):
-                return 403, "this node is of another certificate"
+                return 403, "this node was registered with another certificate"
             node.sent += len(getattr(request, "object_content", b""))
             if node.sent > self._largest + BESIDE:
-                return 413, f"an answer may have {self._largest} bytes"
+                return 413, f"an answer may have at most {self._largest} bytes"
             node.heard_at = self._awake
             node.connections.add(connection)
             return 0, ""
@@ -376,7 +376,7 @@ def _gate(app: ASGIApp, turned_away: Admitted) -> ASGIApp:
         elif scope["path"] not in DOORS or scope["method"] != "POST":
             status, problem = 404, "Not Found"
         elif not size.isdigit() or int(size) > LARGEST_REQUEST:
-            status, problem = 413, f"a request may have {LARGEST_REQUEST} bytes"
+            status, problem = 413, f"a request may have at most {LARGEST_REQUEST} bytes"
         answer = JSONResponse({"detail": problem}, status) if status else app
         await answer(scope, receive, send)
 

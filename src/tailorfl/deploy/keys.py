@@ -74,8 +74,8 @@ class Tls:
             context.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"'{self.certificate}' and '{self.key}' cannot be used: {error}; take a folder as tailorfl deploy keys "
-                "has written it"
+                f"'{self.certificate}' and '{self.key}' cannot be used: {error}; use a folder as tailorfl deploy keys "
+                "wrote it"
             ) from error
         return context
 
@@ -133,16 +133,16 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
     for name in clients:
         if (existing := folder / "clients" / slug(name)).exists():
             raise ConfigError(
-                f"client '{name}' has a key in '{existing}'; give it another one by --renew {name}"
+                f"client '{name}' already has a key in '{existing}'; replace it with --renew {name}"
             )
         if len(name) > LONGEST_NAME:
             raise ConfigError(
-                f"a client's name may have {LONGEST_NAME} characters, but '{name}' has {len(name)}"
+                f"a client's name may have at most {LONGEST_NAME} characters, but '{name}' has {len(name)}"
             )
     if not (folder / "server" / SERVER).is_file():
         if not hosts:
             raise ConfigError(
-                "say by which name or address clients reach the server: --host server.example.org"
+                "give the name or address at which clients reach the server: --host server.example.org"
             )
         _make_authority(folder, days)
         _make_server(folder, hosts, days)
@@ -188,8 +188,8 @@ def _tls(folder: Path, certificate: str, key: str) -> Tls:
     until = _read(folder / certificate).not_valid_after_utc
     if until < datetime.datetime.now(datetime.UTC):  # the other side would just close the connection
         raise ConfigError(
-            f"the certificate '{folder / certificate}' has run out at {until:%Y-%m-%d %H:%M} UTC; have it renewed "
-            "(tailorfl deploy keys --renew)"
+            f"the certificate '{folder / certificate}' expired at {until:%Y-%m-%d %H:%M} UTC; renew it (tailorfl "
+            "deploy keys --renew)"
         )
     return Tls(folder / AUTHORITY, folder / certificate, folder / key)
 
@@ -202,8 +202,8 @@ def _need(folder: Path, names: Sequence[str]) -> None:
     lacking = [name for name in names if not (folder / name).is_file()]
     if lacking:
         raise ConfigError(
-            f"'{folder}' has no {', no '.join(lacking)}; give a folder that tailorfl deploy keys has written: its "
-            "server/ to the server, one of its clients/ to a client"
+            f"'{folder}' has no {', no '.join(lacking)}; use a folder that tailorfl deploy keys wrote: server/ for the "
+            "server, one in clients/ for a client"
         )
 
 
@@ -241,12 +241,10 @@ def _authority(folder: Path) -> tuple[str, ec.EllipticCurvePrivateKey]:
     """Return the authority's name and its key. Raises ConfigError if the key is missing."""
     path = folder / ROOT_KEY
     if not path.is_file():
-        raise ConfigError(
-            f"'{path}' is not there, which signs certificates; bring it back for as long as it is needed"
-        )
+        raise ConfigError(f"'{path}', which signs certificates, is missing; put it back while you make keys")
     key = serialization.load_pem_private_key(path.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"'{path}' is no key of an elliptic curve, as tailorfl deploy keys makes it")
+        raise ConfigError(f"'{path}' is not an elliptic-curve key, as tailorfl deploy keys makes it")
     return _name(_read(folder / "server" / AUTHORITY)), key
 
 
@@ -288,7 +286,7 @@ def _read(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
-        raise ConfigError(f"'{path}' is no certificate: {error}") from error
+        raise ConfigError(f"'{path}' is not a certificate: {error}") from error
 
 
 def _name(certificate: x509.Certificate) -> str:

@@ -80,7 +80,7 @@ class LocalRun(Simulation):
             return
         start = dict(tree.leaves(store.fresh((client,))))
         if state.keys() != start.keys():
-            raise MessageError("the private state that is kept here has other entries than this job's")
+            raise MessageError("the private state stored here does not have the entries of this job's state")
         store.put((client,), tree.nest(((p, t.unsqueeze(0).clone()) for p, t in state.items()), [1]))
 
     def one_round(self, client: int, message: TensorDict) -> LocalResult:
@@ -129,8 +129,8 @@ class LocalRun(Simulation):
             tail = tensor.shape[tensor.dim() - like.dim() :]
             if tensor.dtype != like.dtype or tensor.dim() < like.dim() or tail != like.shape:
                 raise MessageError(
-                    f"what the server sent: '{path}' is {tensor.dtype} of shape {list(tensor.shape)}, but this model's "
-                    f"is {like.dtype} of shape {list(like.shape)}"
+                    f"in the server's message '{path}' is {tensor.dtype} of shape {list(tensor.shape)}, but this "
+                    f"model's is {like.dtype} of shape {list(like.shape)}"
                 )
 
     def expected_uses(self, client: int, message: TensorDict) -> Uses:
@@ -147,7 +147,7 @@ class LocalRun(Simulation):
             record, _ = counted(group, self.cohort((client,)), message, self.local)
         except (TailorflError, RuntimeError, KeyError, ValueError, IndexError, TypeError) as error:
             raise MessageError(
-                f"what the server sent does not fit {self.method.title}: {type(error).__name__}: {error}"[
+                f"the server's message does not fit {self.method.title}: {type(error).__name__}: {error}"[
                     :400
                 ]
             ) from error
@@ -191,5 +191,5 @@ def hand_over(job: Job, run: LocalRun, client: int, folder: Path) -> str:
         try:
             write(restored, model, folder)
         except ModelError as error:
-            return f"the model of this client stays in its private state, it cannot be exported: {error}"
-    return f"the {model.kind} model of this client after round {run.round} lies in '{folder}'"
+            return f"the model of this client cannot be exported and stays in its private state: {error}"
+    return f"the {model.kind} model of this client after round {run.round} is in '{folder}'"

@@ -108,7 +108,9 @@ class Agreement:
             config = ExperimentConfig.model_validate(self.experiment)
         except ValueError as error:
             raise MessageError(
-                f"the experiment cannot be read; is the server of another version? {error}"[:400]
+                f"the experiment cannot be read; does the server have another version of tailorfl? {error}"[
+                    :400
+                ]
             ) from error
         method = next((m for m in config.methods if m.label == self.label), None)
         if method is None or self.seed not in config.seeds:
@@ -125,9 +127,9 @@ class Agreement:
         try:
             agreement = _READER.validate_python(dict(facts))
         except (TypeError, ValueError) as error:
-            raise MessageError(f"what is to be agreed on cannot be read: {error}"[:400]) from error
+            raise MessageError(f"the proposed agreement cannot be read: {error}"[:400]) from error
         if any(len(agreement.sizes.get(part, ())) != len(agreement.names) for part in PARTS):
-            raise MessageError("what is to be agreed on has not one size for each client")
+            raise MessageError("the proposed agreement does not have one size for each client")
         return agreement
 
     def digest(self, sim: Simulation) -> str:
@@ -196,7 +198,7 @@ class Membership:
             return cls(path, experiment, clients, set(facts["gone"]), handed)
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise RunError(
-                f"'{path}', which says who takes part in the federation, is damaged ({error}); restore it from a copy"
+                f"'{path}', which lists the clients of the federation, is damaged ({error}); restore it from a copy"
             ) from error
 
     def allowed(self) -> set[str]:
@@ -249,9 +251,11 @@ def let_in(out: Path, name: str) -> None:
     """
     names = _names_in(out)
     if not names:
-        raise ConfigError(f"no federation has begun in '{out}'; whoever connects before it does takes part")
+        raise ConfigError(
+            f"no federation has started in '{out}'; clients that connect before it starts take part anyway"
+        )
     if name in names:
-        raise ConfigError(f"'{name}' is a client of the federation in '{out}' already")
+        raise ConfigError(f"'{name}' already is a client of the federation in '{out}'")
     if reason := why_nobody_joins(experiment_in(out)):
         raise ConfigError(reason)
     append_lines(out / ALLOWED, [name])
@@ -263,8 +267,8 @@ def why_nobody_joins(config: ExperimentConfig) -> str:
         privacy = privacy_of(Job(config, line, config.seeds[0]))
         if privacy is not None and privacy.level == "sample" and privacy.noise is None:
             return (
-                f"no client can join '{line.label}' once it has begun: the noise that its epsilon needs is planned for "
-                "the clients that it begins with; give train.dp.noise"
+                f"no client can join '{line.label}' once it has started: the noise for its epsilon is planned for the "
+                "clients at the start; set train.dp.noise"
             )
         method, level = make_method(line.name, line.options), None if privacy is None else privacy.level
         if reason := why_fixed(method, level, len(config.model_of(line).architectures)):

@@ -31,7 +31,7 @@ VERSION = version("tailorfl")
 """Version of tailorfl; server and clients must have the same except for the last number."""
 LEFT = "left"
 """Code of the refusal of a client that leaves a federation for good."""
-SAME_MINOR = "install versions on both that differ in the last number alone"
+SAME_MINOR = "install versions on both that differ only in the last number"
 """Advice for two incompatible versions."""
 LARGEST = 2**31
 """Largest number of bytes of a packet."""
@@ -73,9 +73,7 @@ class Packet:
         )
         body = save(plain, metadata={_FACTS: about})
         if len(body) + DIGEST > LARGEST:
-            raise MessageError(
-                f"a message of {len(body):,} bytes is more than the {LARGEST:,} that may travel"
-            )
+            raise MessageError(f"a message has {len(body):,} bytes; at most {LARGEST:,} can be sent")
         return hashlib.sha256(body).digest() + body
 
     def _same_memory(self) -> dict[str, str]:
@@ -102,38 +100,38 @@ class Packet:
         from safetensors.torch import load
 
         if len(data) > largest:
-            raise MessageError(f"a message has {len(data):,} bytes; at most {largest:,} are taken")
+            raise MessageError(f"a message has {len(data):,} bytes; at most {largest:,} are accepted")
         digest, body = data[:DIGEST], data[DIGEST:]
         if hashlib.sha256(body).digest() != digest:
-            raise MessageError(
-                f"a message of {len(data):,} bytes is not what was sent: its digest is another one"
-            )
+            raise MessageError(f"a message of {len(data):,} bytes was changed on the way: its digest differs")
         try:
             length = int.from_bytes(body[:8], "little")
             if length > len(body):
                 raise ValueError("it ends before its facts do")
             if length > LARGEST_FACTS:
                 raise MessageError(
-                    f"a message has {length:,} bytes of facts; at most {LARGEST_FACTS:,} are taken"
+                    f"a message has {length:,} bytes of facts; at most {LARGEST_FACTS:,} are accepted"
                 )
             about = decode(decode(body[8 : 8 + length])["__metadata__"][_FACTS])
             protocol = about["protocol"]
             if protocol != PROTOCOL:
                 raise MessageError(
-                    f"a message is of protocol {protocol!r}, but this is protocol {PROTOCOL}; use the same version of "
-                    "tailorfl on the server and all clients"
+                    f"a message has protocol {protocol!r}, but this side has protocol {PROTOCOL}; use the same version "
+                    "of tailorfl on the server and all clients"
                 )
             loaded, kind, facts = load(body), about["kind"], about["facts"]
             repeated = {name: loaded[first] for name, first in about["same"].items()}
             size = len(body) + sum(t.nbytes for t in repeated.values())
             if size > largest:
-                raise MessageError(f"a message has {size:,} bytes of tensors; at most {largest:,} are taken")
+                raise MessageError(
+                    f"a message has {size:,} bytes of tensors; at most {largest:,} are accepted"
+                )
             loaded |= {name: tensor.clone() for name, tensor in repeated.items()}
             tensors = {name: loaded.pop(name) for name in about["order"]} | loaded
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise MessageError(f"a message cannot be read: {type(error).__name__}: {error}"[:300]) from error
         if kind not in get_args(Kind) or not isinstance(facts, dict):
-            raise MessageError(f"a message is of no known kind: {str(kind)[:40]!r}")
+            raise MessageError(f"a message has an unknown kind: {str(kind)[:40]!r}")
         return cls(kind, facts, tensors)
 
     def digest(self) -> str:
@@ -187,7 +185,7 @@ def same_shape(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: 
             raise MessageError(f"{what} lacks '{name}'")
     for name, tensor in tensors.items():
         if name not in like:
-            raise MessageError(f"{what} has '{name[:80]}', which was not asked for")
+            raise MessageError(f"{what} has '{name[:80]}', which was not requested")
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
             raise MessageError(
                 f"{what}: '{name}' is {tensor.dtype} of shape {list(tensor.shape)}, but should be {like[name].dtype} "

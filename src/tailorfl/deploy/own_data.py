@@ -63,7 +63,7 @@ class DataShare:
         if self._cache is None or self._cache[0] != key:
             if config.data.path is not None:
                 raise DataError(
-                    f"the experiment's data lie at '{config.data.path}' of the server's machine; name this client's "
+                    f"the experiment's data are at '{config.data.path}' on the server's machine; give this client's "
                     "own with --data"
                 )
             self._cache = key, make_federation(config, config.data.seed_of(seed))

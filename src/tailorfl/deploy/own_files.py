@@ -93,7 +93,9 @@ class OwnTable(OwnFile):
                     f"experiment needs data.options.min_count={least}, or this client a smaller min_count"
                 )
             if len(column.levels) > self.policy.max_levels:
-                raise PolicyError(f"column '{name}' has {len(column.levels)} words; max_levels says fewer")
+                raise PolicyError(
+                    f"column '{name}' has {len(column.levels)} words; max_levels is {self.policy.max_levels}"
+                )
         return summary
 
     def samples(self, config: ExperimentConfig, seed: int, number: int, prepared: Any) -> ClientSamples:
@@ -101,22 +103,24 @@ class OwnTable(OwnFile):
         try:
             features, sent = tuple(map(str, prepared["features"])), prepared[CONSTANTS]
         except (TypeError, KeyError) as error:
-            raise MessageError(f"the server does not say by what rows are prepared: {error!r}") from error
+            raise MessageError(
+                f"the server does not send the constants that prepare the rows: {error!r}"
+            ) from error
         source = self.source(config.data)
         described = set(source.info["features"])
         missing = set(features) - described  # those that only other clients have
         if described - set(features) or missing & set(_table(source).frame.columns):
-            raise MessageError("the server asks for other features than this client has described")
+            raise MessageError("the server asks for features that differ from those this client described")
         samples = self.parts(config, seed, number, prepared["rows"], features)
         constants = Constants.from_dict(sent, "the constants that the server has sent")
         roles = _table(samples.source).roles
         levels = [len(column.levels) for column in constants.columns.values() if column.kind == "word"]
         if not {*constants.columns} <= {*features} or max(levels, default=0) > MOST_LEVELS:
             raise MessageError(
-                "the constants of the server are of other columns than were described, or of more words"
+                "the server's constants have columns that were not described, or too many words"
             )
         if (constants.roles.label, constants.roles.task) != (roles.label, roles.task):
-            raise MessageError("the constants of the server are for another label than the experiment's")
+            raise MessageError("the server's constants are for another label than the experiment's")
         return replace(samples, source=self._prepared(config.data, samples, constants))
 
     def _prepared(self, data: DataConfig, samples: ClientSamples, everyone: Constants) -> Source:
@@ -212,7 +216,7 @@ class OwnSamples(OwnFile):
             classes = list(facts["info"]["classes"])
             if strange := sorted({*source.info["classes"]} - {*classes}):
                 raise DataError(
-                    f"'{self.path}' has classes that the others have not: {', '.join(strange[:10])}"
+                    f"'{self.path}' has classes that the others do not have: {', '.join(strange[:10])}"
                 )
             numbers = torch.tensor([classes.index(name) for name in source.info["classes"]])
             info, y = {**info, "classes": tuple(classes)}, numbers[source.y]
@@ -269,9 +273,7 @@ def _scaling(summaries: Sequence[SampleSummary], channels: int, facts: dict[str,
     for summary in summaries:
         counts = torch.tensor(summary.pixels, dtype=torch.int64)
         if counts.shape not in ((1, BYTES), (channels, BYTES)) or bool((counts < 0).any()):
-            raise DataError(
-                f"what '{summary.name}' tells of its pixels are no counts of {BYTES} bytes a channel"
-            )
+            raise DataError(f"the pixel counts of '{summary.name}' are not {BYTES} counts for each channel")
         total += counts
     mean, std = statistics_of(total)
     return {"mean": list(mean), "std": list(std)}
@@ -311,8 +313,8 @@ def kind_of(data: DataConfig) -> type[OwnFile]:
     """
     if data.name not in KINDS:
         raise ConfigError(
-            f"clients that name their own file (--data) have {', '.join(KINDS)}, but the experiment's data.name is "
-            f"'{data.name}'; set data.name to one of these"
+            f"data.name is '{data.name}', but clients with their own files (--data) can use {', '.join(KINDS)}; set "
+            "data.name to one of these"
         )
     central = {
         "data.samples": data.samples,
@@ -325,13 +327,13 @@ def kind_of(data: DataConfig) -> type[OwnFile]:
     for name, value in central.items():
         if value:
             raise ConfigError(
-                f"{name} is for data that lie in one place; here every client has a file of its own, so leave it out"
+                f"{name} is for data in one place, but here every client has its own file; leave it out"
             )
     if data.name != IMAGES and "label" not in data.options:
-        raise ConfigError("the experiment does not say which column is the label: data.options.label=COLUMN")
+        raise ConfigError("the experiment does not name the label's column; set data.options.label=COLUMN")
     if data.name != "table" and data.normalise != "none":
         raise ConfigError(
-            f"data.normalise={data.normalise} is for numbers of a table; '{data.name}' has none, so leave it out"
+            f"data.normalise={data.normalise} is for the numbers of a table, and '{data.name}' has none; leave it out"
         )
     return KINDS[data.name]
 

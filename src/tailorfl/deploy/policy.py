@@ -61,30 +61,31 @@ class Policy(Settings):
         default=(),
         description="files, folders, hub models and module:object that an experiment may name; no other is opened",
     )
-    min_rows: Count = Field(default=10, description="fewest training rows of which a summary is told")
+    min_rows: Count = Field(default=10, description="smallest number of training rows for a summary")
     min_count: Count = Field(
-        default=5, description="fewest rows that have a word, a class or a filled cell that is told of"
+        default=5, description="smallest number of rows for a word, a class or a filled cell to be reported"
     )
     max_levels: Count = Field(
-        default=100, description="most words of a column, and most classes, that are told"
+        default=100, description="largest number of words of a column, and of classes, to report"
     )
     min_noise: Annotated[Number, Field(gt=0)] | None = Field(
         default=None,
-        description="train.dp of level sample with at least this noise is needed; null: it is not",
+        description="smallest noise allowed in train.dp, which must then be of level sample; null: train.dp is not "
+        "required",
     )
     secret_noise: bool = Field(
         default=True,
-        description="whether private training on an own file draws batches and noise from a secret of this client; "
-        "false: from the experiment's seed, as a simulation, and whoever knows that can take the noise off",
+        description="whether private training on the client's own file draws batches and noise from a secret of this "
+        "client; false: from the experiment's seed, as in a simulation, so anybody who knows it can remove the noise",
     )
     max_epsilon: Annotated[Number, Field(gt=0)] | None = Field(
         default=None,
-        description="largest epsilon of all experiments of this state folder together, which needs train.dp of level "
+        description="largest epsilon of all experiments in this state folder together; requires train.dp of level "
         "sample; null: no bound",
     )
     delta: Annotated[Number, Field(gt=0, lt=1)] = Field(default=1e-5, description="of epsilon")
     metrics: bool = Field(
-        default=True, description="whether losses and metrics may leave, which no noise covers"
+        default=True, description="whether losses and metrics may leave, although no noise protects them"
     )
     min_clients: Count = Field(default=1, description="fewest clients of a federation, as the server says")
     max_clients: Count = Field(default=10_000, description="most clients of a federation")
@@ -93,11 +94,11 @@ class Policy(Settings):
     max_jobs: Count = Field(default=100, description="most methods times seeds of an experiment")
     max_seeds: Count = Field(
         default=10,
-        description="most seeds of an experiment: each splits the rows anew and has a summary of its own",
+        description="most seeds of an experiment; each has a new split of the rows and its own summary",
     )
     max_steps: Count = Field(default=100_000, description="largest whole number in settings of training")
     max_numbers: Count = Field(
-        default=250_000_000, description="most numbers of a model, or of data made here"
+        default=250_000_000, description="most numbers of a model, or of data generated here"
     )
     max_bytes: Annotated[Whole, Field(ge=1024)] = Field(default=2**30, description="largest message")
     max_disk: Count = Field(default=20 * 2**30, description="most bytes of the state folder")
@@ -116,7 +117,7 @@ class Policy(Settings):
                 f"policy '{path}': {key} = {str(first['input'])[:80]!r}: {first['msg']}"
             ) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"policy '{path}' is no YAML: {error}") from error
+            raise ConfigError(f"policy '{path}' is not YAML: {error}") from error
 
     @property
     def needs_noise(self) -> bool:
@@ -139,7 +140,7 @@ class Policy(Settings):
             private = {**config.train.model_dump(), **line.train}["dp"]
             if self.needs_noise and (private is None or dict(private).get("level", "sample") != "sample"):
                 raise MessageError(
-                    f"this client trains with noise alone, but '{line.label[:80]}' has no train.dp of level sample"
+                    f"this client trains only with noise, but '{line.label[:80]}' has no train.dp of level sample"
                 )
         self._bounded("rounds", max(line.rounds or config.rounds for line in config.methods), "max_rounds")
         self._bounded("seeds", len(config.seeds), "max_seeds")
@@ -153,8 +154,8 @@ class Policy(Settings):
         for key, value in _texts(config.to_dict(), own_file):
             if not self._is_allowed(key, value):
                 raise MessageError(
-                    f"this client opens no file that a server names, but {key} is '{value[:80]}'; its policy can list "
-                    "it under files"
+                    f"this client does not open files that a server names, but {key} is '{value[:80]}'; to allow it, "
+                    "list it under files of the client's policy"
                 )
         simple = EngineConfig(name="sequential", precision=config.engine.precision)
         return config.model_copy(update={"engine": simple, "system": DEFAULT.system, "track": DEFAULT.track})
@@ -178,7 +179,7 @@ class Policy(Settings):
             sizes = [math.prod(map(abs, facts[key][0])) for key in ("x", "y")] + [abs(int(facts["outputs"]))]
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise MessageError(
-                f"what a model has to know of the data cannot be read: {error!r}"[:300]
+                f"the server's description of the samples cannot be read: {error!r}"[:300]
             ) from error
         self._bounded("numbers of a sample", max(sizes), "max_numbers")
         line = next(method for method in config.methods if method.label == label)
@@ -196,10 +197,10 @@ class Policy(Settings):
     def check_federation(self, names: Any, *counts: Any) -> None:
         """Check the server's numbers of clients and rows. Raises MessageError if they are out of bounds."""
         if not isinstance(names, Sequence) or len(set(map(str, names))) != len(names):
-            raise MessageError("the clients of the federation are not named, each once")
+            raise MessageError("the server does not list the federation's clients, each once")
         if len(names) < self.min_clients:
             raise MessageError(
-                f"the federation has {len(names)} clients; this client wants {self.min_clients}"
+                f"the federation has {len(names)} clients; this client requires at least {self.min_clients}"
             )
         self._bounded("clients", len(names), "max_clients")
         for rows in counts:
@@ -214,15 +215,15 @@ class Policy(Settings):
         """Raise PolicyError if a column may not be read."""
         if self.columns is not None and (unlisted := sorted({*columns} - {*self.columns})):
             raise PolicyError(
-                f"the policy does not list the columns {', '.join(unlisted)[:300]}; name those that may be read in "
-                "data.options.features of the experiment, or list them under columns"
+                f"the policy does not list the columns {', '.join(unlisted)[:300]}; list them under columns, or name "
+                "only allowed columns in data.options.features of the experiment"
             )
 
     def check_summary(self, source: Source, train_rows: int) -> None:
         """Raise PolicyError if a summary would be of too few rows, or name a class of too few rows."""
         if train_rows < self.min_rows:
             raise PolicyError(
-                f"a summary would be of {train_rows} training rows; min_rows is {self.min_rows}"
+                f"a summary would cover {train_rows} training rows; min_rows is {self.min_rows}"
             )
         if source.task in CLASSES:
             counts = torch.bincount(source.y.flatten().long())
@@ -231,7 +232,7 @@ class Policy(Settings):
                 raise PolicyError(f"the label has {len(counts)} classes; max_levels is {self.max_levels}")
             if int(counts.min()) < self.min_count:
                 raise PolicyError(
-                    f"the label has a class of {int(counts.min())} rows, which would be named; min_count is "
+                    f"the label has a class with {int(counts.min())} rows, which would be reported; min_count is "
                     f"{self.min_count}"
                 )
 
@@ -248,7 +249,8 @@ class Policy(Settings):
                 raise PolicyError("max_epsilon needs the accountant: pip install opacus")
             if not epsilon <= self.max_epsilon:
                 raise PolicyError(
-                    f"epsilon of all that has left would be {epsilon:.4g}; max_epsilon is {self.max_epsilon:g}"
+                    f"the epsilon of everything that has left would be {epsilon:.4g}; max_epsilon is "
+                    f"{self.max_epsilon:g}"
                 )
 
     def _bounded(self, what: str, value: int, key: str) -> None:
@@ -284,7 +286,7 @@ class Consent:
             )
         if self.experiment is None and digest not in self.accepted:
             raise MessageError(
-                f"the operator of this client has not accepted the experiment yet, --accept {digest}"
+                f"the operator of this client has not accepted the experiment yet; accept it with --accept {digest}"
             )
         return digest
 
@@ -316,7 +318,7 @@ def described(config: ExperimentConfig) -> str:
     lines = [f"the server asks to join '{config.name[:80]}':"]
     for line in config.methods:
         dp = {**config.train.model_dump(), **line.train}["dp"]
-        private = "no noise: replies may tell of single rows" if dp is None else f"noise: {dict(dp)}"
+        private = "no noise: replies may reveal single rows" if dp is None else f"noise: {dict(dp)}"
         lines.append(
             f"  {line.label[:80]} ({line.name[:80]}), {line.rounds or config.rounds} rounds for each of "
             f"{len(config.seeds)} seeds; {private}"
@@ -327,9 +329,9 @@ def described(config: ExperimentConfig) -> str:
         f"  model: {str(config.model.model_dump())[:300]}",
         f"  data: {config.data.name[:80]}; label: {str(options.get('label', '-'))[:200]}",
         f"  features: {str(features)[:300]}",
-        "  before training leave: numbers of rows, names of columns and classes"
+        "  sent before training: numbers of rows, names of columns and classes"
         + ("" if config.data.normalise == "none" else ", sums of numbers and the words of columns"),
-        f"  in every round leave: what the method replies, losses and metrics; clients: {config.deploy.clients or '?'}",
+        f"  sent in every round: the method's reply, losses and metrics; clients: {config.deploy.clients or '?'}",
     ]
     return "\n".join(lines)
 
@@ -357,7 +359,7 @@ def _check_names(what: str, names: Sequence[str], allowed: Sequence[str] | None)
     for name in names:
         if allowed is not None and name not in allowed:
             raise MessageError(
-                f"this client does not train the {what} '{name[:80]}', but {', '.join(allowed)}"
+                f"this client does not allow the {what} '{name[:80]}', only {', '.join(allowed)}"
             )
 
 

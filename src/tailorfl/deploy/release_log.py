@@ -210,7 +210,9 @@ def verified(folder: Path) -> list[dict[str, Any]]:
                 f"line {number} of '{path}' was number {fields.get('n')}: lines were removed or moved"
             )
         if fields.get("before") != before:
-            raise RunError(f"line {number - 1} of '{path}' was changed: line {number} follows another one")
+            raise RunError(
+                f"line {number - 1} of '{path}' was changed: line {number} was written after a different line"
+            )
         entries.append(fields)
         before = _hash(line)
     head = path.with_name(HEAD)
@@ -218,11 +220,11 @@ def verified(folder: Path) -> list[dict[str, Any]]:
         words = head.read_text(encoding="utf-8").split() if head.is_file() else ["0", FIRST]
     count = int(words[0]) if len(words) == 2 and words[0].isdigit() else -1
     if count < 0 or len(lines) > count + 1:  # a crash leaves the head at most one line behind
-        raise RunError(f"'{head}' does not say how many of the {len(lines)} lines of '{path}' there were")
+        raise RunError(f"'{head}' does not match the {len(lines)} lines of '{path}'")
     if len(lines) < count:
         raise RunError(f"line {len(lines) + 1} of '{path}' was removed: there were {count} lines")
     if count and _hash(lines[count - 1]) != words[1]:
-        raise RunError(f"line {count} of '{path}' was changed: it is not the one that was written last")
+        raise RunError(f"line {count} of '{path}' was changed: it is not the last line that was written")
     return entries
 
 

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 LOOK = 0.2
 """Seconds between two checks whether clients have come (back)."""
-OTHER_SETTINGS = "it makes another model or other settings of the experiment"
+OTHER_SETTINGS = "its model or settings differ from the server's for the same experiment"
 """The reason for refusing a client that returns another digest of the agreement."""
 
 
@@ -192,20 +192,20 @@ class RemoteRounds(Simulation):
                 reasons = "; ".join(f"'{names[i]}' ({answers[i].reason})" for i in missing[:10])
                 raise RunError(
                     f"{what} needs {needed} answers and has {replies}, after a pause of {waited:.0f} s; without an "
-                    f"answer: {reasons}. The same command goes on from here; deploy.min_replies says how many answers "
-                    "are needed, deploy.wait_seconds how long they are waited for"
+                    f"answer: {reasons}. The same command continues from here; deploy.min_replies sets how many "
+                    "answers are needed, deploy.wait_seconds how long to wait for them"
                 )
             if not attempt:
                 self.connected.notify(
-                    f"{what} is paused: {needed} answers are needed, so it waits for "
-                    f"{named([names[i] for i in missing])}, for {limit:.0f} s at most"
+                    f"{what} is paused: {needed} answers are needed; waiting for {named([names[i] for i in missing])}, "
+                    f"at most {limit:.0f} s"
                 )
             time.sleep(LOOK)
             # The cause of a refusal may take long to fix: such clients are asked again after 1, 2, 4, 8, ... checks.
             asks_all = attempt & (attempt + 1) == 0
             answers |= ask([i for i in missing if asks_all or answers[i].fate != "refused"])
         if attempt:
-            self.connected.notify(f"{what} goes on")
+            self.connected.notify(f"{what} continues")
         return answers
 
     # -- a round --------------------------------------------------------------------------------------------
@@ -336,16 +336,16 @@ class RemoteRounds(Simulation):
     ) -> float:
         """Return the size of a reply's change. Raises MessageError if it is not a valid reply to this question."""
         if packet.fact("digest", str) != self.digest(client):
-            raise MessageError("its reply is of another job, model or method")
+            raise MessageError("its reply is for another job, model or method")
         if packet.fact("round", int) != self.round + 1 or packet.fact("attempt", str) != attempt:
-            raise MessageError(f"its reply is of round {packet.facts['round']}, or of an earlier question")
+            raise MessageError(f"its reply is for round {packet.facts['round']}, or for an earlier question")
         reply = {n.removeprefix("reply/"): t for n, t in packet.tensors.items()}
         same_shape(reply, like, "its reply")
         if path := all_finite(reply):
-            raise MessageError(f"its reply holds NaN or infinity in '{path}'")
+            raise MessageError(f"its reply contains NaN or infinity in '{path}'")
         metrics_of(packet, names, self._may_lack(client))
         if not 0 <= packet.fact("gradients", int) < 2**53:
-            raise MessageError("a message 'train' has no usable 'gradients': no number of samples")
+            raise MessageError("a message 'train' has no usable 'gradients': it is not a number of samples")
         uses_from_facts(packet.fact("uses", list))
         return change_of(reply, payload)
 
@@ -476,7 +476,9 @@ def evaluate_remotely(
     for client in unlike_the_others(records):
         name = sim.federation.names[client]
         log.warning(
-            "round %d: '%s' was not evaluated: its metrics are not those of most clients", sim.round, name
+            "round %d: '%s' was not evaluated: its metrics, sets or models differ from those of most clients",
+            sim.round,
+            name,
         )
         del records[client]
     rows = [row for client in sorted(records) for row in records[client]]

@@ -75,7 +75,7 @@ def run_server(
         link = Link(host, port, None, largest=largest)
     else:
         raise ConfigError(
-            f"without keys anybody who reaches {listen} may join, and reads along; listen at 127.0.0.1, give "
+            f"without keys, anybody who reaches {listen} can join and read the traffic; listen at 127.0.0.1, give "
             "--keys, or add --anywhere"
         )
     notify(
@@ -190,7 +190,7 @@ def address(text: str) -> tuple[str, int]:
     """Return (host, port). Raises ConfigError if the text is not HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"an address is HOST:PORT, such as 127.0.0.1:8000, but is '{text}'")
+        raise ConfigError(f"'{text}' is not an address; use HOST:PORT, such as 127.0.0.1:8000")
     return host.strip("[]"), int(port)
 
 
@@ -206,18 +206,21 @@ def in_the_way(server: str, tls: Tls | None) -> str:
         if tls is None:
             return _plain_trouble(host, port, server)
         ended = not _first_bytes(host, port, tls.for_client())
-        return "it ends the connection, as where it does not take this client's certificate" if ended else ""
+        return (
+            "it ends the connection, perhaps because it does not accept this client's certificate"
+            if ended
+            else ""
+        )
     except ssl.SSLCertVerificationError as error:
         raise RunError(
-            f"the server at {server} does not prove to be the one that this client's keys are for "
-            f"({error.verify_message}); check the address, and that both sides have keys of one authority that still "
-            "hold"
+            f"the certificate of the server at {server} does not pass this client's check ({error.verify_message}); "
+            "check the address, and that both sides have valid keys of the same authority"
         ) from error
     except ssl.SSLError as error:
         if any(word in (error.reason or "") for word in _REFUSED):
             raise RunError(
-                f"the server at {server} does not take this client's certificate ({_words(error)}); it needs one of "
-                "the federation's authority that still holds (tailorfl deploy keys --renew)"
+                f"the server at {server} does not accept this client's certificate ({_words(error)}); it needs a valid "
+                "one of the federation's authority (tailorfl deploy keys --renew)"
             ) from error
         if _speaks_plainly(host, port):
             raise RunError(
@@ -256,10 +259,10 @@ def _plain_trouble(host: str, port: int, server: str) -> str:
         _first_bytes(host, port, anybody)
     except ssl.SSLError as error:
         if not any(word in (error.reason or "") for word in _REFUSED):
-            return "what listens there does not answer as a server of a federation"
+            return "the program at this address does not answer like a federation's server"
     raise RunError(
-        f"the server at {server} uses TLS and lets in only clients with keys; give this client's folder of tailorfl "
-        "deploy keys with --keys"
+        f"the server at {server} uses TLS and admits only clients with keys; give --keys with this client's folder "
+        "from tailorfl deploy keys"
     )
 
 
@@ -296,7 +299,7 @@ class Reach:
         trouble = in_the_way(self._server, self._tls) or reason
         if trouble != self.trouble:
             self._notify(
-                f"the server at {self._server} cannot be reached: {trouble}; it is tried until it can"
+                f"the server at {self._server} cannot be reached: {trouble}; this client keeps trying"
             )
         self.trouble = trouble
 

@@ -125,12 +125,15 @@ class DeployedExperiment:
             return len(set(clients.names) - self.membership.gone)
         if places := config.deploy.clients or config.data.clients:
             return places - len(config.data.excluded_clients)
-        raise ConfigError("say how many clients there must be to begin: deploy.clients=4")
+        raise ConfigError(
+            "the number of clients is not set; set how many must connect before training starts, such as "
+            "deploy.clients=4"
+        )
 
     def _described(self, config: ExperimentConfig, seed: int) -> DescribedClients:
         """Wait for enough clients with data that fit together; turn away, by name, those whose data do not."""
         expected, seconds = self._expected(config), config.deploy.wait_seconds
-        self.notify(f"waiting for {expected} clients, for {seconds:.0f} s at most")
+        self.notify(f"waiting for {expected} clients, at most {seconds:.0f} s")
         question = Packet("describe", {"experiment": config.to_dict(), "seed": seed})
         described, turned_away = dict[str, Mapping[str, Any]](), dict[str, str]()
         begin = time.monotonic()
@@ -141,7 +144,7 @@ class DeployedExperiment:
             present = present.difference(config.data.excluded_clients)
             if len(present) > expected:
                 raise ConfigError(
-                    f"{len(present)} clients are there, but the experiment is for {expected}: "
+                    f"{len(present)} clients are connected, but the experiment is for {expected}: "
                     f"{', '.join(sorted(present))}; set deploy.clients={len(present)}"
                 )
             described = {name: facts for name, facts in described.items() if name in present}
@@ -163,7 +166,7 @@ class DeployedExperiment:
                     raise RunError(f"no client can take part: {_listed(refused)}")
             if time.monotonic() - begin > seconds:
                 raise RunError(
-                    f"after {seconds:.0f} s {len(described) or len(present)} of {expected} clients are there"
+                    f"after {seconds:.0f} s {len(described) or len(present)} of {expected} clients are connected"
                     + (f": {', '.join(sorted(present))}" if present else "")
                     + (f"; turned away: {_listed(turned_away)}" if turned_away else "")
                     + "; start the others, or wait longer (deploy.wait_seconds)"
@@ -184,13 +187,13 @@ class DeployedExperiment:
                 excluded = {name: client_number(everyone, name) for name in config.data.excluded_clients}
                 if set(numbers.values()) & set(excluded.values()):
                     raise ConfigError(
-                        "a client that is there is left out under another name (data.excluded_clients)"
+                        "a connected client is excluded under another name (data.excluded_clients)"
                     )
                 numbers |= excluded
             names = sorted(numbers, key=lambda name: (numbers[name], name))
             if first["total"] != len(names) and (reason := why_nobody_joins(config)):
                 raise ConfigError(
-                    f"the experiment's data have {first['total']} clients, but {len(names)} are here: "
+                    f"the experiment's data have {first['total']} clients, but {len(names)} are connected: "
                     f"{', '.join(names)}; start one for each, or set data.clients={len(names)}, since {reason}"
                 )
             sizes: Sizes = {
@@ -199,7 +202,9 @@ class DeployedExperiment:
             }
             clients = DescribedClients(names, sizes, dict(first["source"]), None, shared=True)
         if not any(clients.sizes["test"]):
-            raise DataError("no client has test samples, so nothing could be measured; see data.split")
+            raise DataError(
+                "no client has test samples, so nothing can be evaluated; give the test part a share in data.split"
+            )
         return clients
 
     def _wait_for_return(self, names: Sequence[str]) -> None:
@@ -209,7 +214,7 @@ class DeployedExperiment:
         begin = time.monotonic()
         while (absent := members - self.connected.refresh()) and time.monotonic() - begin < seconds:
             if time.monotonic() - begin < LOOK:
-                self.notify(f"waiting for {named(absent)} to come back, for {seconds:.0f} s at most")
+                self.notify(f"waiting for {named(absent)} to come back, at most {seconds:.0f} s")
             time.sleep(LOOK)
 
     def _own_files(
@@ -219,8 +224,8 @@ class DeployedExperiment:
         kind, limits = kind_of(config.data), config.deploy
         if unknown_rows := set(config.data.excluded_clients) - limits.excluded_rows.keys():
             raise ConfigError(
-                f"deploy.excluded_rows does not say how many rows {named(unknown_rows)} had; take the experiment that "
-                "tailorfl unlearn has written"
+                f"deploy.excluded_rows does not have the number of rows of {named(unknown_rows)}; use the experiment "
+                "that tailorfl unlearn wrote"
             )
         rows = {name: int(facts["sizes"]["all"]) for name, facts in described.items()}
         rows |= {name: limits.excluded_rows[name] for name in config.data.excluded_clients}
@@ -253,7 +258,7 @@ class DeployedExperiment:
                     config.data, features, list(rows.values()), [summaries[name][1] for name in group]
                 )
             except (ArithmeticError, ValueError, LookupError, TypeError, RuntimeError) as error:
-                raise DataError(f"no constants can be made of what they tell: {error}") from error
+                raise DataError(f"no constants can be computed from their summaries: {error}") from error
             check_finite(prepared)
             return prepared, source
 
@@ -322,7 +327,7 @@ class DeployedExperiment:
         facts = read_description(answer, config.deploy.max_samples)
         if clients.shared != (facts["index"] is not None):
             raise DataError(
-                "it has a file of its own (--data) and the others have not, or the other way round"
+                "either this client or the others have their own files (--data); give every client a file, or none"
             )
         sizes: Mapping[str, int] = facts["sizes"]
         rows = sum(sizes.values())
@@ -394,14 +399,12 @@ class DeployedExperiment:
             absent = sorted(set[str]().union(*(names for _, names in missing)))
             if time.monotonic() - begin > seconds:
                 self.notify(
-                    f"{named(absent)} did not come for the last model within {seconds:.0f} s; the same command hands "
-                    "it out later"
+                    f"{named(absent)} did not fetch the last model within {seconds:.0f} s; the same command sends it "
+                    "later"
                 )
                 break
             if not announced:
-                self.notify(
-                    f"waiting for {named(absent)} to fetch the last model, for {seconds:.0f} s at most"
-                )
+                self.notify(f"waiting for {named(absent)} to fetch the last model, at most {seconds:.0f} s")
                 announced = True
             present = self.connected.refresh()
             for job, names in missing:
@@ -411,7 +414,7 @@ class DeployedExperiment:
                     checkpoint = RunStore.open(self.out / job.folder, readonly=True).latest_checkpoint()
                     if checkpoint is None:
                         raise RunError(
-                            f"'{self.out / job.folder}' has no checkpoint any more; restore it from a copy"
+                            f"'{self.out / job.folder}' has lost its checkpoint; restore it from a copy"
                         )
                     sim.load(*checkpoint[1:])
                     self._hand_over(sim, [federation.names.index(name) for name in names & present])

@@ -243,9 +243,9 @@ def expected_best(
     """
     values = np.sort(np.asarray(scores, dtype=np.float64))
     if not len(values) or not np.isfinite(values).all():
-        raise ValueError(f"expected_best needs finite scores, at least one, but was given {list(scores)}")
+        raise ValueError(f"expected_best needs at least one score, all finite, but got {list(scores)}")
     if min(draws, default=1) < 1:
-        raise ValueError(f"expected_best draws at least one score, but was asked for {min(draws)}")
+        raise ValueError(f"expected_best must draw at least one score, but draws has {min(draws)}")
     if not higher_is_better:
         values = values[::-1]
     share = np.arange(len(values) + 1) / len(values)

@@ -142,8 +142,8 @@ def earned(
         generate = getattr(module, "generate", None)
         if generate is None:
             raise ModelError(
-                f"a generation task needs a model that generates, but a {type(module).__name__} has no `generate`; "
-                "take a causal language model"
+                f"a generation task needs a model that generates, but a {type(module).__name__} has no `generate`; use "
+                "a causal language model"
             )
         for k, part in enumerate(torch.split(rows, PROMPTS_AT_ONCE)):
             tokens = prompts(source, part, words.pad)

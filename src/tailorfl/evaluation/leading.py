@@ -58,8 +58,8 @@ def check_target(target: float | None, metric: str) -> None:
         ConfigError: it cannot, for instance an accuracy of 95 instead of 0.95.
     """
     if target is not None and metric in UNIT_METRICS and not 0 <= target <= 1:
-        meant = f"; {target / 100:g} for {target:g} %?" if 1 < target <= 100 else ""
-        raise ConfigError(f"a target for {metric} lies between 0 and 1, but is {target:g}{meant}")
+        meant = f"; give {target / 100:g} for {target:g} %" if 1 < target <= 100 else ""
+        raise ConfigError(f"a target for {metric} must be between 0 and 1, but is {target:g}{meant}")
 
 
 def further(source: Source, names: Sequence[str]) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def dominated(source: Source) -> str:
     for name, labels in _groups(source, classes, several):
         share = float(np.bincount(labels).max() / len(labels)) if len(labels) else 0.0
         if several > 1 and share >= limit:
-            return f"{share:.0%} of the samples of {name} are of one class"
+            return f"{share:.0%} of the samples of {name} have the same class"
     return ""
 
 

@@ -137,7 +137,7 @@ class ClassCounts:
         classes = outputs.shape[1]
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             raise ValueError(
-                f"labels lie in {labels.min()} .. {labels.max()}, the model has {classes} classes"
+                f"labels are in {labels.min()} .. {labels.max()}, but the model has {classes} classes"
             )
         predicted = outputs.argmax(axis=1)
         # argmax treats NaN as the largest value, which would credit a diverged model with some class

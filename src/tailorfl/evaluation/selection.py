@@ -51,8 +51,8 @@ def refuse_private(level: PrivacyLevel | None) -> None:
     if level == "sample":
         raise ConfigError(
             "eval.select=val chooses personal models by the validation samples of their client without noise, which "
-            "sample-level privacy does not cover; take eval.select=last, or train.dp.level=client, which hides what "
-            "clients send and leaves to them what they keep"
+            "sample-level privacy does not cover; set eval.select=last, or train.dp.level=client, which protects only "
+            "what clients send"
         )
 
 
@@ -70,8 +70,8 @@ class Selection:
         refuse_private(sim.level)
         if not sim.federation.sizes("val")[: sim.federation.num_clients].any():
             raise ConfigError(
-                "eval.select=val needs validation samples, but no client has any; leave a share for them in "
-                "data.split, such as {train: 0.7, val: 0.1, test: 0.2}, or take eval.select=last"
+                "eval.select=val needs validation samples, but no client has any; give the validation part a share in "
+                "data.split, such as {train: 0.7, val: 0.1, test: 0.2}, or set eval.select=last"
             )
         self.metric = metric or primary(sim.federation.source.task)[0]
         self._groups = sim.groups

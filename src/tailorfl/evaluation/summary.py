@@ -52,8 +52,8 @@ def summarize(
     local = np.full_like(scores, NAN) if reference is None else np.asarray(reference, dtype=np.float64)
     if scores.ndim != 1 or scores.shape != sizes.shape or scores.shape != local.shape:
         raise ValueError(
-            "one value, weight and reference per client expected, "
-            f"got shapes {scores.shape}, {sizes.shape} and {local.shape}"
+            f"expected one value, weight and reference per client, got shapes {scores.shape}, {sizes.shape} and "
+            f"{local.shape}"
         )
     if (sizes < 0).any():
         raise ValueError("weights are sample counts and cannot be negative")

@@ -113,7 +113,7 @@ def export(
             "name the models to export: clients (--client NAME), all clients (--all) or the global model (--global)"
         )
     if steps is not None and steps < 0:
-        raise ConfigError(f"steps are batches of training and must be at least 0, but are {steps}")
+        raise ConfigError(f"steps is {steps}, but must be at least 0; it is a number of training batches")
     run = restore(folder, method, seed, source)
     names = run.sim.federation.names
     numbers = run.everyone if everyone else [run.number(name) for name in clients or ()]
@@ -138,10 +138,12 @@ def _check_free(folder: Path, overwrite: bool) -> None:
     if not folder.exists() or not any(folder.iterdir() if folder.is_dir() else [folder]):
         return
     if not (folder / FACTS).is_file():
-        raise ConfigError(f"'{folder}' is no exported model and is not replaced; choose another folder (-o)")
+        raise ConfigError(
+            f"'{folder}' is not an exported model, so it is not replaced; choose another folder (-o)"
+        )
     if not overwrite:
         raise ConfigError(
-            f"'{folder}' is there already; replace it with --overwrite, or choose another folder (-o)"
+            f"'{folder}' exists already; replace it with --overwrite, or choose another folder (-o)"
         )
 
 
@@ -222,12 +224,12 @@ def checked(folder: Path) -> dict[str, Any]:
         problems = problems or [f"{FACTS} cannot be read ({error})"]
     if problems:
         raise RunError(
-            f"the exported model '{folder}' is damaged ({', '.join(problems)}); restore it from a copy, or write it "
+            f"the exported model '{folder}' is damaged ({', '.join(problems)}); restore it from a copy, or export it "
             "again with tailorfl export"
         )
     if is_old:
         log.warning(
-            "'%s' was exported before exports had digests, so damage to it cannot be noticed; export it again",
+            "'%s' is an older export without digests, so damage to it cannot be detected; export it again",
             folder,
         )
     return facts
@@ -266,7 +268,7 @@ def loaded(folder: Path) -> ModuleType:
     name = f"exported_model_{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, folder / "model.py")
     if spec is None or spec.loader is None or not (folder / "model.py").is_file():
-        raise ModelError(f"'{folder}' holds no exported model: it has no model.py")
+        raise ModelError(f"'{folder}' is not an exported model: it has no model.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # data classes look up their module there
     try:
@@ -296,8 +298,8 @@ def difference(
         written,
         sample,
         tolerance,
-        f"what was written to '{folder}' gives other outputs than the model in the run",
-        "do not use it: the network does something that cannot be copied",
+        f"the model in '{folder}' gives different outputs than the model in the run",
+        "do not use it, because the network does something that cannot be copied",
     )
 
 
@@ -316,5 +318,5 @@ def _program(module: nn.Module, sample: Tensor, path: Path, reason: str) -> None
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"the network can be exported neither as code ({reason}) nor as a program of torch.export ({message}); "
-            "write its forward pass in torch alone"
+            "use only torch in its forward pass"
         ) from error

@@ -94,7 +94,7 @@ def write_torchscript(module: nn.Module, sample: Tensor, path: Path) -> float:
 
 def _compared(module: nn.Module, sample: Tensor, name: str, form: Any) -> float:
     with _explained(name):
-        problem = f"as {name} the network gives other outputs"
+        problem = f"as {name} the network gives different outputs"
         return compared(module, form, sample, TOLERANCE, problem, "leave that form out")
 
 

@@ -261,7 +261,7 @@ def _limits(facts: Mapping[str, Any]) -> str:
     if facts["kind"] == "global":
         lines.append("- One model for all clients: it may be poor for some of them.")
     else:
-        lines.append("- Fitted to one client: it was not evaluated here on data of anybody else.")
+        lines.append("- Fitted to one client: it was not evaluated on data of other clients.")
     if facts["samples"]["test"] < FEW_SAMPLES:
         lines.append(f"- Only {facts['samples']['test']} test samples: its metrics are uncertain.")
     return "\n".join(lines)
@@ -288,7 +288,7 @@ def upload(models: Mapping[Path, Mapping[str, Any]], repository: str) -> str:
         )
     ((folder, facts),) = models.items()
     if facts.get("transformer", {}).get("base", ".").startswith(".."):
-        raise ConfigError("--push uploads one folder, but this model's base lies beside it; add --merge")
+        raise ConfigError("--push uploads one folder, but this model's base is outside it; add --merge")
     try:
         api = HfApi()
         api.create_repo(repository, private=True, exist_ok=True)
@@ -296,9 +296,9 @@ def upload(models: Mapping[Path, Mapping[str, Any]], repository: str) -> str:
             api.upload_folder(repo_id=repository, folder_path=folder, ignore_patterns=["__pycache__/*"])
         )
     except HFValidationError as error:
-        raise ConfigError(f"--push expects OWNER/NAME, but got '{repository}'") from error
+        raise ConfigError(f"--push expects OWNER/NAME, not '{repository}'") from error
     except Exception as error:  # from the hub, the network, or the HTTP library
         raise RunError(
-            f"'{folder}' was exported, but not uploaded to '{repository}': {error}. Log in with `hf auth login`, "
-            "check the name and the network, and repeat with --overwrite"
+            f"'{folder}' was exported, but not uploaded to '{repository}': {error}. Log in with `hf auth login`, check "
+            "the name and the network, and run the command again with --overwrite"
         ) from error

@@ -107,12 +107,12 @@ def _model(
         ) as error:  # an export's code may raise anything, for instance if it is damaged but has no digests
             raise ModelError(
                 f"the exported model '{folder}' cannot be loaded ({type(error).__name__}: {error}); restore it from a "
-                "copy, or write it again with tailorfl export"
+                "copy, or export it again with tailorfl export"
             ) from error
     if client is None:
         raise ConfigError(
-            f"'{folder}' is a result folder, which has many models; say whose (--client NAME, or --client global), or "
-            "give the folder of one exported model"
+            f"'{folder}' is a result folder with many models; choose one (--client NAME, or --client global), or give "
+            "the folder of an exported model"
         )
     run = restore(folder, method, seed, source)
     model = next(run.global_models() if client == "global" else run.models([run.number(client)], steps))
@@ -163,7 +163,7 @@ def _table(
     _check_columns(name, frame, columns_read, kept_columns, () if constants is None else constants.absent)
     if constants is None and len(columns_read) != size:
         raise DataError(
-            f"the model reads {size} numbers a row, but table '{name}' has {len(columns_read)} columns"
+            f"the model reads {size} numbers per row, but table '{name}' has {len(columns_read)} columns"
         )
     rows = _rows_of(frame, kept_columns)
     if constants is not None:
@@ -208,7 +208,7 @@ def _check_columns(
     if missing:
         log.warning("table '%s' lacks %s, as the client did in training", name, first_few(missing, SHOWN))
     if extra := [column for column in columns if column not in columns_read and column not in kept_columns]:
-        log.warning("table '%s': not read by the model: %s", name, first_few(extra, SHOWN))
+        log.warning("table '%s': the model ignores the columns %s", name, first_few(extra, SHOWN))
     if not len(frame):
         raise DataError(f"table '{name}' has no rows")
 
@@ -229,7 +229,7 @@ def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -
         kind = {1: "grey", 3: "colour"}
         raise DataError(
             f"the model reads {kind.get(channels, channels)} images of {height} x {width} pixels; '{path}' has "
-            f"{kind[x.shape[1]]} ones of {x.shape[2]} x {x.shape[3]}; make them alike first"
+            f"{kind[x.shape[1]]} ones of {x.shape[2]} x {x.shape[3]}; convert them first"
         )
     names_shown = [str(file.relative_to(path)) if file != path else file.name for file in files]
     return pd.DataFrame({"file": names_shown}), x
@@ -241,8 +241,8 @@ def _texts(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) ->
     options = {key: value for key, value in reading["options"].items() if key not in ("path", "samples")}
     if reading["data"] != INSTRUCTIONS or inputs["task"] == "generation":
         raise DataError(
-            "new texts are read for models of texts with a label, and of instructions with options (data=instructions, "
-            "form choice); of others make token ids yourself and call the exported model"
+            "texts are read only for models of texts with a label, and of instructions with options "
+            "(data=instructions, form choice); for other models make token ids yourself and call the exported model"
         )
     files = files_of(path)
     source = load_source(INSTRUCTIONS, path=str(path), **options)

@@ -65,7 +65,7 @@ class Writer:
             if any(getattr(part, hooks) for hooks in HOOKS):
                 raise NotWritableError(f"'{name}' has hooks")
             if part._non_persistent_buffers_set:
-                raise NotWritableError(f"'{name}' has tensors that no state names")
+                raise NotWritableError(f"'{name}' has tensors that are not in its state")
             if not _is_torchs(part):
                 self._look_at(part)
         text = _laid_out(self._value(network), 1, len("    return "))
@@ -99,13 +99,13 @@ class Writer:
         kind = type(part)
         record = self.classes.setdefault(kind.__name__, _Class(kind))
         if record.kind is not kind:
-            raise NotWritableError(f"two classes are called {kind.__name__}")
+            raise NotWritableError(f"two classes have the name {kind.__name__}")
         if isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            raise NotWritableError(f"{kind.__name__} is a container of its own kind")
+            raise NotWritableError(f"{kind.__name__} is a subclass of a torch container")
         if not record.methods:
             for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
                 if base.__module__.startswith("torch."):
-                    raise NotWritableError(f"{kind.__name__} is made from {base.__name__}")
+                    raise NotWritableError(f"{kind.__name__} is a subclass of {base.__name__}")
             self._add_method(record, "forward")
         used = {attribute for method in record.methods.values() for attribute in _attributes(method)}
         plain = [name for name in part.__dict__ if name in used and not name.startswith("_")]
@@ -118,7 +118,7 @@ class Writer:
         """Collect a method and those that it calls, with the imports and constants that they use."""
         method = inspect.getattr_static(record.kind, name)
         if not isinstance(method, FunctionType) or method.__closure__:
-            raise NotWritableError(f"{record.kind.__name__}.{name} is no plain method")
+            raise NotWritableError(f"{record.kind.__name__}.{name} is not a plain method")
         record.methods[name] = method
         for used in _globals(method):
             self._find(used, method)
@@ -127,7 +127,7 @@ class Writer:
             if attribute_value is None or attribute in record.methods or hasattr(nn.Module, attribute):
                 continue
             if not isinstance(attribute_value, FunctionType):
-                raise NotWritableError(f"{record.kind.__name__}.{attribute} is no plain method")
+                raise NotWritableError(f"{record.kind.__name__}.{attribute} is not a plain method")
             self._add_method(record, attribute)
 
     def _find(self, name: str, method: FunctionType) -> None:
@@ -135,7 +135,7 @@ class Writer:
         if name not in method.__globals__:
             if hasattr(builtins, name):
                 return
-            raise NotWritableError(f"{method.__qualname__} uses '{name}', which nothing defines")
+            raise NotWritableError(f"{method.__qualname__} uses '{name}', which is not defined")
         value = method.__globals__[name]
         if isinstance(value, ModuleType) and value.__name__.split(".")[0] in ("torch", "math"):
             above, _, last = value.__name__.rpartition(".")
@@ -144,13 +144,13 @@ class Writer:
             return
         if isinstance(value, bool | int | float | str):
             if self.constants.setdefault(name, value) != value:
-                raise NotWritableError(f"'{name}' stands for two numbers")
+                raise NotWritableError(f"'{name}' has two different values")
             return
         for home in (functional, torch, nn):
             if getattr(home, name, None) is value:
                 self.imports.add(f"from {home.__name__} import {name}")
                 return
-        raise NotWritableError(f"{method.__qualname__} uses '{name}', which is not of torch")
+        raise NotWritableError(f"{method.__qualname__} uses '{name}', which is not part of torch")
 
     def _class(self, item: _Class) -> Iterator[str]:
         yield f"class {item.kind.__name__}(nn.Module):"
@@ -189,7 +189,7 @@ class Writer:
             return repr(value)
         if _is_plain(value):
             return repr(value)
-        raise NotWritableError(f"a {type(value).__name__} is no number and no text")
+        raise NotWritableError(f"a {type(value).__name__} is neither a number nor a text")
 
     def _module(self, module: nn.Module) -> Any:
         children = {name: self._value(part) for name, part in module._modules.items()}
@@ -206,7 +206,7 @@ class Writer:
         if type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
             return self._container(type(module).__name__, children)
         if children:
-            raise NotWritableError(f"{type(module).__name__} is made of parts that its text does not tell")
+            raise NotWritableError(f"{type(module).__name__} has parts that its text does not show")
         text = f"nn.{module!r}"
         # Norms before torch 2.13 have no argument `bias`.
         return text.replace(", bias=True", "") if is_norm(module) else text
@@ -216,7 +216,7 @@ class Writer:
             inside = [("", item) for item in children.values()]
             return (f"nn.{kind}(", inside, ")") if kind == "Sequential" else (f"nn.{kind}([", inside, "])")
         if not all(name.isidentifier() and not keyword.iskeyword(name) for name in children):
-            raise NotWritableError(f"a {kind} has parts whose names are no words of Python")
+            raise NotWritableError(f"a {kind} has parts whose names are not Python identifiers")
         named = [(f"{name}=", item) for name, item in children.items()]
         if kind == "ModuleDict":
             return "nn.ModuleDict(dict(", named, "))"
@@ -268,7 +268,7 @@ def _is_plain(value: Any) -> bool:
 def _tree(method: Callable[..., Any]) -> ast.FunctionDef:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
     if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
-        raise NotWritableError(f"{method.__qualname__} is no plain method")
+        raise NotWritableError(f"{method.__qualname__} is not a plain method")
     for node in ast.walk(tree):  # annotations of a written method are not evaluated when it runs
         if isinstance(node, ast.AnnAssign | ast.arg):
             node.annotation = ast.Constant(None)

@@ -104,7 +104,7 @@ def write_parts(
         NotWritableError: the model has bottleneck adapters, which PEFT does not support.
     """
     if any(isinstance(part, Adapted) for part in module.modules()):
-        raise NotWritableError("bottleneck adapters stand inside its blocks")
+        raise NotWritableError("its blocks contain bottleneck adapters")
     top: Any = module
     base_model: Any = copy.deepcopy(top.__dict__["_causal"] if isinstance(module, Language) else top.base)
     fold_ranks(base_model)
@@ -197,4 +197,4 @@ def _settings(base_model: nn.Module) -> Any:
         settings: Any = getattr(part, "peft_config", None)
         if isinstance(settings, dict) and "default" in settings:
             return settings["default"]
-    raise NotWritableError("its LoRA layers tell no settings")
+    raise NotWritableError("its LoRA layers do not have their settings")

@@ -10,7 +10,7 @@ from tailorfl.data.summaries import OTHER
 
 HEAD = '''"""{title}
 
-Needs torch and safetensors{extras}; model.json beside this file says what goes in and how good it was.
+Needs torch and safetensors{extras}; model.json next to this file describes its inputs and its metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMPORTS = (
 CHECK = '''
 
 def check(folder):
-    """Fails where a file is not what manifest.json says, which was written last."""
+    """Raise RuntimeError if a file differs from its digest in manifest.json."""
     files = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
     for name in ("model.py", "{weights}", *files):
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != files[name]["sha256"]:
@@ -55,7 +55,7 @@ PREDICT = '''
 
 @torch.no_grad()
 def predict(net, raw):
-    """What the network says of raw samples."""
+    """Return the network's answers to raw samples."""
     return answers(net(prepare(raw)))
 '''
 ANSWERS = {
@@ -75,7 +75,7 @@ FILL = torch.tensor({fill!r}, dtype=torch.float64)
 
 
 def prepare(x):
-    """Raw numbers [samples, {width}], NaN where one is missing -> what the network takes.
+    """Raw numbers [samples, {width}], NaN if missing -> the network's inputs.
 
     Columns: {names}
     """
@@ -90,7 +90,7 @@ NA_VALUES = {na_values!r}
 
 
 def prepare(rows):
-    """Raw rows, each a mapping from column to cell as csv.DictReader gives it -> what the network takes.
+    """Raw rows, each a mapping from column to cell as csv.DictReader gives it -> the network's inputs.
 
     None, NaN, blanks and NA_VALUES are missing cells; rows may lack the columns in ABSENT.
     """
@@ -137,7 +137,7 @@ def text_of(title: str, network: str, facts: Mapping[str, Any], *, program: bool
         network,
         CHECK.format(weights="model.pt2" if program else "model.safetensors"),
         PROGRAM if program else "" if "def load(" in network else LOAD,
-        f'\n\nLABELS = {tuple(names)!r}\n"""Names of what comes out, in order."""\n' if names else "",
+        f'\n\nLABELS = {tuple(names)!r}\n"""Names of the outputs, in order."""\n' if names else "",
         _prepare(inputs),
         f'\n\ndef answers(outputs):\n    """Outputs as {says}."""\n{scaled}    return {expression}\n',
         PREDICT,
@@ -193,7 +193,7 @@ def _prepare(inputs: Mapping[str, Any]) -> str:
             "ids", f"Token ids int64 [samples, {shape}] as they are; model.json has the tokenizer.", "ids"
         )
     if inputs["type"] == "image":
-        says = f"Bytes uint8 [samples, {shape}] -> what the network takes."
+        says = f"Bytes uint8 [samples, {shape}] -> the network's inputs."
         if "image" not in inputs:
             return _function("images", says, "images.float() / 255.0")
         constants = "".join(
@@ -220,7 +220,7 @@ def _prepare(inputs: Mapping[str, Any]) -> str:
         cut = "" if clip is None else f".clamp({-clip!r}, {clip!r})"
         expression = f"(({expression}.double().flatten(1) - MEAN{name}) / DEVIATION{name}){cut}.float()"
     return f"\n\n{constants}" + _function(
-        "x", f"Raw numbers [samples, {shape}] -> what the network takes.", f"{expression}.reshape(x.shape)"
+        "x", f"Raw numbers [samples, {shape}] -> the network's inputs.", f"{expression}.reshape(x.shape)"
     )
 
 

@@ -42,8 +42,8 @@ class Board(ThreadingHTTPServer):
         """
         if not share and not _is_loopback(host):
             raise ConfigError(
-                f"'{host}' lets other machines see this experiment, and whoever reaches the port may; say --share "
-                "if you mean it, or leave out --host and reach this machine through ssh -L"
+                f"'{host}' lets anybody who reaches the port see this experiment; add --share to allow that, or leave "
+                "out --host and connect through ssh -L"
             )
         self.watched = Watched(folder)
         self.looking = threading.Lock()

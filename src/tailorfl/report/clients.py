@@ -144,7 +144,9 @@ def clients_of(
     seeds = sorted({int(summary["seed"]) for summary in result.summaries})
     chosen = seeds[0] if seed is None else seed
     if chosen not in seeds:
-        raise ConfigError(f"'{result.path}' has no finished job with seed {chosen}, but {seeds}")
+        raise ConfigError(
+            f"'{result.path}' has no finished job with seed {chosen}; choose one of {', '.join(map(str, seeds))}"
+        )
     jobs = [_Job(result, *job, intervals) for job in result.jobs if job[0]["seed"] == chosen]
     for label in methods:
         if label not in (labels := [job.label for job in jobs]):
@@ -169,25 +171,25 @@ def _notes(jobs: list[_Job], base: _Job | None) -> list[str]:
     notes = []
     if base is None:
         notes.append(
-            "What a client gains is not known: no LocalTrain was run beside; add it with "
-            "tailorfl run --extend RESULTS methods=local."
+            "Clients' gains are unknown, because LocalTrain was not run; add it with tailorfl run --extend RESULTS "
+            "methods=local."
         )
     without = [job.label for job in jobs if job.predictions is None]
     if without:
         notes.append(
-            f"No intervals of {', '.join(without)}: predictions of test samples were not kept (more samples than "
-            "eval.predictions, private training, generated text, or a run of before they were)."
+            f"No intervals for {', '.join(without)}: predictions of test samples were not stored (more samples than "
+            "eval.predictions, private training, generated text, or an older run)."
         )
     if len(without) < len(jobs):
         notes.append(
-            "In brackets: 95 % bootstrap interval of the client's test part, of a gain paired sample by sample: the "
-            "noise of a small test part, not of training."
+            "In brackets: 95 % bootstrap interval over the client's test samples, for a gain paired sample by sample; "
+            "it shows the noise of a small test part, not of training."
         )
     alike = sorted({name for job in jobs for name in job.of_one_class})
     if alike:
         notes.append(
-            f"The test part of {named(alike)} has one class only: always guessing it is perfect there, and AUC has no "
-            "value."
+            f"The test part of {named(alike)} has only one class: always predicting it is perfect there, and AUC is "
+            "undefined."
         )
     return notes
 

@@ -119,8 +119,8 @@ def _target_table(result: ExperimentResult, target: float) -> Table:
         frame.drop(columns="seeds"),
         columns,
         f"Until {result.metric} is {goal}",
-        "The first evaluated round at which the mean over clients (own test part) is there, and the bytes sent until "
-        "then: means over the seeds that reached it alone.",
+        "First evaluated round at which the mean over clients (own test part) reaches the target, and the bytes sent "
+        "until then: means over only the seeds that reached it.",
     )
     counts = [Cell(f"{row.reached} of {row.seeds}") for row in frame.itertuples()]
     rows = [[row[0], count, *row[1:]] for row, count in zip(table.rows, counts, strict=True)]
@@ -138,6 +138,6 @@ def _round_table(result: ExperimentResult) -> Table:
         best_rounds(result),
         [Column(key, title, unit) for key, title in titles.items()],
         f"Which round: {result.metric}",
-        "The table above is of the last round. A round chosen on test data is too good and no basis for a comparison: "
-        "it is only there to be held against papers that print it.",
+        "The table above shows the last round. A round chosen on test data is too optimistic for comparing methods; it "
+        "is only given to compare with papers that print it.",
     )

@@ -91,7 +91,7 @@ def tuning_section(folder: Path, seeds: Sequence[int], names: Mapping[str, str])
         f"{len(budget['seeds'])} {seed_word}, or {budget['samples']:,} samples seen (gradients of single samples). "
         f"Settings were proposed by the sampler {tuning['sampler']} and chosen by validation "
         f"{tuning['metric'].replace('_', ' ')} with {seed_word} {', '.join(map(str, budget['seeds']))}, {overlap}; "
-        "trials were judged on validation parts alone."
+        "trials were judged only on validation parts."
     )
     rows = [_tuning_row(names.get(label, label), row) for label, row in tuning["methods"].items()]
     head = ("Method", "Chosen", "Validation", "Trials", "Pruned", "Failed", "At the edge of its grid")

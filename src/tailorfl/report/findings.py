@@ -91,7 +91,7 @@ def _clauses(result: ExperimentResult, pairs: Sequence[Difference]) -> list[str]
     if pairs[0].pair.mean == 0:
         return ["all methods are equal on average"]
     if not tests:
-        return ["so few seeds say nothing of noise", f"the largest difference, {_size(result, pairs[0])}"]
+        return ["too few seeds to judge the noise", f"the largest difference, {_size(result, pairs[0])}"]
     if not sure and len(tests) == 1:
         return [f"the difference, {_size(result, tests[0])}, which is not beyond noise"]
     if not sure:
@@ -220,7 +220,8 @@ def caveats(result: ExperimentResult) -> list[Table]:
             "Not in the table",
             ("Job",),
             [(reason,) for reason in result.missing],
-            "These jobs of the experiment are not in the table; means are over fewer seeds where only some are.",
+            "These jobs of the experiment are not in the table; if only some seeds of a method are missing, its means "
+            "are over the others.",
         ),
         Table.of(
             "Resumed by force",
@@ -232,22 +233,21 @@ def caveats(result: ExperimentResult) -> list[Table]:
             "Not the same experiment",
             ("Folder", "What differs"),
             result.unlike,
-            f"The table is put together from several folders, and not all of them are like '{result.folders[0]}': "
-            "lines of the same method with other settings, data or versions stand apart, and are no fair comparison "
-            "with each other.",
+            f"The table merges several folders, and not all of them match '{result.folders[0]}': a method with other "
+            "settings, data or versions has a separate line, and such lines cannot be compared fairly.",
         ),
         Table.of(
             "Malicious clients",
             ("Job", "Attack", "Clients"),
             malicious,
-            "All numbers are of the other clients and of their test data; models of the malicious ones, on their own "
-            "test data, stand apart as the set malicious.",
+            "All numbers are for the other clients and their test data; the malicious clients' models, on their own "
+            "test data, are the separate set malicious.",
         ),
         Table.of(
             "Rejected updates",
             ("Job", "Client", "Rejected updates", "Rounds"),
             rejected,
-            "Updates that were NaN or infinite counted for nothing, and the client kept its state of before.",
+            "Updates that were NaN or infinite were ignored, and the client kept its previous state.",
         ),
         Table.of(
             "Diverged",

@@ -41,8 +41,8 @@ def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, Me
         )
     if target is not None and (target / "config.yaml").exists():
         raise ConfigError(
-            f"'{target}' holds an experiment of its own, whose table the one of several folders would replace; choose "
-            "another --out"
+            f"'{target}' already holds an experiment, and the merged table would replace its table; choose another "
+            "--out"
         )
     by_folder = {path: results(path) for path in paths}
     merged = {}
@@ -67,9 +67,7 @@ class MergedResult(ExperimentResult):
         metrics = {part.metric: folder for folder, part in parts.items()}
         if len(metrics) > 1:
             listed = ", ".join(f"{metric} in '{folder}'" for metric, folder in metrics.items())
-            raise RunError(
-                f"these folders measure different things, which one table cannot compare: {listed}"
-            )
+            raise RunError(f"these folders have different metrics, which one table cannot compare: {listed}")
         jobs = _together(parts)
         missing = [f"{folder}: {reason}" for folder, part in parts.items() for reason in part.missing]
         result = cls(path, jobs, missing)
@@ -107,8 +105,8 @@ def _together(parts: Mapping[Path, ExperimentResult]) -> Jobs:
             row = rows.setdefault(label, {})
             if seed in row:
                 raise RunError(
-                    f"{label}, seed {seed}, is in '{row[seed][1].path}' and in '{store.path}', which would count one "
-                    "experiment twice; leave one of the folders out"
+                    f"{label}, seed {seed}, is in '{row[seed][1].path}' and in '{store.path}', which would count the "
+                    "job twice; leave one of the folders out"
                 )
             row[seed] = ({**summary, "label": label, "company": _company(store)}, store)
     return [row[seed] for row in rows.values() for seed in sorted(row)]

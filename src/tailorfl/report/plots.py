@@ -258,7 +258,9 @@ def draw_federation(federation: Overview, path: Path) -> None:
         RunError: the file cannot be written.
     """
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"a picture is written as {', '.join(FORMATS)}, but '{path}' ends otherwise")
+        raise ConfigError(
+            f"'{path}' is not a picture that can be written; use a name with one of the endings {', '.join(FORMATS)}"
+        )
     chosen = federation.from_large_to_small(MOST_CLIENTS)
     named = len(chosen) <= MOST_NAMES
     rows = np.arange(len(chosen))

@@ -307,7 +307,7 @@ class Tracking(Observer):
             folder = str(decode(mark.read_bytes())["id"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"'{mark}' is damaged ({error!r}); delete it, and trackers begin anew under another id"
+                f"'{mark}' is damaged ({error!r}); delete it, and trackers start again with a new id"
             ) from error
         digest = hashlib.blake2b(job.folder.as_posix().encode(), digest_size=4).hexdigest()
         return f"{folder}-{digest}"
@@ -344,7 +344,7 @@ def forget(out: Path) -> None:
     """Delete the files of trackers in a result folder whose experiment is replaced."""
     if not (out / MARK).is_file():
         return
-    with reporting(out, "delete what trackers wrote in"):
+    with reporting(out, "delete the files of trackers in"):
         for name in PLACES:
             path = out / name
             if path.is_dir():
@@ -376,7 +376,7 @@ def _telling(tracker: Tracker) -> Iterator[None]:
         raise
     except Exception as error:
         raise RunError(
-            f"track.{tracker.setting}: cannot write there ({type(error).__name__}: {error}); what was recorded is in "
-            "the result folder; continue with --resume RESULTS, or without: tailorfl run RESULTS/config.yaml "
+            f"track.{tracker.setting}: cannot write there ({type(error).__name__}: {error}); all records are in the "
+            "result folder; continue with --resume RESULTS, or without this tracker: tailorfl run RESULTS/config.yaml "
             f"track.{tracker.setting}={'null' if tracker.setting == 'wandb' else 'false'} --resume RESULTS"
         ) from error

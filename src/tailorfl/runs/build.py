@@ -77,8 +77,8 @@ def make_federation(
     federation = build_federation(**arguments, joined=_joined(config, seed), seed=seed)
     if not federation.sizes("test")[: federation.num_clients].any():
         raise DataError(
-            "no client has test samples, so nothing could be compared; leave a share for them in data.split, "
-            "such as {train: 0.7, val: 0.1, test: 0.2}"
+            "no client has test samples, so nothing can be compared; give the test part a share in data.split, such as "
+            "{train: 0.7, val: 0.1, test: 0.2}"
         )
     for line in config.methods:
         make_method(line.name, line.options).check_source(federation.source)
@@ -268,13 +268,13 @@ def _check_head(name: str, options: Mapping[str, Any], source: Source) -> None:
     head = options.get("head", options_of(name)["head"])
     if (source.task == "generation") != (head == "language"):
         expected, alternatives = (
-            ("a text, which takes model.head=language of a causal model such as llama", "classes or choices")
+            ("a text, which needs model.head=language of a causal model such as llama", "classes or choices")
             if source.task == "generation"
-            else ("classes, which takes model.head=classification or choice", "texts")
+            else ("classes, which needs model.head=classification or choice", "texts")
         )
         raise ModelError(
-            f"source '{source.name}' asks for {expected}, but the head of model '{name}' is '{head}'; change the "
-            f"head, or take data that ask for {alternatives} (data.options.form of instructions: choice or generation)"
+            f"source '{source.name}' asks for {expected}, but the head of model '{name}' is '{head}'; change the head, "
+            f"or use data that ask for {alternatives} (data.options.form of instructions: choice or generation)"
         )
 
 
@@ -283,7 +283,7 @@ def _check_tokens(name: str, model: Model, source: Source) -> None:
     if bool(tables) != source.holds_tokens:
         inputs, fitting = ("tokens", "bert or minilm") if source.holds_tokens else ("numbers", "mlp or cnn2")
         raise ModelError(
-            f"model '{name}' cannot read source '{source.name}', whose samples are {inputs}; take a model such as "
+            f"model '{name}' cannot read source '{source.name}', whose samples are {inputs}; use a model such as "
             f"{fitting}"
         )
     tokens = int(source.info.get("vocabulary", 0))
@@ -291,7 +291,7 @@ def _check_tokens(name: str, model: Model, source: Source) -> None:
     if tokens > largest:
         raise ModelError(
             f"model '{name}' knows {largest} tokens, but the tokenizer '{source.info.get('tokenizer')}' of source "
-            f"'{source.name}' has {tokens}; give the data the tokenizer of the model (data.options.tokenizer)"
+            f"'{source.name}' has {tokens}; use the model's tokenizer for the data (data.options.tokenizer)"
         )
 
 
@@ -306,7 +306,7 @@ def check(config: ExperimentConfig) -> None:
         for name, changes in config.variants.items():
             if not name.strip() or "variants" in changes:
                 raise ConfigError(
-                    f"variants: '{name}' needs a name and has no variants of its own; write them flat"
+                    f"variants: '{name}' needs a name and cannot contain variants; write all variants at one level"
                 )
         for experiment in expand(config).values():
             check(experiment)
@@ -339,8 +339,8 @@ def _check_method(line: MethodConfig, config: ExperimentConfig) -> None:
         check_buffered(method, config.fraction, method.sampled(config.sampling), privacy)
     if privacy is not None and config.budget != "rounds":
         raise ConfigError(
-            f"budget={config.budget} lets the training find out how many rounds a method gets, but train.dp finds its "
-            "noise and ε for a number that is known before; leave out one of the two"
+            f"budget={config.budget} determines the number of rounds during training, but train.dp needs it in advance "
+            "for its noise and ε; leave out one of the two"
         )
     if privacy is not None:
         check_private(method, privacy.level, method.weighting(config.weights))
@@ -348,7 +348,7 @@ def _check_method(line: MethodConfig, config: ExperimentConfig) -> None:
             refuse_private(privacy.level)
         if config.eval.calibrate != "none" and privacy.level == "sample":
             raise ConfigError(
-                f"eval.calibrate={config.eval.calibrate} fits a number of each client to its validation samples "
+                f"eval.calibrate={config.eval.calibrate} fits a temperature for each client to its validation samples "
                 "without noise, which sample-level privacy does not cover; leave one of the two out"
             )
 

@@ -60,11 +60,11 @@ def load_latest(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] |
             return round, *load(folder, round)
         except RunError as error:
             damage.append(str(error))
-            log.warning("passing over a damaged checkpoint in '%s': %s", folder, error)
+            log.warning("skipping a damaged checkpoint in '%s': %s", folder, error)
     if damage:
         raise RunError(
-            f"no usable checkpoint in '{folder}': {'; '.join(damage)}; "
-            "restore the files from a copy, or move the folder away to start anew"
+            f"no usable checkpoint in '{folder}': {'; '.join(damage)}; restore the files from a copy, or move the "
+            "folder away to start again"
         )
     return None
 
@@ -156,12 +156,14 @@ def _checked(path: Path) -> dict[str, Any]:
         facts: dict[str, Any] = decode(path.with_suffix(".json").read_text(encoding="utf-8"))
         digest = facts.pop("digest", None)  # older folders have no digests
         if digest is not None and digest_of(facts) != digest:
-            raise RunError(f"{path.with_suffix('.json').name} is not what was written")
+            raise RunError(f"{path.with_suffix('.json').name} was changed after it was written")
         size = path.stat().st_size
         if size != facts["bytes"]:
             raise RunError(f"{path.name} has {size} bytes instead of {facts['bytes']}")
         if sha256(path) != facts["sha256"]:
-            raise RunError(f"{path.name} has {size} bytes as it should, but not the ones that were written")
+            raise RunError(
+                f"{path.name} has the right size ({size} bytes), but was changed after it was written"
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path.stem} cannot be read ({error!r})") from error
     return facts

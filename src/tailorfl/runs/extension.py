@@ -45,7 +45,7 @@ def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> Expe
     stored, new = with_all_options(stored), with_all_options(new)
     problems = list(changes(_shared(stored), _shared(new)))
     problems += [
-        f"the variant '{name}' was another"
+        f"the variant '{name}' was different"
         for name, settings in new.variants.items()
         if stored.variants.get(name, settings) != settings
     ]
@@ -56,9 +56,9 @@ def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> Expe
         methods[method.label] = method
     if problems:
         raise RunError(
-            f"--extend adds seeds, methods and rounds to '{out}', and what it has must stay as it is: "
-            f"{'; '.join(problems)}. Give a method with other options a label of its own "
-            "(method={name: ditto, label: Ditto 0.5, lam: 0.5}); for other settings start anew elsewhere (--out)"
+            f"--extend only adds seeds, methods and rounds to '{out}', but the settings differ: {'; '.join(problems)}. "
+            "Give a method with other options another label (method={name: ditto, label: Ditto 0.5, lam: 0.5}); for "
+            "other settings use another folder (--out)"
         )
     config = stored.model_copy(
         update={
@@ -73,8 +73,8 @@ def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> Expe
         before, after = (Job(c, methods_of(c)[method.label], 0).rounds for c in (stored, config))
         if after < before:
             raise RunError(
-                f"{method.label} in '{out}' has {before} rounds, and --extend takes none of them away (given: "
-                f"{after}); start anew in another folder (--out) for fewer"
+                f"{method.label} in '{out}' has {before} rounds, and --extend cannot remove any (given: {after}); for "
+                "fewer rounds use another folder (--out)"
             )
     return config
 
@@ -95,8 +95,8 @@ def other_experiment(stored: ExperimentConfig, new: ExperimentConfig, out: Path)
     for name, before, after in zip(("methods", "seeds", "rounds", "variants"), *jobs, strict=True):
         if before != after:
             raise RunError(
-                f"'{out}' was started with {name} {before}, but is to go on with {after}; add methods, seeds or rounds "
-                f"with --extend {quoted(out)}, or leave out the settings to go on with its own"
+                f"'{out}' was started with {name} {before}, but is resumed with {after}; add methods, seeds or rounds "
+                f"with --extend {quoted(out)}, or leave out the settings to continue with those in the folder"
             )
     methods = methods_of(stored)
     differences = list(changes(_shared(stored), _shared(new)))
@@ -129,8 +129,8 @@ def reopen(jobs: Sequence[Job], out: Path) -> None:
         reason = tied(job)
         if reason:
             raise ConfigError(
-                f"{job.name} cannot go on to {job.rounds} rounds: {reason}; start anew with so many in another folder "
-                "(--out)"
+                f"{job.name} cannot be extended to {job.rounds} rounds: {reason}; run all {job.rounds} rounds in "
+                "another folder (--out)"
             )
     for job in longer:
         _reopen(job, out / job.folder)
@@ -149,10 +149,10 @@ def discard_damage(job: Job, folder: Path) -> bool:
     with RunStore.open(folder) as opened:
         opened.drop_damaged_checkpoints()
     if records or not checkpoints.rounds(folder):
-        log.warning("%s is done again: %s", job.name, ", ".join(damage))
+        log.warning("%s is run again: %s", job.name, ", ".join(damage))
         RunStore.discard(folder)
         return False
-    log.warning("checkpoints of %s are made again where they are needed: %s", job.name, ", ".join(damage))
+    log.warning("checkpoints of %s are made again if needed: %s", job.name, ", ".join(damage))
     return not store.checkpoint_problems()
 
 
@@ -163,11 +163,11 @@ def tied(job: Job) -> str:
         RoundSchedule(**settings["round_schedule"])
     except ConfigError:
         return (
-            f"train.round_schedule of kind {settings['round_schedule']['kind']} falls with the share of the rounds "
-            "that are done, so a longer run has other learning rates from the first round on"
+            f"train.round_schedule of kind {settings['round_schedule']['kind']} depends on the total number of rounds, "
+            "so a longer run has other learning rates from the first round on"
         )
     if privacy_of(job) is not None:
-        return "its noise and ε (train.dp) were found for the rounds that it had"
+        return "its noise and ε (train.dp) were computed for the original number of rounds"
     return ""
 
 
@@ -186,13 +186,13 @@ def _reopen(job: Job, folder: Path) -> None:
     )
     if was_evaluated and not due and selects:
         log.warning(
-            "%s is done anew: its last round was a candidate of eval.select=val, which it is not in a longer run",
+            "%s starts again: its last round was a candidate of eval.select=val, but is none in a longer run",
             job.name,
         )
         RunStore.discard(folder)
         return
     with RunStore.open(folder) as store:
-        store.mark("interrupted", f"to go on to round {job.rounds}")
+        store.mark("interrupted", f"to continue to round {job.rounds}")
         store.truncate_after(int(last.get("round", 0)))  # removes its results, as there are no later rounds
         if was_evaluated:
             plain = {key: value for key, value in last.items() if not key.startswith(MODELS)}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PART = ".part"  # ending of files that are still being written; the holder of the lock may delete them
 LOCK_PATIENCE = 0.3  # seconds; a reader's short probe of the lock must not turn a writer away
-AGAIN = "then give the same command again (tailorfl run: with --resume)"
+AGAIN = "then run the same command again (tailorfl run: with --resume)"
 REMEDIES = {
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free some space (or raise the quota), {AGAIN}"
@@ -40,9 +40,9 @@ REMEDIES = {
     ),
     **dict.fromkeys(
         (errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-        "a file stands where a folder is needed or the other way round; choose another name",
+        "there is a file where a folder is needed, or a folder where a file is; choose another name",
     ),
-    errno.ENOENT: "it does not exist and cannot be made there; check the name or choose another",
+    errno.ENOENT: "it does not exist and cannot be created; check the name or choose another",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 """Advice on errors of the operating system, by number."""
@@ -299,7 +299,7 @@ class FolderLock:
             if time.monotonic() >= deadline:
                 owner = os.pread(self._file.fileno(), 32, 0).decode() or "unknown"
                 raise RunError(
-                    f"process {owner} is writing to '{folder}'; wait for its end or choose another name"
+                    f"process {owner} is writing to '{folder}'; wait until it ends, or choose another name"
                 )
             time.sleep(0.02)
 
@@ -347,10 +347,10 @@ def parsed(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         try:
             records.append(decode(line))
             if not _is_record(records[-1]):
-                raise ValueError("it is no record of a round")
+                raise ValueError("it is not a record of a round")
         except ValueError as error:
             raise RunError(
-                f"line {number} of '{path}' is damaged ({error}); delete it to go on without"
+                f"line {number} of '{path}' is damaged ({error}); delete it to continue without it"
             ) from error
     return records
 
@@ -408,7 +408,7 @@ def manifest_problems(folder: Path, needed: Collection[str] = ()) -> list[str]:
 def _problem(folder: Path, name: str, facts: dict[str, Any]) -> str | None:
     if not (folder / name).is_file():
         return f"{name} is missing"
-    return None if _facts(folder / name) == facts else f"{name} is not what was written"
+    return None if _facts(folder / name) == facts else f"{name} was changed after it was written"
 
 
 def _facts(path: Path) -> dict[str, Any]:

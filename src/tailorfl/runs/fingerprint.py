@@ -136,9 +136,9 @@ def data_change(
         source.feed(prepared)
         today[GIVEN] = prepared.hexdigest()
     if samples_of(stored) != today[GIVEN]:
-        return "the samples were others"
+        return "the samples were different"
     if same_seed and stored_data.get("dealt") != today["dealt"]:
-        return "the samples were dealt to clients in another way"
+        return "the samples were distributed to clients differently"
     return ""
 
 
@@ -213,8 +213,8 @@ def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
         return
     listed = first_few(differences, MOST, "; ")
     raise RunError(
-        f"'{out}' was started with something else, and one table must not mix the two. {listed}. Go back to what it "
-        "was, start anew in another folder (--out), or go on all the same with --force, which the report then says"
+        f"'{out}' was started with something else, and one table must not mix the two. {listed}. Restore the original, "
+        "start in another folder (--out), or continue with --force, which the report then mentions"
     )
 
 
@@ -227,7 +227,7 @@ def forced(out: Path) -> list[str]:
         return [str(line) for line in decode(file.read_bytes())]
     except (ValueError, TypeError) as error:
         raise RunError(
-            f"'{file}', which says what was different when the experiment was resumed by force, is damaged ({error}); "
+            f"'{file}', which lists the differences when the experiment was resumed by force, is damaged ({error}); "
             "restore it from a copy"
         ) from error
 
@@ -244,9 +244,9 @@ def _stored(jobs: Sequence[Job], out: Path) -> Iterator[tuple[Job, dict[str, Any
         is_whole = all(isinstance(group, dict) for group in groups) and isinstance(methods, list)
         if wrong or not is_whole or not all(isinstance(method, dict) for method in methods or ()):
             raise RunError(
-                f"'{folder / 'config.json'}' is not what was written for {job.name}"
-                f"{''.join(f' ({problem})' for problem in wrong)}; restore the job's folder from a copy, or move it "
-                "away to do it anew"
+                f"'{folder / 'config.json'}' was changed after it was written for "
+                f"{job.name}{''.join(f' ({problem})' for problem in wrong)}; restore the job's folder from a copy, or "
+                "move it away to run the job again"
             )
         yield job, stored
 

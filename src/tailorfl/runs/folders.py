@@ -66,7 +66,7 @@ def experiment_in(folder: Path) -> ExperimentConfig:
     check_name(folder)
     file = folder / "config.yaml"
     if not file.is_file():
-        raise ConfigError(f"'{folder}' is no result folder: it has no config.yaml; check the name")
+        raise ConfigError(f"'{folder}' is not a result folder: it has no config.yaml; check the name")
     return whole_experiment(file)
 
 
@@ -80,8 +80,8 @@ def whole_experiment(file: Path) -> ExperimentConfig:
     lost = [key for key in ALWAYS if key not in written]
     if lost:
         raise ConfigError(
-            f"'{file}' lacks {', '.join(lost)}, which every experiment writes there, so it is damaged or was edited; "
-            "restore it from a copy"
+            f"'{file}' lacks {', '.join(lost)}, which every experiment writes; it is damaged or was edited, so restore "
+            "it from a copy"
         )
     return load(file)
 
@@ -107,7 +107,7 @@ def experiment_to_resume(folder: Path) -> ExperimentConfig:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(
             f"'{folder}' cannot be resumed: it has no config.yaml; check the name, or give the experiment too (CONFIG, "
-            "KEY=VALUE), and it is begun there"
+            "KEY=VALUE) to start it there"
         )
     return experiment_in(folder)
 
@@ -151,8 +151,8 @@ def discard_jobs(out: Path) -> None:
         for folder in (file.parent, file.parent.parent):
             if folder.is_symlink():
                 raise RunError(
-                    f"'{folder}' is a link out of the result folder, behind which nothing is deleted; remove the link, "
-                    "or choose another folder with --out"
+                    f"'{folder}' is a link to a folder outside the result folder, where nothing is deleted; remove the "
+                    "link, or choose another folder with --out"
                 )
         RunStore.discard(file.parent)
 
@@ -163,8 +163,8 @@ def check_source(out: Path, source: Any) -> None:
         if RunStore.open(file.parent, readonly=True).config.get("own_source", False) != (source is not None):
             had, has = ("without", "") if source is not None else ("with", ", source=...")
             raise ConfigError(
-                f"'{out}' was started {had} data of your own; continue it the same way: "
-                f"tailorfl.run(out=..., resume=True{has})"
+                f"'{out}' was started {had} your own data; continue it the same way: tailorfl.run(out=..., "
+                f"resume=True{has})"
             )
 
 

@@ -71,7 +71,7 @@ def trouble(folder: Path) -> str:
     except RunError as error:
         return f"damaged: {error}"
     if problems:
-        return f"damaged: {', '.join(problems)}; restore it from a copy, or do it again with --resume"
+        return f"damaged: {', '.join(problems)}; restore it from a copy, or run it again with --resume"
     return "" if status == "finished" else f"not finished ({status})"
 
 
@@ -152,7 +152,7 @@ def job_problems(folder: Path) -> list[tuple[bool, str]]:
         for name in ("rounds.jsonl", TRACE):
             rounds = numbers(folder / name)
             if rounds != list(range(1, len(rounds) + 1)):
-                problems.append((True, f"{name} has holes, or several records of a round"))
+                problems.append((True, f"{name} has missing rounds, or several records of a round"))
     except RunError as error:
         return [(True, str(error))]
     return problems if status == "finished" else [*problems, (False, f"not finished ({status})")]

@@ -113,8 +113,8 @@ def check_sets(config: ExperimentConfig, sim: Simulation) -> None:
     """
     if sim.cohort_is_secret and "participants" in (*config.eval.sets, *config.eval.final):
         raise ConfigError(
-            "the set 'participants' of eval.sets says who took part in a round, which this privacy keeps secret: its "
-            "epsilon counts on nobody seeing it; leave the set out, or take sampling=uniform"
+            "the set 'participants' of eval.sets reveals who took part in a round, but epsilon holds only if nobody "
+            "sees it; leave the set out, or set sampling=uniform"
         )
 
 
@@ -135,7 +135,7 @@ def _check_records(store: RunStore, rounds: int, traced: bool) -> None:
             if rounds_of:
                 raise RunError(
                     f"'{store.path / name}' {problem} of rounds {listed(sorted(rounds_of))}, so this job's curves "
-                    "would be wrong; restore the file from a copy, or move the job's folder away to do it anew"
+                    "would be wrong; restore the file from a copy, or move the job's folder away to run the job again"
                 )
 
 
@@ -210,7 +210,7 @@ class _Loop:
         if summary["loss_grew"] is not None:
             first, last = summary["loss_grew"]
             log.warning(
-                "%s: the training loss grew from %.3g to %.3g: training diverged, though all numbers are finite; "
+                "%s: the training loss grew from %.3g to %.3g: training diverged, although all numbers are finite; "
                 "lower train.lr, set train.clip, or check the scale of the data",
                 job.name,
                 first,

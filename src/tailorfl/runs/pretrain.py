@@ -104,8 +104,8 @@ def experiment_of(weights: Path) -> ExperimentConfig:
     """
     file = running(weights) / "config.yaml"
     if not file.is_file():
-        state = f"'{weights}' is finished" if weights.is_file() else f"'{weights}' was never begun"
-        raise RunError(f"there is no pretraining to resume: {state}; start one without --resume")
+        state = f"'{weights}' is finished" if weights.is_file() else f"'{weights}' was never started"
+        raise RunError(f"no pretraining can be resumed: {state}; start one without --resume")
     return load(file)
 
 
@@ -117,17 +117,18 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
     """
     train = config.train
     for wrong, reason in (
-        (config.variants, "pretraining is of one model, but the experiment has variants; leave them out"),
-        (config.model.larger, "pretraining is of one model; leave out model.larger"),
+        (config.variants, "pretraining trains one model, but the experiment has variants; leave them out"),
+        (config.model.larger, "pretraining trains one model; leave out model.larger"),
         (
             train.steps is not None or train.epochs != 1,
-            "pretraining counts epochs as rounds, such as rounds=10; leave train.epochs at 1 and train.steps out",
+            "pretraining counts epochs as rounds; set rounds=10 for 10 epochs, leave train.epochs at 1, and leave out "
+            "train.steps",
         ),
         (
             train.round_schedule.kind != "constant",
-            "pretraining lets the rate fall as a cosine by itself; leave out train.round_schedule",
+            "pretraining has its own cosine schedule of the learning rate; leave out train.round_schedule",
         ),
-        (train.dp, "pretraining is on public data, which need no privacy; leave out train.dp"),
+        (train.dp, "pretraining uses public data, which need no privacy; leave out train.dp"),
     ):
         if wrong:
             raise ConfigError(reason)
@@ -193,14 +194,16 @@ def rate_of(epoch: int, epochs: int, lr: float) -> float:
 def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
     """Raise ConfigError or RunError if `weights` cannot be written, or may not be replaced."""
     if weights.suffix != ".safetensors":
-        raise ConfigError(f"weights are written as a .safetensors file, but out is '{weights}'")
+        raise ConfigError(
+            f"out is '{weights}', but weights are written as a .safetensors file; use a name with that ending"
+        )
     if resume:
         experiment_of(weights)
         return
     begun = (running(weights) / "config.yaml").is_file()
     if (weights.exists() or begun) and not overwrite:
         problem = (
-            f"was begun and not finished; continue it with --resume {quoted(weights)}"
+            f"is not finished; continue it with --resume {quoted(weights)}"
             if begun
             else "exists already; use it"
         )

@@ -201,8 +201,8 @@ def spent(job: Job, sim: Simulation, ledger: PrivacyLedger | None = None) -> Spe
         )
     if settings.epsilon is not None and result.largest > settings.epsilon * (1 + SLACK):
         log.warning(
-            "%s, seed %d: epsilon is %g, above the wanted %g: this method used more of its data than could be known "
-            "before the first round",
+            "%s, seed %d: epsilon is %g, above the target %g: this method used more of its data than was known before "
+            "the first round",
             job.method.label,
             job.seed,
             result.largest,

@@ -118,8 +118,8 @@ def _check_address_space() -> None:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
         raise MemoryLimitError(
-            f"this process may use {limit / 1e9:.2g} GB of address space, and torch with its company needs "
-            f"{LEAST_ADDRESS_SPACE / 1e9:g} GB before anything is computed; raise the limit (ulimit -v unlimited)"
+            f"this process may use {limit / 1e9:.2g} GB of address space, but torch and its libraries need "
+            f"{LEAST_ADDRESS_SPACE / 1e9:g} GB before computing anything; raise the limit (ulimit -v unlimited)"
         )
 
 
@@ -129,14 +129,14 @@ def _of(error: Exception) -> TailorflError | None:
     number = next((code for mark, code in _MARKS.items() if mark in text), number)
     if number == errno.ENOMEM or _no_memory(error, text):
         return MemoryLimitError(
-            f"there is not enough memory for this ({_first_line(text) or 'the system refused more'}); take a smaller "
-            "model, fewer samples or clients at once (engine.chunk, engine.workers), or raise the limit of the process "
-            "(ulimit -v, a container's memory)"
+            f"there is not enough memory for this ({_first_line(text) or 'the system refused more'}); use a smaller "
+            "model, fewer samples, or fewer clients at once (engine.chunk, engine.workers), or raise the limit of the "
+            "process (ulimit -v, a container's memory)"
         )
     if number in _TOO_MANY_FILES:
         return RunError(
-            f"this process may open no more files ({open_files_limit()} at once); raise the limit (ulimit -n 4096), or "
-            "lower engine.workers"
+            f"this process cannot open more files (at most {open_files_limit()} at once); raise the limit (ulimit -n "
+            "4096), or lower engine.workers"
         )
     if number is None or number == errno.EPIPE:
         return None

@@ -194,7 +194,7 @@ def keeper(job: Job, sim: Simulation) -> Kept | None:
         return None
     if config.calibrate != "none" and source.task not in TASKS:
         raise ConfigError(
-            f"eval.calibrate={config.calibrate} fits probabilities of classes, but '{source.name}' is a task of "
+            f"eval.calibrate={config.calibrate} fits probabilities of classes, but the task of '{source.name}' is "
             f"{source.task}; leave it out"
         )
     if config.calibrate == "none" and not _stored(job, sim):

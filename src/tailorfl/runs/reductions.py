@@ -46,8 +46,8 @@ def unsuited(sim: Simulation) -> list[str]:
     if not sim.method.of_adapters or sim.model.held_scalars:
         return []
     return [
-        f"{sim.method.title} on a model of which nothing is frozen trains and sends all its weights, as FedAvg does; "
-        "it is made for LoRA or adapters alone: set model.lora, or model.trainable"
+        f"{sim.method.title} trains and sends all weights of this model, as FedAvg does, because nothing is frozen; it "
+        "is made for LoRA or adapters: set model.lora, or model.trainable"
     ]
 
 
@@ -70,7 +70,7 @@ def sentence(method: Method, same: Sequence[Reduction]) -> str:
         verb = "is" if first.model == "global" else "are"
         return f"{start.removesuffix(',')}: {MODELS[first.model]} {verb} never trained"
     if first.other == method.name:
-        return f"{start.removesuffix(',')}: its personal models are its global one"
+        return f"{start.removesuffix(',')}: its personal models equal its global model"
     equal = make_method(first.other, dict(first.options))
     differing = {
         **{

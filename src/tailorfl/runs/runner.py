@@ -160,8 +160,8 @@ def _notes(job: Job, sim: Simulation) -> Iterator[str]:
         yield f"{job.method.label}: {sentence}"
     if sim.cohort_is_secret and job.config.track.leaves_the_machine:
         yield (
-            "track sends losses and bytes of single rounds elsewhere, and ε counts on nobody seeing them: send them "
-            "only to whom you trust with the data"
+            "track sends losses and bytes of single rounds to another machine, but ε holds only if nobody sees them; "
+            "send them only to people you trust with the data"
         )
     yield left_out(job.config, sim, job.rounds)
 
@@ -171,7 +171,10 @@ def _note_on_metric(config: ExperimentConfig, source: Source) -> str:
     metric, reason = first_metric(config, source), dominated(source)
     if not reason or config.eval.metric is not None:
         return ""
-    return f"{reason}, so {metric.replace('_', ' ')} comes first and accuracy beside it; eval.metric chooses"
+    return (
+        f"{reason}, so {metric.replace('_', ' ')} is the first metric, with accuracy next to it; set eval.metric to "
+        "choose another"
+    )
 
 
 def _warn_once(notes: Iterable[str], warned: set[str]) -> None:

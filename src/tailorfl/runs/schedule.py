@@ -122,7 +122,7 @@ def budget_sentence(config: ExperimentConfig) -> str:
         return ""
     return (
         f"Budget: every method trained until it had used as many {UNITS[config.budget]} as FedAvg uses in "
-        f"{config.rounds} rounds; the column of rounds says how many it got."
+        f"{config.rounds} rounds; the column of rounds shows how many that was."
     )
 
 
@@ -167,8 +167,8 @@ def left_out(config: ExperimentConfig, sim: Simulation, rounds: int) -> str:
     share = passes / (round * FIRST + passes)
     moments = f"every {interval} rounds" if interval < rounds else "only at the end"
     return (
-        f"evaluated {moments}, so that evaluations on the way are a tenth of the work at most; "
-        f"with eval.every={FIRST} they are {100 * share:.0f} % of it"
+        f"evaluated {moments}, so that intermediate evaluations use at most 10 % of the work; with eval.every={FIRST} "
+        f"they would use {100 * share:.0f} %"
     )
 
 
@@ -226,7 +226,7 @@ def long_final(sim: Simulation, protocol: Protocol, rounds: int) -> str | None:
     if outputs < max(WARN_OUTPUTS, trained):
         return None
     return (
-        f"the last evaluation puts each of {clients:,} personal models on {sum(sizes.values()):,} samples of the sets "
-        f"{', '.join(sizes)}: {outputs / trained:.0f} times the work of all training; eval.max_samples=1000 takes so "
-        "many of each set, eval.final=[local] leaves them out"
+        f"the last evaluation applies each of {clients:,} personal models to {sum(sizes.values()):,} samples of the "
+        f"sets {', '.join(sizes)}: {outputs / trained:.0f} times the work of all training; set eval.max_samples=1000 "
+        "to use only 1000 samples of each set, or eval.final=[local] to leave these sets out"
     )

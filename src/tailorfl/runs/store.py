@@ -187,7 +187,7 @@ class RunStore:
         """Write the status of the run, with a message for people (for instance the error)."""
         self._check_writable()
         if status not in get_args(Status):
-            raise ValueError(f"status is one of {', '.join(get_args(Status))}, got '{status}'")
+            raise ValueError(f"unknown status '{status}'; use one of {', '.join(get_args(Status))}")
         updated = datetime.now(UTC).isoformat(timespec="seconds")
         facts = {"status": status, "process": os.getpid(), "updated": updated, "message": message}
         write_text(self.path / "status.json", encode(facts, indent=1))
@@ -353,7 +353,7 @@ class RunStore:
 
     def _check_writable(self) -> None:
         if self._lock is None:
-            raise RunError(f"the run '{self.path}' is open for reading only; open it to write")
+            raise RunError(f"the run '{self.path}' is open only for reading; open it for writing")
 
     def _clear(self) -> None:
         """Delete the files of an earlier run, config.json last: a crash in between leaves a run folder."""
@@ -373,7 +373,7 @@ class RunStore:
             with reporting(path, "read"):
                 content = decode(path.read_bytes())
             if not isinstance(content, dict):
-                raise ValueError(f"it holds {type(content).__name__} in place of named values")
+                raise ValueError(f"it holds {type(content).__name__} instead of named values")
         except ValueError as error:
             raise RunError(f"'{path}' is damaged ({error}); restore it from a copy") from error
         return content

@@ -114,7 +114,7 @@ class Restored:
         state = self.sim.global_model(group)
         if state is None:
             raise ConfigError(
-                f"{self.job.method.label} has no global model; name a client, or take all of them"
+                f"{self.job.method.label} has no global model; name a client, or use all clients"
             )
         model = next(g.model for g in self.sim.groups if g.name == group)
         several = f"{GLOBAL}-{group}" if group else GLOBAL
@@ -145,9 +145,7 @@ class Restored:
         """Return the module followed by the method's conversion of outputs into answers."""
         sim, head = self.sim, head_name(module)
         if head is None:
-            raise ModelError(
-                f"the answers of {self.job.method.label} need features, which the model has none of"
-            )
+            raise ModelError(f"the answers of {self.job.method.label} need features, and the model has none")
         judge = Answers(sim.engine, Portions(sim), sim.method)
         with torch.no_grad():
             (answers,) = judge.answering(sim.cohort((client,), own=True), models)
@@ -181,16 +179,16 @@ def restore(
     if checkpoint is None:
         if (job_folder / "summary.json").is_file():
             raise RunError(
-                f"'{job_folder}' is finished, but its checkpoint-* files, which hold the models, are gone; bring them "
-                "back from a copy, or move the folder away and do the job again with --resume"
+                f"'{job_folder}' is finished, but its checkpoint-* files, which hold the models, are missing; restore "
+                "them from a copy, or move the folder away and run the job again with --resume"
             )
         raise RunError(
             f"'{job_folder}' has no checkpoint yet; continue the run with --resume {quoted(folder)}"
         )
     if was_deployed(job, folder):
         raise RunError(
-            f"'{folder}' is the result folder of a server, which has no models of its clients; each client wrote its "
-            f"model to {job.folder}/model in a folder of the experiment's name in its own --state folder"
+            f"'{folder}' is the result folder of a server, which does not have its clients' models; each client wrote "
+            f"its model to {job.folder}/model of the experiment's folder in its own --state folder"
         )
     sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
     _, tensors, facts = checkpoint
@@ -201,8 +199,8 @@ def restore(
     store = RunStore.open(job_folder, readonly=True)
     if data_change(store.config, digests(sim.given), sim.given.source):
         raise RunError(
-            f"the data are not those that '{folder}' was made with, and models that look at data once more before they "
-            "are deployed would be others; bring the data back as they were"
+            f"the data differ from those of '{folder}', so models that use data again before they are deployed would "
+            "change; restore the original data"
         )
     return Restored(job, sim, selection, store)
 
@@ -213,13 +211,13 @@ def _newest(job: Job, job_folder: Path, folder: Path) -> tuple[int, dict[str, Te
     differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
     if differences:
         raise RunError(
-            f"'{folder / 'config.yaml'}' does not say what the models were made with ({'; '.join(differences)}); "
+            f"'{folder / 'config.yaml'}' is not the experiment that trained the models ({'; '.join(differences)}); "
             "restore it from a copy"
         )
     try:
         return store.newest_checkpoint()
     except RunError as error:
         raise RunError(
-            f"the newest state of {job.name} is lost ({error}), and an older one would be another model; restore it "
-            f"from a copy, or do its last rounds again with --resume {quoted(folder)}"
+            f"the newest state of {job.name} is lost ({error}), and an older one would give another model; restore it "
+            f"from a copy, or run the last rounds again with --resume {quoted(folder)}"
         ) from error

@@ -44,8 +44,8 @@ STATEMENT = (
 )
 TRAINED_ANEW = (
     "The remaining clients trained anew from round 0, each on its own machine; every state, model and number is of a "
-    "run that never had the client. Where is_same_trace is true, the same clients took part in every round as before, "
-    "and the results are bit-identical to those under the former trace without the client."
+    "run that never had the client. If is_same_trace is true, the same clients took part in every round as before, and "
+    "the results are bit-identical to those under the former trace without the client."
 )
 """Statement in the certificate of a deployment."""
 
@@ -166,7 +166,8 @@ def plan(
     config = experiment_in(folder)
     if config.variants:
         raise ConfigError(
-            f"'{folder}' has {len(config.variants)} variants, each with a result folder of its own; give one of these"
+            f"'{folder}' has {len(config.variants)} variants, each with its own result folder; give one of these "
+            "folders"
         )
     config = with_all_options(config)
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
@@ -181,7 +182,7 @@ def plan(
             refuse(folder, list(other_data(jobs, folder, job, federation)), False)
             name = name or federation.names[federation.number(client)]
             if federation.number(name) >= federation.num_clients:
-                raise ConfigError(f"'{name}' is held out: it never trained, so there is nothing to unlearn")
+                raise ConfigError(f"'{name}' is held out and never trained, so there is nothing to unlearn")
             federation.without([name])
         replays.append(_replay(job, folder / job.folder, federations[seed], federations[seed].number(name)))
     first = next(iter(federations.values()))
@@ -191,8 +192,8 @@ def plan(
     is_traced = "proportional" in sampling or any((folder / job.folder / TRACE).is_file() for job in jobs)
     if is_traced and config.budget != "rounds":
         raise ConfigError(
-            f"a trace has the rounds that were recorded, but with budget={config.budget} the work of the remaining "
-            "clients decides how many there are; train anew with data.excluded_clients"
+            f"a trace has a fixed number of rounds, but with budget={config.budget} the number depends on the work of "
+            "the remaining clients; train again from the start with data.excluded_clients"
         )
     return Unlearning(folder, config, name, replays[0].client, tuple(replays), first, is_traced)
 
@@ -212,7 +213,7 @@ def _check_jobs(jobs: Sequence[Job], folder: Path, source: Any, is_deployed: boo
     if forced(folder):
         raise RunError(
             f"'{folder}' was resumed by force with other settings, data or versions, so no replay gives its numbers; "
-            "train anew with data.excluded_clients"
+            "train again from the start with data.excluded_clients"
         )
     check_source(folder, source)
     refuse(folder, list(other_settings(jobs, folder)), False)
@@ -220,14 +221,13 @@ def _check_jobs(jobs: Sequence[Job], folder: Path, source: Any, is_deployed: boo
         models = job.config.model_of(job.method).architectures
         if len(models) > 1:
             raise ConfigError(
-                f"{job.method.label} has clients of {len(models)} architectures, which are given out by the sizes of "
-                "all clients, so the others would change theirs without this one; train anew with "
-                "data.excluded_clients"
+                f"{job.method.label} assigns {len(models)} architectures by the sizes of all clients, so without this "
+                "client others would get another architecture; train again from the start with data.excluded_clients"
             )
         if not is_deployed and was_deployed(job, folder):
             raise ConfigError(
-                f"'{folder}' is of a deployment, but has no federation.json, which says who its clients are; restore "
-                "it from a copy"
+                f"'{folder}' is of a deployment, but federation.json, which lists its clients, is missing; restore it "
+                "from a copy"
             )
 
 
@@ -315,8 +315,8 @@ def _job_facts(replay: Replay, unlearning: Unlearning, out: Path) -> dict[str, A
     is_same_trace = played == trace_digest(replay.remaining)
     if not (is_same_trace or unlearning.is_deployed):
         raise RunError(
-            f"{replay.job.name} was replayed with other cohorts than those of its trace without the client, so "
-            f"'{out}' is not what was asked for; please report this"
+            f"{replay.job.name} was replayed with other cohorts than those of its trace without the client, so '{out}' "
+            "does not unlearn the client; please report this"
         )
     return {
         "job": str(replay.job.folder),
@@ -351,7 +351,7 @@ def _recomputed(unlearning: Unlearning) -> Iterator[str]:
     if any(train["class_weights"] == "federated" for train in trains):
         yield "class counts and weights (train.class_weights=federated)"
     if any(train["dp"] is not None for train in trains):
-        yield "the ledger of privacy and every epsilon; where an epsilon is the target, also the noise for it"
+        yield "the ledger of privacy and every epsilon; if an epsilon is the target, also the noise for it"
     if config.eval.select == "val":
         yield "the round that each client chooses by validation (eval.select=val)"
     if config.eval.calibrate != "none":
@@ -364,7 +364,7 @@ def _not_recomputed(unlearning: Unlearning) -> Iterator[str]:
     """Yield results that still depend on the client, or may, and were not changed."""
     config, federation = unlearning.config, unlearning.federation
     if not unlearning.is_deployed:
-        yield "the trace: whom the server drew and who answered in each round, but for the client itself"
+        yield "the trace: who was sampled and who answered in each round, except for the client itself"
     if (unlearning.folder / TUNING).is_file():
         yield f"settings that were tuned with the client's data ({TUNING}); tune again without it if they must go"
     if federation.public is not None and config.data.public == config.data.name:
@@ -381,8 +381,8 @@ def _not_recomputed(unlearning: Unlearning) -> Iterator[str]:
         instance = make_method(method.name, method.options)
         if instance.fixed_clients and hold(instance.fixed_when, instance):
             yield (
-                f"{method.label}: {instance.fixed_clients}; the place of the client stays among them, as it was before "
-                "the first round"
+                f"{method.label}: {instance.fixed_clients}; the client keeps its place among them, as before the first "
+                "round"
             )
     if unlearning.is_deployed:
         yield "the models and private states at the clients, in STATE/NAME of the former experiment: delete them there"

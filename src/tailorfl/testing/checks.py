@@ -239,7 +239,7 @@ def participation_all_trains_everyone_and_aggregates_the_sampled(contract: Contr
 def the_runs_weights_are_those_of_a_method_that_has_none_of_its_own(contract: Contract) -> None:
     """Check that a method takes the run's weights, as a fair comparison needs, unless its own options set others."""
     settings: dict[str, Any] = {"rounds": 4, "fraction": 0.6}
-    assert contract.method.weights is None, "the class brings weights of its own"
+    assert contract.method.weights is None, "the class has its own weights"
     plain = everything(simulation(contract.method, **settings))
     assert_same(plain, everything(simulation(contract.method, weights="samples", **settings)))
     uniform = everything(simulation(contract.method, weights="uniform", **settings))

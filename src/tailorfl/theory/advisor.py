@@ -171,8 +171,8 @@ def conclude(
     excess = _excess(pilot, curved, rho2)
     if not (noise.any() and np.isfinite(noise).all() and curved.smoothness > 0):
         raise DataError(
-            "two halves of every client give the same model, so there is no noise to weigh differences against; "
-            "either the training of the pilot moves nothing (see train.lr) or the data repeat themselves"
+            "both halves of every client give the same model, so there is no noise to compare differences with; either "
+            "the pilot's training changes nothing (see train.lr), or samples are repeated"
         )
     strongest = STRONGEST[pilot.mode] * curved.client_smoothness
     samples = float(1 / (1 / sizes).mean())
@@ -295,21 +295,26 @@ def _notes(advice: Advice, federation: Federation, train: TrainConfig) -> tuple[
     if small:
         out.append(f"{small} clients with fewer than 2 training samples took no part")
     if facts.used < 8:
-        out.append(f"intervals come from resampling only {facts.used} clients: take them as rough")
+        out.append(f"intervals come from resampling only {facts.used} clients, so they are rough")
     if facts.mode == "training":
         out.append(
-            "the model or the data allow no optimum to be reached: mu has no meaning, no theory bounds the rounds, "
-            "and R, V are those of a few epochs; lam rests on their ratio and is a heuristic"
+            "the model or the data have no reachable optimum: mu has no meaning, no theory bounds the rounds, and R "
+            "and V are those of a few epochs; lam depends on their ratio and is a heuristic"
         )
-        out.append("a global model that trains longer than the pilot may overtake: compare with fedavg")
+        out.append("a global model that trains longer than the pilot may become better: compare with fedavg")
     elif facts.curvature.client_mu <= 0:
         out.append(
-            "some client's samples do not determine all weights: its loss has no strong convexity, no rounds"
+            "some client's samples do not determine all weights: its loss is not strongly convex, so no rounds are "
+            "given"
         )
     if facts.curvature.flat:
         out.append(f"{facts.curvature.flat} directions of the weights change no output and are left out")
     if facts.radius.low == 0:
-        out.append("clients may be alike: R cannot be told from 0, and the best pull has no upper end")
+        out.append(
+            "clients may be alike: R cannot be distinguished from 0, and the best pull has no upper bound"
+        )
     if train.dp is not None:
-        out.append("the pilot trains without privacy: its numbers must not leave where the data are")
+        out.append(
+            "the pilot trains without privacy: its numbers must not leave the machine that holds the data"
+        )
     return tuple(out)

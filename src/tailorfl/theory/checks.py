@@ -32,7 +32,7 @@ def require_share(**values: float) -> None:
     """Raise ConfigError naming the first value that is not strictly between 0 and 1."""
     for name, value in values.items():
         if not 0 < value < 1:
-            raise ConfigError(f"{name} must lie strictly between 0 and 1, but is {value}")
+            raise ConfigError(f"{name} must be strictly between 0 and 1, but is {value}")
 
 
 def require_curvature(mu: float, smoothness: float) -> None:

@@ -109,8 +109,8 @@ def run_pilot(
     usable = [i for i in range(federation.num_clients) if len(federation.train[i]) >= 2]
     if len(usable) < 2:
         raise DataError(
-            "advice needs at least 2 clients with at least 2 training samples each: how far clients lie apart is "
-            f"seen from halves of their data; here {len(usable)} of {federation.num_clients} have them"
+            "advice needs at least 2 clients with at least 2 training samples each, because it compares halves of "
+            f"their data; only {len(usable)} of {federation.num_clients} clients have them"
         )
     fits = max(2, min(clients, len(usable), int(SCALARS // (2 * objective.size))))
     order = np.argsort(derive(derive(seed, "advisor clients"), np.array(usable, dtype=np.uint64)))
@@ -267,8 +267,7 @@ def _train(
         model = Client(cohort, torch.tensor(position)).fit(state, purpose="advisor")
         if not all(torch.isfinite(tensor).all() for tensor in tree.tensors(model).values()):
             raise DivergenceError(
-                f"the pilot's training diverged on client '{federation.names[client]}'; "
-                "try a smaller train.lr"
+                f"the pilot's training diverged on client '{federation.names[client]}'; try a smaller train.lr"
             )
         out.append(model)
     return out

@@ -69,7 +69,7 @@ def best_pull(excess: float, radius2: float, clients: int, most: float = math.in
     require_not_negative(excess=excess)
     require_counts(clients=clients)
     if not most > 0:
-        raise ConfigError(f"most must be above 0, as the largest lam, but is {most}")
+        raise ConfigError(f"most is the largest lam and must be above 0, but is {most}")
     if radius2 <= 0:
         return most
     return min((1 - 1 / clients) * excess / radius2, most)
@@ -196,7 +196,7 @@ def fedclup(situation: Situation) -> Recommendation:
     plan = schedule(situation.mu, situation.smoothness, situation.lam)
     options = {"lam": _short(situation.lam), "gamma": "theory", "smoothness": _short(situation.smoothness)}
     train = {"lr": _short(plan.eta), "steps": plan.fewest_steps, "batch_size": 0}
-    reason = f"Corollary 2: gamma = {plan.gamma:.3g}, K = {plan.fewest_steps}, rate {plan.rate:.3f} a round"
+    reason = f"Corollary 2: gamma = {plan.gamma:.3g}, K = {plan.fewest_steps}, rate {plan.rate:.3f} per round"
     return Recommendation("fedclup", options, train, plan.rounds(situation.reduction), reason)
 
 
@@ -208,7 +208,7 @@ def ditto(situation: Situation) -> Recommendation:
     eta = situation.eta(all_data=True)
     rounds = _descent_rounds(situation, eta)
     train = {"lr": _short(eta), "steps": FEDAVG_STEPS, "batch_size": 0}
-    reason = f"gradient descent keeps at most {1 - eta * situation.mu:.3f} of the distance a step"
+    reason = f"gradient descent keeps at most {1 - eta * situation.mu:.3f} of the distance per step"
     return Recommendation("ditto", options, train, rounds, reason)
 
 
@@ -240,14 +240,14 @@ def pfedme(situation: Situation) -> Recommendation:
         "lr": _short(1 / (lam * repetitions)),
         "personal_lr": _short(min(situation.lr, situation.eta(all_data=False))),
     }
-    reason = "one pass a round; eta lam R = 1, so the local copy moves about as far as an exact step"
+    reason = "one pass per round; eta lam R = 1, so the local copy moves about as far as an exact step"
     return Recommendation("pfedme", options, {}, None, reason)
 
 
 def perada(situation: Situation) -> Recommendation:
     """Return PerAda with Ditto's settings: its personal objective is Ditto's on the adapters."""
     like = ditto(situation)
-    reason = "as Ditto, on the adapters; a code that penalises lam ||v - w||^2 needs half this lam"
+    reason = "as Ditto, on the adapters; code that penalises lam ||v - w||^2 needs half this lam"
     return Recommendation("perada", like.options, like.train, like.rounds, reason)
 
 

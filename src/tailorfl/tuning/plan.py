@@ -71,7 +71,7 @@ class TuningRequest:
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
-            raise ConfigError(f"unknown sampler '{self.sampler}'; it is one of {', '.join(SAMPLERS)}")
+            raise ConfigError(f"unknown sampler '{self.sampler}'; use one of {', '.join(SAMPLERS)}")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def plan(config: ExperimentConfig, request: TuningRequest) -> Plan:
     """
     if config.variants:
         raise ConfigError(
-            f"'{config.name}' has variants ({', '.join(config.variants)}), each an experiment of its own; tune one: "
-            "give its settings beside variants={}"
+            f"'{config.name}' has variants ({', '.join(config.variants)}), each a separate experiment; tune one of "
+            "them: give its settings and variants={}"
         )
     budget = parse(request.budget, config)
     space_of = spaces(config)
@@ -115,14 +115,14 @@ def parse(text: str, config: ExperimentConfig) -> Budget:
     match = _TEXT.fullmatch(text.strip().replace("×", "x"))
     if match is None:
         raise ConfigError(
-            f"'{text}' is no budget; write the trials of each method, such as 20, or trials x rounds x seeds, such as "
-            "20x10x2"
+            f"'{text}' is not a budget; write the trials of each method, such as 20, or trials x rounds x seeds, such "
+            "as 20x10x2"
         )
     trials, rounds, seeds = (None if part is None else int(part) for part in match.groups())
     if rounds is not None and rounds > config.rounds:
         raise ConfigError(
-            f"the budget '{text}' has {rounds} rounds a trial, more than the {config.rounds} of the experiment whose "
-            "settings are tuned; give at most so many"
+            f"the budget '{text}' has {rounds} rounds per trial, more than the experiment's {config.rounds}; give at "
+            f"most {config.rounds}"
         )
     free = (seed for seed in itertools.count(FIRST_SEED) if seed not in config.seeds)
     return Budget(trials or 1, rounds or config.rounds, tuple(itertools.islice(free, seeds or 1)))
@@ -154,7 +154,7 @@ def begin(folder: Path, plan: Plan) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not all(_may_stand(path, plan) for path in folder.iterdir()):
             raise RunError(
-                f"'{folder}' is not empty; go on with the tuning in it by --resume {quoted(folder)}, or choose another "
+                f"'{folder}' is not empty; continue the tuning in it with --resume {quoted(folder)}, or choose another "
                 "folder with --out"
             )
     write_text(folder / EXPERIMENT, plan.asked.to_yaml())
@@ -192,21 +192,21 @@ def plan_in(folder: Path) -> Plan:
     check_name(folder)
     if not (folder / REQUEST).is_file():
         raise ConfigError(
-            f"'{folder}' has no tuning that could go on: it has no {REQUEST}; check the name, or begin the tuning "
-            f"there (--out {quoted(folder)})"
+            f"'{folder}' has no tuning to continue: it has no {REQUEST}; check the name, or start a tuning there "
+            f"(--out {quoted(folder)})"
         )
     try:
         facts = decode((folder / REQUEST).read_text(encoding="utf-8"))
         request, digest = _request(facts), facts.pop("digest", None)
         if digest is not None and digest != digest_of(facts):
-            raise ValueError("it is not what was written")
+            raise ValueError("it was changed after it was written")
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"'{folder / REQUEST}' is damaged: {error}; restore it from a copy") from error
     experiment = whole_experiment(folder / EXPERIMENT)
     if digest is not None and facts["experiment"] != sha256(folder / EXPERIMENT):
         raise ConfigError(
-            f"'{folder / EXPERIMENT}' is not what the tuning was begun with; restore it from a copy, or tune what "
-            "it is now in another folder (--out)"
+            f"'{folder / EXPERIMENT}' has changed since the tuning was started; restore it from a copy, or tune the "
+            "changed experiment in another folder (--out)"
         )
     return plan(experiment, request)
 
@@ -214,7 +214,7 @@ def plan_in(folder: Path) -> Plan:
 def _request(facts: Any) -> TuningRequest:
     """Return the request in a file. Raises ValueError if a part of it is missing."""
     if not isinstance(facts, dict):
-        raise ValueError("it holds no named values")
+        raise ValueError("it has no named values")
     for field in fields(TuningRequest):
         if type(facts.get(field.name)) is not type(field.default):
             raise ValueError(f"{field.name} is {facts.get(field.name, 'missing')!r}")

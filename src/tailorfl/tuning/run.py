@@ -145,7 +145,7 @@ def tune_experiment(
     if resume:
         if out is None or config is not None or settings or request != TuningRequest():
             raise ConfigError(
-                "resume=True goes on with the tuning in `out` as it was begun; give out and nothing beside workers"
+                "resume=True continues the tuning in `out` with its original settings; give only out and workers"
             )
         return tune(Path(out), plan_in(Path(out)), workers=workers)
     chosen = load(config, settings, methods=COMPARED, may_import=True)
@@ -194,7 +194,7 @@ def _searches(plan: Plan, samples: int, metric: str, ledger: Ledger, watch: Watc
     def ended(label: str, trial: Trial) -> None:
         if trial.state == "failed":
             log.warning(
-                "%s, trial %d, failed and counts as a whole one: %s", label, trial.number, trial.reason
+                "%s, trial %d failed and counts as a complete trial: %s", label, trial.number, trial.reason
             )
         watch.ended(label, trial, searches[label].used)
 
@@ -248,8 +248,8 @@ def _crew(trainer: Trainer, folder: Path, sampler: Sampler, workers: int) -> Ite
         yield lambda task: pool.submit(_train, task)
     except BrokenProcessPool as error:
         raise WorkerError(
-            f"a worker process of the tuning was lost; go on with: tailorfl tune --resume {quoted(folder)}, "
-            "with fewer workers where memory was short"
+            f"a worker process of the tuning was lost; continue with: tailorfl tune --resume {quoted(folder)}, with "
+            "fewer workers if memory was short"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -83,13 +83,13 @@ def check(label: str, sampler: Sampler, space: Space) -> None:
     ranges = [key for key, dimension in space.items() if not isinstance(dimension, Choice)]
     if ranges:
         raise ConfigError(
-            f"search: {label} has a range for {', '.join(ranges)}, which has no grid; give a list of values, or take "
+            f"search: {label} has a range for {', '.join(ranges)}, which has no grid; give lists of values, or use "
             "another sampler"
         )
     if size(space) > LARGEST_GRID:
         raise ConfigError(
             f"search: the grid of {label} has {size(space):,} points, more than {LARGEST_GRID:,}; give fewer values, "
-            "or take another sampler"
+            "or use another sampler"
         )
 
 

@@ -156,7 +156,7 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
             raise _misplaced(config, key)
     if absent:
         log.warning(
-            "search: %s %s without effect, as no line of this experiment has that label; its lines are %s",
+            "search: %s %s without effect, because no line of this experiment has that label; its lines are %s",
             ", ".join(f"'{key}'" for key in absent),
             "is" if len(absent) == 1 else "are",
             ", ".join(line.label for line in config.methods),
@@ -218,9 +218,9 @@ def check(config: ExperimentConfig, line: MethodConfig, space: Space) -> None:
                 changed(config, line, {key: value})
             except ConfigError as error:
                 raise ConfigError(
-                    f"search: {line.label} cannot be tuned with {key} = {shown(value)}: {error}; change its "
-                    f"values with search.methods.{line.label}.{key.removeprefix('method.')}, or leave the setting "
-                    "alone (null)"
+                    f"search: {line.label} cannot be tuned with {key} = {shown(value)}: {error}; change its values "
+                    f"with search.methods.{line.label}.{key.removeprefix('method.')}, or leave the setting as it is "
+                    "(null)"
                 ) from error
 
 
@@ -286,9 +286,9 @@ def _of_another_line(config: ExperimentConfig, key: str) -> bool:
 
 def _misplaced(config: ExperimentConfig, key: str) -> ConfigError:
     return ConfigError(
-        f"search: '{key}' is no setting of a method of this experiment. Settings are written train.lr, method.lam (of "
-        f"every method that has it) or methods.{config.methods[0].label}.lam (of one line); `tailorfl list methods` "
-        "has the options"
+        f"search: '{key}' is not a setting of a method of this experiment. Write settings as train.lr, method.lam (for "
+        f"every method that has it) or methods.{config.methods[0].label}.lam (for one line); `tailorfl list methods` "
+        "lists the options"
     )
 
 
@@ -311,8 +311,8 @@ def _parsed(key: str, entry: Any, is_whole: bool) -> Dimension:
         )
         if not numbers or not low < high or (log and low <= 0):
             raise ConfigError(
-                f"search: {key} = {dict(entry)} is no range: low and high are numbers, low below high (and above 0 "
-                "with log), and log is true or false"
+                f"search: {key} = {dict(entry)} is not a range; low and high must be numbers with low below high (and "
+                "above 0 with log), and log true or false"
             )
         both_whole = is_whole and low == round(low) and high == round(high)
         return Range(low, high, log, both_whole)

@@ -93,7 +93,7 @@ class Trainer:
             federation = make_federation(self.config, of_data, logged=self._warnings)
             if not federation.sizes("val")[: federation.num_clients].any():
                 raise DataError(
-                    "tuning chooses by validation samples, but no client has any; leave a share for them in "
+                    "tuning chooses by validation samples, but no client has any; give the validation part a share in "
                     "data.split, such as {train: 0.7, val: 0.1, test: 0.2}"
                 )
             self._federations[of_data] = federation
@@ -163,7 +163,9 @@ class Trainer:
             raise_if_told()
         score = means(evaluate(sim, protocol, run.clients, run.selection)).get(_judged(sim, self.metric()))
         if score is None or not math.isfinite(score):
-            raise DataError("its models have no validation score, as where all outputs are infinite")
+            raise DataError(
+                "its models have no validation score, for example because all outputs are infinite"
+            )
         return float(score)
 
     def _stops(self, task: Task, rung: int, count: int, score: float) -> bool:

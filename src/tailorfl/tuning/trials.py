@@ -18,7 +18,7 @@ from tailorfl.runs.files import digest_of
 from tailorfl.tuning.space import Choice, Dimension, Space
 
 FILE = "trials.db"
-REMEDY = "restore it from a copy, or move it away and --resume, and all trials are trained again"
+REMEDY = "restore it from a copy, or move it away and train all trials again with --resume"
 UNWRITABLE = (
     "SQLITE_FULL",
     "SQLITE_IOERR",
@@ -210,7 +210,7 @@ def _unsealed(sealed: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts without their digest. Raises ValueError if the digest does not match."""
     facts = {key: value for key, value in sealed.items() if key != "digest"}
     if sealed["digest"] != digest_of(facts):
-        raise ValueError("a trial is not what was written")
+        raise ValueError("a trial was changed after it was written")
     return facts
 
 
@@ -233,7 +233,6 @@ def _as_library_error(file: Path, error: BaseException) -> RunError:
     message = (str(cause or error).strip() or type(error).__name__).splitlines()[0]
     if kind.startswith(UNWRITABLE):
         return RunError(
-            f"cannot write '{file}' ({message}); free some space, or see that it may be written, then go on with "
-            "--resume"
+            f"cannot write '{file}' ({message}); free some space or make the file writable, then continue with --resume"
         )
     return RunError(f"'{file}' is damaged ({message}); {REMEDY}")

@@ -73,10 +73,10 @@ def clients(result: ExperimentResult, look: Look) -> PagePart:
     what = f"{look.name} minus that of {reference}" if reference else look.name
     part.notes.append(
         f"A point is a client of one seed: {what}, of the deployed models on its own test part. Point at a client, or "
-        "choose one in the list: it is marked in every picture here, and its labels below. A click keeps the mark."
+        "choose one in the list, to mark it in every picture here, and its labels below. A click keeps the mark."
     )
     if len(drawn) < len(rows):
-        part.notes.append(f"Drawn are {len(drawn):,} of {len(rows):,} clients; the table counts all.")
+        part.notes.append(f"The pictures show {len(drawn):,} of {len(rows):,} clients; the table counts all.")
     if compared:
         part.charts.append(_strip(look, compared, reference, result.lower_is_better))
     if reference is not None:
@@ -232,7 +232,7 @@ def labels(result: ExperimentResult, look: Look) -> PagePart:
         "share of the client's samples. The client that is marked above is framed."
     )
     if len(chosen) < len(counts):
-        part.notes.append(f"Drawn are {len(chosen)} of {len(counts):,} clients.")
+        part.notes.append(f"The picture shows {len(chosen)} of {len(counts):,} clients.")
     part.charts.append(_heat_map(classes, len(chosen)))
     return part
 
@@ -279,7 +279,7 @@ def single_clients(result: ExperimentResult, look: Look) -> list[PagePart]:
     predictions = {label: values for label, values in loaded.items() if values is not None}
     lines = sum(len(np.unique(values.client)) for values in predictions.values())
     if len(loaded) < len(jobs):
-        part.left_out = [f"{what}: folders were put together whose jobs have the same labels and seeds."]
+        part.left_out = [f"{what}: merged folders have jobs with the same label and seed."]
     elif not predictions:
         part.left_out = [f"{what}: predictions of test samples were not kept (eval.predictions)."]
     elif lines > MOST_LINES or sum(len(values.y) for values in predictions.values()) > MOST_SAMPLES:
@@ -300,8 +300,8 @@ def single_clients(result: ExperimentResult, look: Look) -> list[PagePart]:
 def _diagrams(report: ClientReport, predictions: dict[str, Predictions], look: Look) -> PagePart:
     part = PagePart("reliability", "Can the probabilities be believed?", keys=True)
     part.notes.append(
-        "Samples ordered by the probability of the predicted class and cut into bins of equally many (15 at most, of "
-        f"{IN_A_BIN} samples at least): how sure the model is, and how often it is right. Below the line it is too "
+        "Samples are sorted by the probability of the predicted class and split into bins of equal size (at most 15, "
+        f"of at least {IN_A_BIN} samples): how sure the model is, and how often it is right. Below the line it is too "
         f"sure. First all clients' test samples together, then the clients with at least {2 * IN_A_BIN} of them; seed "
         f"{report.seed}, without temperatures."
     )

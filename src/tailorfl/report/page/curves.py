@@ -25,7 +25,7 @@ def curves(result: ExperimentResult, look: Look) -> PagePart:
     part = PagePart("curves", "Curves", keys=True)
     part.notes.append(
         f"Mean over clients of the {look.name} on their own test parts; band: 95 % confidence interval over seeds "
-        "(none with one seed). A name in the legend hides and shows its line."
+        "(none with one seed). Click a name in the legend to hide or show its line."
     )
     by_label = {label: [row for row in rows if row["label"] == label] for label in look.labels}
     if all(len(line) < 2 for line in by_label.values()):
@@ -49,7 +49,7 @@ def curves(result: ExperimentResult, look: Look) -> PagePart:
         chart.spec["layer"].append({**dotted, "data": {"name": "silent"}})
         part.charts.append(chart)
         if silent:
-            part.notes.append(f"By bytes, dotted: what never communicates ({named(sorted(silent))}).")
+            part.notes.append(f"By bytes, dotted: methods that never communicate ({named(sorted(silent))}).")
     else:
         part.left_out.append("Curves by bytes: no method communicates.")
     if any(row.get("time") is not None for row in rows):
@@ -122,7 +122,7 @@ def worst_clients(result: ExperimentResult, look: Look) -> PagePart:
     part = PagePart("worst", "The worst clients", keys=True, data={"worst": rows})
     part.notes.append(
         "The mean over the worst k % of the clients of a seed (rounded up to whole clients), of the deployed models on "
-        "own test parts: at 100 % that of all. Which clients those are may differ between methods. Band: 95 % "
+        "own test parts: at 100 % the mean over all clients. The worst clients may differ between methods. Band: 95 % "
         "confidence interval over seeds."
     )
     x = charts.quantity("percent", "worst k % of the clients")

@@ -128,7 +128,7 @@ def other_sets(result: ExperimentResult, look: Look) -> PagePart:
     ]
     head = ("Method", "sampled at least once", "never sampled")
     many = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
-    title = f"Clients by whether they were ever sampled; {many} of a seed never were"
+    title = f"Clients by whether they were ever sampled; {many} per seed never were"
     part.tables.append(Table.of(title, head, rows))
     return part
 
@@ -153,9 +153,11 @@ def privacy(result: ExperimentResult) -> PagePart:
         part.left_out.append("Privacy ledger: no method was trained with differential privacy.")
         return part
     head = ("Job", "level", "ε (largest)", "ε (mean)", "δ", "noise", "clip", "accountant", "neighbours")
-    part.tables.append(Table.of("What each job spent; privacy.csv of its folder has every use", head, rows))
+    part.tables.append(
+        Table.of("ε that each job spent; privacy.csv in its folder lists every use", head, rows)
+    )
     if released:
-        part.notes.append(f"ε counts on nobody seeing: {', '.join(sorted(released))}.")
+        part.notes.append(f"ε holds only if nobody sees: {', '.join(sorted(released))}.")
     return part
 
 
@@ -168,7 +170,7 @@ def what_was_run(result: ExperimentResult) -> PagePart:
             facts.setdefault(name, {})[value] = None
     rows = [(name, "; ".join(values)) for name, values in facts.items()]
     part.tables.append(Table.of("Versions, machine and data of the jobs", ("", "of the jobs"), rows))
-    part.notes.append("The same again, from the settings below in a file, or from the result folder:")
+    part.notes.append("To run the same again, from the settings below in a file or from the result folder:")
     folders = " ".join(quoted(path) for path in result.folders)
     part.code = [
         f"tailorfl compare config.yaml --out again\ntailorfl report {folders} --out report.html",
@@ -219,14 +221,14 @@ def tuning(folders: Sequence[Path], look: Look, names: Mapping[str, str]) -> Pag
     if not table:
         part.left_out.append(f"Chosen settings and edges: the folder has no {TUNING}.")
         return part
-    head = ("Method", "chosen", "at an edge of its space", "rank", "trials", "seconds of all")
+    head = ("Method", "chosen", "at an edge of its space", "rank", "trials", "seconds in total")
     part.tables.append(Table.of("Chosen by validation", head, table))
     if rows:
         part.data["tuning"] = rows
         part.charts.append(_expectation(look, rows, metric))
         part.notes.append(
-            "The curve is the validation score to expect of the best of n trials (Dodge et al., 2019): a method that "
-            "is still rising has not had enough of them. A setting at the edge of its space may be better beyond it."
+            "The curve is the expected validation score of the best of n trials (Dodge et al., 2019): a method whose "
+            "curve still rises needs more trials. A setting at the edge of its space may be better beyond it."
         )
     return part
 

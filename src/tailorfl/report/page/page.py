@@ -147,11 +147,11 @@ def _ranks(matrix: Matrix, ranking: Ranking) -> PagePart:
     part.notes.append(
         f"Friedman's test of all methods being equal: χ² = {ranking.chi2:.3g} with {k - 1} degrees of freedom, p = "
         f"{ranking.chi2_p:.3g}; Iman and Davenport's F = {ranking.f:.3g} with {k - 1} and {(k - 1) * (n - 1)}, p = "
-        f"{ranking.f_p:.3g}. {'They are not' if ranking.f_p < LEVEL else 'Nothing says that they are not'} equal (5 %)."
+        f"{ranking.f_p:.3g}. {'They are not equal' if ranking.f_p < LEVEL else 'A difference is not shown'} (5 %)."
     )
     part.notes.append(
-        f"Nemenyi: average ranks of {k} methods on {n} federations differ at 5 % where they are {ranking.critical:.2f} "
-        "apart or more; a bar joins methods that are not."
+        f"Nemenyi: average ranks of {k} methods on {n} federations differ at 5 % if they are at least "
+        f"{ranking.critical:.2f} apart; a bar joins methods that do not differ."
     )
     _draw(part, matrix, "nemenyi", "Critical-difference diagram (Nemenyi)", ranking.nemenyi_groups)
     rows = [
@@ -171,8 +171,8 @@ def _signed_ranks(matrix: Matrix, ranking: Ranking) -> PagePart:
     least = len(ranking.wilcoxon) * 2.0 ** (1 - len(matrix.results))  # if one is better everywhere
     if least >= LEVEL:
         part.notes.append(
-            f"Of {len(matrix.results)} federations and {len(ranking.wilcoxon)} pairs this test finds no difference, "
-            "whatever the numbers: that takes more federations."
+            f"With {len(matrix.results)} federations and {len(ranking.wilcoxon)} pairs this test cannot find a "
+            "difference, whatever the numbers; it needs more federations."
         )
     _draw(part, matrix, "wilcoxon", "Average ranks with groups of Wilcoxon and Holm", ranking.wilcoxon_groups)
     rows = [
@@ -187,6 +187,6 @@ def _draw(part: PagePart, matrix: Matrix, which: str, what: str, groups: list[tu
     """Add a diagram and its text alternative to a part."""
     order = ", ".join(f"{label} {rank:.2f}" for label, rank in matrix.ordered if rank is not None)
     joined = "; ".join(" – ".join(matrix.ranked[k] for k in group) for group in groups)
-    part.alt = f"{what}: {order}. Not told apart: {joined or 'none'}."
+    part.alt = f"{what}: {order}. Not distinguished: {joined or 'none'}."
     drawn = matrix.picture(which)
     part.picture = "" if drawn is None else svg(drawn, part.alt)
