@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from tailorfl.core.context import Context
-from tailorfl.core.messages import PerClient, Replies, Traffic, count_down, count_up, payload_size
+from tailorfl.core.messages import PRESENT, PerClient, Replies, Traffic, count_down, count_up, payload_size
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.settings.experiment import Weights
@@ -124,6 +124,18 @@ def test_a_payload_for_several_is_multicast_once_and_received_by_each(sent, clie
         bytes_down=unicast * BYTES,
     )  # fmt: skip
     assert count_down(sent, clients, BUFFERS) == expected
+
+
+def test_of_a_table_the_rows_that_are_there_travel():
+    """Two tables of four rows of three numbers, the second of which two clients get; a row's flag is one byte."""
+    there = torch.tensor([[True, False, False, False], [True, True, False, True]])
+    tables = TensorDict(
+        {"t": TensorDict({"rows": torch.zeros(2, 4, 3), PRESENT: there}, batch_size=[2])}, batch_size=[2]
+    )
+    assert payload_size(tables[1], BUFFERS) == (9, 0, 9 * 4 + 4)
+    assert payload_size(TensorDict({"w": model(0), **tables[0]}), BUFFERS) == (15 + 3, 5, BYTES + 3 * 4 + 4)
+    sent = count_down(PerClient(tables, torch.tensor([0, 1, 1])), 3, BUFFERS)
+    assert sent == Traffic(down_unicast=3 + 2 * 9, down_multicast=3 + 9, bytes_down=21 * 4 + 3 * 4)
 
 
 def test_replies_are_counted_for_every_client_and_counters_add_up():

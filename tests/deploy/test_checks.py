@@ -19,9 +19,14 @@ from tailorfl.deploy.checks import (
     check_sizes,
     largest_changes,
     largest_group,
+    read_description,
+    records_of,
     unlike_the_others,
 )
+from tailorfl.deploy.messages import Packet
+from tailorfl.deploy.own_files import OwnImages, SampleSummary
 from tailorfl.errors import DataError, MessageError
+from tailorfl.settings.data import DataConfig
 from tailorfl.training import tree
 
 
@@ -82,7 +87,13 @@ def test_a_metric_within_its_range(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"all": 10**9}, {"all": -1}, {"all": True}, {"all": 2.0}, {"all": 1e300}, {}, {"all": "5"}]
+    "sizes",
+    [
+        *({"all": size} for size in (10**9, -1, True, 2.0, 1e300, "5")),
+        {},
+        {"all": 1, "more": 10**9},
+        {"all": 1, "more": "5"},
+    ],
 )
 def test_sizes_that_nobody_has(sizes: dict[str, Any]) -> None:
     with pytest.raises(MessageError, match="sizes"):
@@ -93,6 +104,77 @@ def test_sizes_count_together() -> None:
     check_sizes({"train": 6, "val": 0, "test": 4}, ("train", "val", "test"), 10)
     with pytest.raises(MessageError, match="max_samples"):
         check_sizes({"train": 6, "val": 1, "test": 4}, ("train", "val", "test"), 10)
+
+
+def test_a_description_without_a_number_is_of_a_file_of_its_own() -> None:
+    packet = Packet("describe", {"sizes": {"all": 5}, "source": {"features": ["age"]}})
+    assert read_description(packet, 5)["index"] is None
+
+
+RECORD = {"client": 1, "round": 2, "set": "val", "model": "global", "samples": 3, "loss": 0.5, "auc": None}
+LIES: list[dict[str, Any]] = [
+    {"client": 2},
+    {"round": 1},
+    {"set": "local"},
+    {"set": ["val"]},
+    {"model": "best"},
+    {"model": {}},
+    {"samples": 4},
+    {"loss": "low"},
+    {"auc": [1.0]},
+]
+
+
+def records(*rows: Any) -> list[dict[str, Any]]:
+    """What a server keeps of rows that client 1 has sent after two rounds."""
+    return records_of(Packet("evaluate", {"records": list(rows)}), 1, 2, {"val": 3})
+
+
+def test_records_are_of_the_client_and_of_what_was_asked_for() -> None:
+    (kept,) = records({**RECORD, "client": True, "round": 2.0})
+    assert list(kept) == list(RECORD)
+    assert (kept["client"], kept["loss"]) == (1, 0.5)
+    assert all(type(kept[name]) is int for name in ("client", "round", "samples"))
+    assert math.isnan(kept["auc"])
+    for lie in LIES:
+        with pytest.raises(MessageError, match=r"record|number"):
+            records({**RECORD, **lie})
+    for rows in ([RECORD, RECORD], [{**RECORD, "loss": 1}, RECORD], ["a"], [[]]):
+        with pytest.raises(MessageError, match="record"):
+            records(*rows)
+
+
+SAMPLES: dict[str, Any] = {
+    "task": "regression",
+    "outputs": 1,
+    "x": [[1, 8, 8], "uint8"],
+    "y": [[1], "float32"],
+    "mean": None,
+    "std": None,
+    "augment": "none",
+    "credit": False,
+    "info": {},
+}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"mean": [1e9]},
+        {"std": [1e-9]},
+        {"outputs": 10**9},
+        {"credit": True},
+        {"info": {"vocabulary": 10**9}},
+    ],
+)
+def test_no_client_alone_says_how_samples_of_all_are_scaled(lie: dict[str, Any]) -> None:
+    """Nor how many outputs the model has: the first one is no more than the others."""
+    data = DataConfig(name="folder")
+    liar = SampleSummary(name="a", source=SAMPLES | lie)
+    for others in ([liar], []):
+        summaries = [*others, *(SampleSummary(name=name, source=SAMPLES) for name in "bc")]
+        with pytest.raises(DataError, match=next(iter(lie)) if others else "pixel"):
+            OwnImages.common(data, (), [5] * len(summaries), summaries)
 
 
 def alike(kinds: dict[str, str]) -> Any:

@@ -130,6 +130,8 @@ def greeted(facts: Mapping[str, Any], certificate: str = "") -> tuple[frozenset[
         ({"version": LATER}, "", LATER),
         ({"version": None}, "", "'version'"),
         ({"name": 5}, "", "'name'"),
+        ({"name": "n" * 201}, "", "more than 200"),  # of which the others would not let themselves be told
+        ({"name": "north\x1b[2J"}, "", r"north\x1b[2J"),
         ({}, "south", "'north', but its key is that of 'south'"),
     ],
 )

@@ -241,6 +241,8 @@ def test_a_question_again(federation: Federation) -> None:
     *older, (_, question, answer) = federation.of_kind("train", 101)
     assert len(older) + 1 == len(booked) == 2
     assert federation.people[101].answer(question) == answer
+    (kept,) = place_of(small("apfl"), federation.folder, 1).glob("*.packet")  # of all rounds the last
+    assert kept.read_bytes() == answer
     for _, old, _ in older:
         refused = Packet.decoded(federation.people[101].answer(old))
         assert refused.kind == "failure"

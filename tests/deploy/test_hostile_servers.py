@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,14 @@ import pandas as pd
 import pytest
 
 from deploy.federation import PRIVATE as NOISE
-from deploy.federation import Federation, asked, experiment, filled, packed, with_facts, with_tensor
+from deploy.federation import Federation, asked, experiment, filled, packed, small, with_facts, with_tensor
+from tailorfl.data.own import from_tensors
+from tailorfl.data.source import Source
 from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.messages import Packet
-from tailorfl.deploy.policy import Policy, experiment_digest
-from tailorfl.errors import MessageError
+from tailorfl.deploy.policy import DEFAULT_POLICY, Policy, experiment_digest
+from tailorfl.errors import MessageError, PolicyError
+from tailorfl.privacy import Use
 from tailorfl.settings.experiment import ExperimentConfig
 
 ROWS = 60
@@ -214,7 +218,7 @@ ON_A_SHARE = {
         {"methods": ["fedavg"]}),
     "a model that is not allowed": Attack("does not allow the model 'logistic'", "a reply",
         lambda heard, table: [heard.changed(model="logistic")], {"models": ["mlp"]}),
-    "a federation of two": Attack("requires at least 3", "a reply",
+    "a federation of two": Attack("min_clients: 3", "a reply",
         lambda heard, table: [heard.setup], {"min_clients": 3}),
     "a billion parameters": Attack("max_numbers: 250000000", "3.7 GB of memory",
         lambda heard, table: [heard.changed(model={"name": "mlp", "hidden": [30_000, 30_000]})]),
@@ -353,6 +357,70 @@ def test_files_that_the_policy_lists_are_opened(tmp_path: Path) -> None:
     weights.symlink_to("/etc/hostname")
     with pytest.raises(MessageError, match=OPENS):
         Policy(files=[str(weights.parent)]).admitted(config, own_file=False)
+    with pytest.raises(MessageError, match=OPENS):
+        Policy(columns=[str(weights)]).admitted(config, own_file=True)
+
+
+def test_columns_and_signs_of_a_table_are_no_files() -> None:
+    reading = {"exclude": ["born/died", "c:d"], "sep": ":", "decimal": "."}
+    config, empty = (
+        of_table(data={"options": {**OPTIONS, **more}})
+        for more in (reading, {"na_values": [-99999, 9999999]})
+    )
+    for table in (config, empty):
+        DEFAULT_POLICY.admitted(table, own_file=True)
+    with pytest.raises(MessageError, match=OPENS):
+        DEFAULT_POLICY.admitted(config, own_file=False)
+
+
+def of_classes(*rows: int) -> Source:
+    """Samples of classes with so many rows each."""
+    return from_tensors(np.zeros((sum(rows), 1)), np.repeat(np.arange(len(rows)), rows))
+
+
+def admit(policy: Policy) -> ExperimentConfig:
+    """Let a policy look at three seeds of two methods, one of which has seven rounds and trains in 9,000 steps."""
+    long = {"name": "ditto", "rounds": 7, "train": {"steps": 9000, "epochs": None}}
+    config = experiment("fedavg", seeds=[1, 2, 3], methods=["fedavg", long], data=DIGITS)
+    return policy.admitted(config, own_file=False)
+
+
+def check_mlp(policy: Policy) -> None:
+    """Let a policy look at 6 inputs, 5 hidden units and 4 outputs: 35 + 24 numbers."""
+    config = experiment("fedavg", model={"name": "mlp", "hidden": [5]})
+    policy.check_model(config, "fedavg", {"x": [[6], "float32"], "y": [[], "int64"], "outputs": 4})
+
+
+def of_images(height: int, width: int) -> ExperimentConfig:
+    """An experiment on folders of images that are brought to one size."""
+    return experiment("fedavg", data={"name": "folder", "options": {"size": [height, width]}})
+
+
+USES = Counter({Use(0.1, 1.5): 3, Use(1.0, 1.25): 1})
+BOUNDS: list[tuple[str, float, Callable[[Policy], Any]]] = [
+    ("min_rows", 12, lambda policy: policy.check_summary(of_classes(6, 6), 12)),
+    ("min_count", 7, lambda policy: policy.check_summary(of_classes(9, 7, 0), 16)),
+    ("max_levels", 3, lambda policy: policy.check_summary(of_classes(5, 5, 0, 5), 15)),
+    ("min_clients", 3, lambda policy: policy.check_federation(["a", "b", "c"], [1, 2, 3])),
+    ("max_clients", 3, lambda policy: policy.check_federation(["a", "b", "c"], [1, 2, 3])),
+    ("max_rows", 15, lambda policy: policy.check_federation(["a", "b"], [4, 5], [0, 6])),
+    ("max_rounds", 7, admit),
+    ("max_seeds", 3, admit),
+    ("max_jobs", 6, admit),
+    ("max_steps", 9000, admit),
+    ("max_numbers", 59, check_mlp),
+    ("min_noise", 1.25, lambda policy: policy.check_noise(USES, None)),
+    ("max_epsilon", 2.5, lambda policy: policy.check_noise(USES, 2.5)),
+    ("max_numbers", 9000, lambda policy: policy.admitted(of_images(100, 90), own_file=True)),
+]
+"""(setting of a policy, the strictest value that allows a question, the question)."""
+
+
+@pytest.mark.parametrize(("key", "bound", "check"), BOUNDS)
+def test_a_policy_allows_just_its_bounds(key: str, bound: float, check: Callable[[Policy], Any]) -> None:
+    check(Policy(**{key: bound}))
+    with pytest.raises((MessageError, PolicyError), match=key):
+        check(Policy(**{key: bound + (1 if key.startswith("min") else -1)}))
 
 
 def test_losses_stay_where_metrics_may_not_leave(heard: Heard, with_share: Any) -> None:
@@ -361,6 +429,22 @@ def test_losses_stay_where_metrics_may_not_leave(heard: Heard, with_share: Any) 
     answer = asked(member, heard.train[0])
     assert answer.kind == "train"
     assert set(answer.facts["metrics"].values()) == {None}
+
+
+def test_a_client_that_tells_no_metrics_takes_part(tmp_path: Path) -> None:
+    """The losses of a round, and the evaluation, are those of the others."""
+    people = {
+        100 + i: member_of(state=tmp_path / f"state-{i}", name=str(i), policy=Policy(metrics=i != 1))
+        for i in range(3)
+    }
+    with Federation(tmp_path, people) as federation:
+        result = federation.replayed(small("fedavg", rounds=2))
+    assert result.fates == {"accepted"}
+    assert set(result.store.clients()["client"]) == {0, 2}
+    told = [Packet.decoded(a).facts["metrics"]["train"] for _, _, a in federation.of_kind("train")]
+    losses = [[loss for loss in told[i : i + 3] if loss is not None] for i in (0, 3)]
+    assert [len(two) for two in losses] == [2, 2]
+    assert result.store.rounds()["loss/train"].tolist() == pytest.approx([sum(two) / 2 for two in losses])
 
 
 def test_an_evaluation_takes_tensors_of_the_model_alone(heard: Heard, with_share: Any) -> None:

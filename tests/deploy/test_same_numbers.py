@@ -17,6 +17,7 @@ from deploy.federation import (
     experiment,
     records_are_equal,
     same,
+    small,
 )
 from methods.settings import NAMES, make
 from methods.settings import row as quick_options
@@ -111,6 +112,14 @@ def test_a_client_may_be_a_new_process_for_every_message(tmp_path: Path) -> None
     assert len(list((tmp_path / "state-0" / "agreements").glob("*.json"))) == 1
 
 
+def test_a_method_gets_the_rounds_that_its_budget_pays_for(tmp_path: Path) -> None:
+    """FedRep sends 520 of 610 numbers: four rounds cost what three of FedAvg do, and clients take part in all."""
+    result = deployed(small("fedrep", rounds=3, budget="bytes"), tmp_path, 3)
+    assert [one.round for one in result.trace] == [1, 2, 3, 4]
+    assert result.fates == {"accepted"}
+    same(result.played_again().server_state, result.server_state)
+
+
 def test_with_the_default_settings_a_replay_is_equal_to_the_bit(tmp_path: Path) -> None:
     """As a user does it: deploy an experiment as it is by default, and play its trace again by `tailorfl run`."""
     result = deployed(experiment("ditto", engine={}), tmp_path)
@@ -142,10 +151,19 @@ def test_secret_cohorts_are_refused() -> None:
     for_deployment(experiment("fedavg", **settings))
 
 
-@pytest.mark.parametrize("name", ["auto", "tf32"])
-def test_a_precision_in_which_clients_could_not_compute_alike_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"engine\.precision={name}"):
-        for_deployment(ExperimentConfig.model_validate({"engine": {"precision": name}}))
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        *(({"engine": {"precision": name}}, rf"engine\.precision={name}") for name in ("auto", "tf32")),
+        ({"variants": {"slow": {"train": {"lr": 0.01}}}}, "slow.*variants={}"),
+        ({"eval": {"select": "val"}}, r"eval\.select"),
+        ({"system": {"dropout": 0.1}}, "system"),
+        ({"data": {"heldout_clients": 2}}, r"data\.heldout_clients"),
+    ],
+)
+def test_what_no_deployment_can_have_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        for_deployment(ExperimentConfig.model_validate(settings))
 
 
 @pytest.mark.slow

@@ -68,6 +68,19 @@ def added(name: str, numbers: int = 3) -> Callable[[bytes], bytes]:
     return add
 
 
+def bare(answer: bytes) -> bytes:
+    """An answer whose tensors do not say that they are its reply."""
+    packet = Packet.decoded(answer)
+    return packed(replace(packet, tensors={n.removeprefix("reply/"): t for n, t in packet.tensors.items()}))
+
+
+def hidden(answer: bytes) -> bytes:
+    """An answer with a poisoned reply, and after it an honest one that does not say what it is."""
+    packet, honest = Packet.decoded(answer), Packet.decoded(bare(answer))
+    poisoned = {n: torch.full_like(t, 1e30) for n, t in packet.tensors.items()}
+    return packed(replace(packet, tensors={**poisoned, **honest.tensors}))
+
+
 FACTS: list[tuple[dict[str, Any], str]] = [
     ({"round": 1}, "round 1"),
     ({"attempt": "0" * 16}, "earlier question"),
@@ -75,7 +88,8 @@ FACTS: list[tuple[dict[str, Any], str]] = [
     ({"metrics": {"loss": "low"}}, "loss = low"),
     ({"metrics": {"a": 1, "a/b": 2}}, "expected numbers: train"),
     ({"metrics": {}}, "expected numbers: train"),
-    *(({"metrics": {"loss": loss}}, "a number from") for loss in (HUGE, 1e308, None, math.inf, -1e15)),
+    *(({"metrics": {"loss": loss}}, "a number from") for loss in (HUGE, 1e308, math.inf, -1e15)),
+    ({"metrics": {"loss": 1.0, "val": None}}, "a number from"),
     ({"gradients": "many"}, "'gradients'"),
     ({"gradients": HUGE}, "'gradients'"),
     ({"gradients": -1}, "'gradients'"),
@@ -83,6 +97,8 @@ FACTS: list[tuple[dict[str, Any], str]] = [
     ({"uses": [[0.1, 1.0]]}, "uses"),
     ({"uses": [[0.1, 1.0, 1, -5]]}, "uses"),
     ({"uses": [[HUGE, 1.0, 1, 1]]}, "uses"),
+    ({"uses": [[0.1, 1e-300, 1, 1]]}, "uses"),
+    ({"uses": [[0.1, 1.0, HUGE, 1]]}, "uses"),
 ]
 TENSORS: list[tuple[Any, str]] = [
     (lambda t: t[..., :-1].contiguous(), "shape"),
@@ -100,6 +116,8 @@ HEADS: list[tuple[dict[str, Any], str]] = [
 BYTES: list[tuple[Callable[[bytes], bytes], str]] = [
     (renamed, "lacks 'fc1.weight'"),
     (added("reply/more"), "'more'"),
+    (bare, "'fc1.bias', which was not requested"),
+    (hidden, "'fc1.bias', which was not requested"),
     (added("state/more"), "'state/more'"),
     (added("reply/more", 20_000), "at most 40,000"),
     (lambda a: a[:-1] + bytes([a[-1] ^ 1]), "digest"),
@@ -119,7 +137,18 @@ WORDS = [*(words for _, words in CHANGES), "for round 1", "digest"]
 PLACES = [(2 + number // 2, 1 + number % 2) for number in range(len(WORDS))]
 """In which round it is done, and to which client; all are honest in the first round and the last."""
 LAST = PLACES[-1][0] + 1
-LOSS = pytest.mark.threat("a client", "reports an impossible loss", now="left out of the round by name")
+THREATS = {
+    "a number from": pytest.mark.threat(
+        "a client", "reports an impossible loss", now="left out of the round by name"
+    ),
+    "'fc1.bias', which was not requested": pytest.mark.threat(
+        "a client",
+        "hides its reply behind an honest one of other names",
+        now="left out of the round by name",
+        before="aggregated without a check",
+    ),
+}
+"""Words of a refusal -> what it is about, for the table of tools/attacks.py."""
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +175,7 @@ def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        pytest.param(place, words, marks=LOSS if words == "a number from" else ())
+        pytest.param(place, words, marks=THREATS.get(words, ()))
         for place, words in zip(PLACES, WORDS, strict=True)
     ],
 )
@@ -286,6 +315,7 @@ DESCRIPTIONS: list[dict[str, Any]] = [
     {"index": 1.5},
     {"index": 0},  # that of another client
     {"index": 10**9},
+    {"index": None},  # as one with a file of its own
     {"source": {"name": "digits", "x": [[10**9, 10**9], "float32"]}},
     {"source": None},
     {},

@@ -23,7 +23,6 @@ from methods.small import (
     replies_of,
 )
 from methods.test_lora_factors import IN, OUT, RANK, WIDE, FromZero, simulation_with_lora
-from tailorfl.core.messages import PerClient, count_down
 from tailorfl.engines.choice import make_engine
 from tailorfl.methods.fedit import svd_of_products
 from tailorfl.methods.lora_ranks import product_square, size_of
@@ -111,13 +110,6 @@ def test_sizes_are_frobenius_norms_and_have_a_slope_of_0_at_0() -> None:
     value = size_of(state, (("A", "B"),), torch.tensor([0.0, 1.0]))
     slopes = torch.autograd.grad(value, list(state.values()))
     assert all(float(s.abs().max()) == 0 for s in slopes)
-
-
-def test_rows_that_are_present_are_counted_for_each_receiver() -> None:
-    present = torch.tensor([[True, False], [True, True]])
-    table = TensorDict({"x": TensorDict({"A": torch.zeros(2, 2, 5), "present": present})}, batch_size=[2])
-    cost = count_down(PerClient(table, torch.tensor([0, 0, 1])), 3, ())
-    assert (cost.down_unicast, cost.down_multicast) == (5 + 5 + 10, 5 + 10)
 
 
 def flora(rounds: int = 0, *, ranks: tuple[int, ...] = (), **settings: Any) -> Simulation:

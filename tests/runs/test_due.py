@@ -79,6 +79,9 @@ def test_the_smallest_distance_is_taken_whose_evaluations_are_a_tenth(
     assert every in doublings
     assert passes <= 0.1 * (round * every + passes)
     assert every == 5 or passes > 0.1 * (round * every / 2 + passes)
+    said = left_out(config, sim, 60)
+    assert said if every > 5 else not said
+    assert not said or f" {100 * passes / (5 * round + passes):.0f} %" in said
 
 
 def test_a_number_is_taken_as_it_is_and_says_nothing() -> None:

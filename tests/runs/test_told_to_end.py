@@ -124,12 +124,17 @@ def test_signals_of_others_stay_theirs() -> None:
 
 
 def test_a_job_that_fails_says_so_too(tmp_path: Path) -> None:
+    file = tmp_path / "out" / "status.json"
+    during: dict[str, Any] = {}
+
     def fail() -> None:
+        during.update(facts(file))
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError):
         tailorfl.run(SHORT, out=tmp_path / "out", observer=At(2, fail))
-    found = facts(tmp_path / "out" / "status.json")
+    assert (during["status"], during["job"], during["done"]) == ("running", "ditto, seed 0", 1)
+    found = facts(file)
     assert (found["status"], found["job"], found["round"]) == ("failed", "ditto, seed 0", 2)
     assert "out of luck" in found["message"]
 
@@ -137,7 +142,9 @@ def test_a_job_that_fails_says_so_too(tmp_path: Path) -> None:
 def test_a_killed_run_is_not_said_to_run(tmp_path: Path) -> None:
     tailorfl.run(SHORT, out=tmp_path / "out")
     file = tmp_path / "out" / "status.json"
-    file.write_text(json.dumps({**facts(file), "status": "running", "done": 1, "job": "ditto, seed 0"}))
+    finished = facts(file)
+    assert (finished["status"], finished["done"]) == ("finished", 2)
+    file.write_text(json.dumps({**finished, "status": "running", "done": 1, "job": "ditto, seed 0"}))
     said = "experiment: interrupted (the process was killed): 1 of 2 jobs done, in ditto, seed 0"
     assert said in checked(tmp_path / "out")
 

@@ -15,7 +15,7 @@ from tailorfl.report.document import tuning_section, write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation
-from tailorfl.runs.folders import value_of
+from tailorfl.runs.folders import tuning_beside, value_of
 from tailorfl.settings.loading import load
 from tailorfl.tuning import training
 from tailorfl.tuning.plan import TuningRequest, begin, plan
@@ -152,8 +152,11 @@ def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_s
     names = {line.label: f"the {line.label}" for line in config.methods}
     (section,) = tuning_section(tmp_path / "c", [], names)
     assert [row[0].text for row in section.rows] == list(names.values())
-    tailorfl.compare(finished.experiment, out=tmp_path / "d", methods=["fedavg"], **brief)
-    assert not (tmp_path / "d" / "tuning.json").exists(), "of another experiment"
+    assert tuning_beside(finished.experiment, config) == finished.folder / "tuning.json"
+    others = tuple(line.model_copy(update={"train": {**line.train, "lr": 0.3}}) for line in config.methods)
+    for methods in (config.methods[:1], others):
+        changed = config.model_copy(update={"methods": methods})
+        assert tuning_beside(finished.experiment, changed) is None, "of another experiment"
 
 
 @pytest.mark.slow  # two processes import torch; the order of trials, and what they are, has quick tests

@@ -48,14 +48,14 @@ def read_description(packet: Packet, most: int) -> Mapping[str, Any]:
     elif not isinstance(source.get("features"), list):
         raise MessageError("it does not list the features of its data")
     check_sizes(sizes, PARTS if shared else ("all",), most)
-    return packet.facts
+    return {"index": None, **packet.facts}
 
 
 def check_sizes(sizes: Mapping[str, Any], parts: Sequence[str], most: int) -> None:
     """Raise MessageError if sizes are not numbers of samples, or add up to more than `most`."""
-    if any(type(sizes.get(part)) is not int or sizes[part] < 0 for part in parts):
+    if sizes.keys() != set(parts) or any(type(n) is not int or n < 0 for n in sizes.values()):
         raise MessageError(f"its sizes are {str(sizes)[:80]}; expected numbers of samples")
-    if sum(sizes[part] for part in parts) > most:
+    if sum(sizes.values()) > most:
         raise MessageError(
             f"its sizes are {str(sizes)[:80]}, but a client has at most {most:,} samples (deploy.max_samples)"
         )
@@ -217,17 +217,19 @@ def check_change(change: float, largest: float) -> None:
 
 
 def metrics_of(packet: Packet, names: Iterable[str], may_lack: bool) -> dict[str, Tensor]:
-    """Return the numbers that a client reports with its reply, 0-d.
+    """Return the numbers that a client reports with its reply, 0-d; NaN for a missing one.
 
     Args:
         packet: the answer.
         names: names of the numbers that the method reports.
-        may_lack: whether a number may be missing (NaN), as for a client without samples in a part.
+        may_lack: whether a number may be missing, as for a client without samples in a part. All of them may always be
+            missing together, as for a client whose policy has `metrics: false`.
 
     Raises:
         MessageError: the names differ, or a value is impossible in training.
     """
     metrics = packet.fact("metrics", dict)
+    may_lack = may_lack or not any(value is not None for value in metrics.values())
     for name, value in metrics.items():
         if value is not None or not may_lack:
             check_number(name, value)
@@ -262,14 +264,15 @@ def records_of(packet: Packet, client: int, round: int, samples: Mapping[str, in
     for row in packet.fact("records", list):
         if not isinstance(row, dict) or row.get("client") != client or row.get("round") != round:
             raise MessageError(f"a record is not for client {client} after round {round}: {str(row)[:80]}")
-        if row.get("set") not in samples or row.get("model") not in ("personal", "global"):
+        if row.get("set") not in [*samples] or row.get("model") not in ("personal", "global"):
             raise MessageError(f"a record is for a set or model that was not requested: {str(row)[:80]}")
         if row.get("samples") != samples[row["set"]] or "loss" not in row:
             raise MessageError(f"a record has the wrong number of samples, or no loss: {str(row)[:80]}")
         for name, value in row.items():
             if name not in OF_RECORD and value is not None:
                 check_number(name, value)
-        records.append({k: math.nan if v is None else v for k, v in row.items()})
+        values = {k: math.nan if v is None else v for k, v in row.items()}
+        records.append({**values, "client": client, "round": round, "samples": samples[row["set"]]})
     if len({(row["set"], row["model"]) for row in records}) < len(records):
         raise MessageError("it has two records for the same set and model")
     return records

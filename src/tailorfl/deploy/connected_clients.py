@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from tailorfl.data.source import LONGEST_NAME, clean_name
 from tailorfl.deploy.messages import (
     LARGEST,
     PROTOCOL,
@@ -23,6 +24,7 @@ from tailorfl.deploy.messages import (
     compatible,
 )
 from tailorfl.errors import MessageError, first_few
+from tailorfl.printable import visible
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +119,10 @@ class ConnectedClients:
         try:
             name = answer.packet.fact("name", str)
             version, torch_version = answer.packet.fact("version", str), answer.packet.fact("torch", str)
+            if clean_name(name) != name:
+                raise MessageError(
+                    f"its name '{visible(name[:80])}' has control characters, or more than {LONGEST_NAME} of any"
+                )
             if not compatible(version):
                 raise MessageError(f"it has tailorfl {version[:40]}, the server {VERSION}: {SAME_MINOR}")
             if (version, torch_version) != (VERSION, torch.__version__):

@@ -56,6 +56,8 @@ def for_deployment(config: ExperimentConfig) -> ExperimentConfig:
                 "do not leave a client here; set class_weights=client"
             )
     problems = {
+        f"'{config.name}' has variants ({', '.join(config.variants)}), each a separate federation; give the settings "
+        "of one as KEY=VALUE, and variants={}": config.variants,
         "clients cannot choose their best rounds yet; use eval.select=last": config.eval.select != "last",
         "system describes simulated devices, and a deployment has real ones; leave it out (deploy.min_replies sets how "
         "many replies a round needs), or simulate with tailorfl run": config.system != DEFAULT.system,

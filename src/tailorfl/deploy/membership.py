@@ -17,6 +17,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import PARTS
+from tailorfl.data.source import LONGEST_NAME
 from tailorfl.deploy.messages import structure
 from tailorfl.errors import ConfigError, MessageError, RunError, unknown
 from tailorfl.rounds.groups import why_fixed
@@ -30,8 +31,6 @@ from tailorfl.settings.experiment import ExperimentConfig
 
 NAME, LEFT, ALLOWED = "federation.json", "left", "joining"
 """The file of a federation, and its lists (one name per line) of removed clients, and of those that may join later."""
-LONGEST_NAME = 200
-"""Largest number of characters of a client's name."""
 Sizes = dict[str, list[int]]
 
 

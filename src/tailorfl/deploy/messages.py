@@ -35,6 +35,8 @@ SAME_MINOR = "install versions on both that differ only in the last number"
 """Advice for two incompatible versions."""
 LARGEST = 2**31
 """Largest number of bytes of a packet."""
+LEAST_NOISE = 1e-9
+"""Least noise, if there is any: below it no accountant can compute ε, and the noise hides nothing."""
 LARGEST_FACTS = 2**23
 """Largest number of bytes of a packet's facts and names: parsed JSON takes many times that in memory."""
 DIGEST = 32
@@ -214,7 +216,10 @@ def uses_from_facts(facts: Any) -> Uses:
         raise MessageError(problem) from error
     for use, count in uses.items():
         if not (
-            0 <= use.rate <= 1 and 0 <= use.noise < math.inf and use.gradients >= 1 and 0 <= count < 2**53
+            0 <= use.rate <= 1
+            and (use.noise == 0 or LEAST_NOISE <= use.noise < math.inf)
+            and 1 <= use.gradients < 2**53
+            and 0 <= count < 2**53
         ):
             raise MessageError(problem)
     return uses

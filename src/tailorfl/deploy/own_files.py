@@ -237,11 +237,17 @@ class OwnSamples(OwnFile):
         """Return the classes of all clients and, for images, the channels and scaling of all."""
         first, images = summaries[0], data.name == IMAGES
         facts = dict(first.source)
+        alike = ["task", "x", "y", "augment", "mean", "std", "credit", "info"]
+        alike += [] if facts["task"] in CLASSES else ["outputs"]
         for summary in summaries[1:]:
-            for key in ("task", "x", "y", "augment"):
+            for key in alike:
                 expected, actual = facts[key], summary.source[key]
                 if key == "x" and images:  # grey ones get the channels of the others
                     expected, actual = ([x[0][1:], x[1]] for x in (expected, actual))
+                if key in ("mean", "std"):
+                    expected, actual = (values and values[:1] for values in (expected, actual))
+                if key == "info":  # the classes are those of all
+                    expected, actual = ({**info, "classes": None} for info in (expected, actual))
                 if expected != actual:
                     hint = " (for images set data.options.size=[HEIGHT, WIDTH])" if images else ""
                     raise DataError(

@@ -38,9 +38,9 @@ UNREAD = ("name", "description", "published", "search", "variants", "scales", "s
           "deploy")  # fmt: skip
 """Settings whose strings a client never opens as files."""
 _OWN = re.compile(
-    r"data\.(path|options\.(label|features|words|na_values|text|client|split|constants)(\..+)?)"
+    r"data\.(path|options\.(label|features|words|exclude|na_values|sep|decimal|text|client|split|constants)(\..+)?)"
 )
-"""Settings that, for a client's own file, name columns, words, or a file of the server."""
+"""Settings that, for a client's own file, name columns, words, separators, or a file of the server."""
 _LABEL = re.compile(r"methods\.\d+\.label")
 _PLACE = re.compile(r"[/\\:]|^[~.]|\.[A-Za-z][A-Za-z0-9]{1,11}$")
 """A path, `module:object`, `timm:NAME`, or a name with a file extension."""
@@ -147,10 +147,11 @@ class Policy(Settings):
         self._bounded("methods x seeds", len(config.methods) * len(config.seeds), "max_jobs")
         training = [config.train.model_dump(), *({**line.train, **line.options} for line in config.methods)]
         self._bounded("numbers of train", max(_whole_numbers(training), default=0), "max_steps")
-        if not own_file:
-            sizes = config.data.model_dump(include={"clients", "samples", "public_samples", "options"})
-            size = math.prod(n for n in _whole_numbers(sizes) if n > 1)
-            self._bounded("samples of data", size, "max_numbers")
+        made_here = {"public_samples", "options"} | (set() if own_file else {"clients", "samples"})
+        settings = _leaves({"data": config.data.model_dump(include=made_here)})
+        sizes = {key: value for key, value in settings if not (own_file and _OWN.fullmatch(key))}
+        size = math.prod(n for n in _whole_numbers(sizes) if n > 1)
+        self._bounded("numbers of data", size, "max_numbers")
         for key, value in _texts(config.to_dict(), own_file):
             if not self._is_allowed(key, value):
                 raise MessageError(
@@ -168,7 +169,7 @@ class Policy(Settings):
             and (_REGISTERED.fullmatch(key) or not os.path.exists(text))
         ):
             return True
-        if text in self.files or text in (self.columns or ()):
+        if text in self.files:
             return True
         path, *allowed = (Path(os.path.realpath(os.path.expanduser(name))) for name in (text, *self.files))
         return any(path.is_relative_to(parent) for parent in allowed if parent.exists())
@@ -200,7 +201,8 @@ class Policy(Settings):
             raise MessageError("the server does not list the federation's clients, each once")
         if len(names) < self.min_clients:
             raise MessageError(
-                f"the federation has {len(names)} clients; this client requires at least {self.min_clients}"
+                f"the federation has {len(names)} clients; the policy of this client has min_clients: "
+                f"{self.min_clients}"
             )
         self._bounded("clients", len(names), "max_clients")
         for rows in counts:
@@ -319,9 +321,11 @@ def described(config: ExperimentConfig) -> str:
     for line in config.methods:
         dp = {**config.train.model_dump(), **line.train}["dp"]
         private = "no noise: replies may reveal single rows" if dp is None else f"noise: {dict(dp)}"
+        rounds = f"{line.rounds or config.rounds} rounds"
+        if config.budget != "rounds" and line.rounds is None:
+            rounds = f"as many rounds as cost the {config.budget} of {config.rounds} rounds of FedAvg"
         lines.append(
-            f"  {line.label[:80]} ({line.name[:80]}), {line.rounds or config.rounds} rounds for each of "
-            f"{len(config.seeds)} seeds; {private}"
+            f"  {line.label[:80]} ({line.name[:80]}), {rounds} for each of {len(config.seeds)} seeds; {private}"
         )
     options = config.data.options
     features = options.get("features") or "all other columns of your file"

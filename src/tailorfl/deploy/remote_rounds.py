@@ -339,7 +339,9 @@ class RemoteRounds(Simulation):
             raise MessageError("its reply is for another job, model or method")
         if packet.fact("round", int) != self.round + 1 or packet.fact("attempt", str) != attempt:
             raise MessageError(f"its reply is for round {packet.facts['round']}, or for an earlier question")
-        reply = {n.removeprefix("reply/"): t for n, t in packet.tensors.items()}
+        reply = {n.removeprefix("reply/"): t for n, t in packet.tensors.items() if n.startswith("reply/")}
+        if others := packet.tensors.keys() - {f"reply/{n}" for n in reply}:
+            raise MessageError(f"its reply has '{min(others)[:80]}', which was not requested")
         same_shape(reply, like, "its reply")
         if path := all_finite(reply):
             raise MessageError(f"its reply contains NaN or infinity in '{path}'")

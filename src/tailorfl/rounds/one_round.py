@@ -279,8 +279,9 @@ def counted(
 
 
 def means_of(metrics: Sequence[TensorDict]) -> dict[str, float]:
-    """Return the mean of every metric over clients of all architectures; empty without clients."""
+    """Return the mean of every metric over the clients that report it, of all architectures; empty without clients."""
     if not metrics:
         return {}
     leaves = [dict(tree.leaves(part)) for part in metrics]
-    return {name: float(torch.cat([part[name] for part in leaves]).double().mean()) for name in leaves[0]}
+    values = {name: torch.cat([part[name] for part in leaves]).double() for name in leaves[0]}
+    return {name: float(told[~told.isnan()].mean()) for name, told in values.items()}

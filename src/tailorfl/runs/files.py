@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
 import json
 import math
@@ -207,18 +206,12 @@ def encode(value: Any, *, indent: int | None = None) -> str:
     JSON has no NaN and infinities: NaN becomes null, an infinity the string "Infinity" or "-Infinity". Numpy and torch
     scalars and arrays become numbers and lists, paths strings. Raises TypeError for anything else.
     """
-    return _encoder(indent).encode(_plain(value))
+    return json.dumps(_plain(value), indent=indent)
 
 
 def encode_lines(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return each record as `encode` does, in one call for flat records without NaN and infinities (most of them)."""
-    encoder = _encoder(None)
-    return [encoder.encode(record if _is_plain(record) else _plain(record)) for record in records]
-
-
-@functools.cache
-def _encoder(indent: int | None) -> json.JSONEncoder:
-    return json.JSONEncoder(indent=indent, allow_nan=False)
+    return [json.dumps(record if _is_plain(record) else _plain(record)) for record in records]
 
 
 def _is_plain(record: Mapping[str, Any]) -> bool:

@@ -333,7 +333,7 @@ def label_counts(job: Job, federation: Federation) -> dict[str, Any]:
     if source.task not in COUNTED_TASKS or privacy_of(job) is not None or source.info.get(REMOTE):
         return {}
     counts = federation.describe("train")
-    if not counts.size or counts.size > MOST_COUNTS:
+    if counts.size > MOST_COUNTS:
         return {}
     classes = source.info.get("classes")
     names = (
