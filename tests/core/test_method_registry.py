@@ -67,7 +67,7 @@ def test_two_methods_of_one_name_are_refused_and_one_may_register_twice():
     class Other(Sample):
         """Another class with the same name."""
 
-    with pytest.raises(ConfigError, match="two methods are called 'sample'"):
+    with pytest.raises(ConfigError, match="two methods have the name 'sample'"):
         register(Other)
 
 
@@ -83,7 +83,7 @@ def test_installed_packages_add_methods_and_a_broken_one_is_named_and_left_out(
         registry, "entry_points", lambda group: entries if group == "tailorfl.methods" else []
     )
     assert methods() == {"sample": Sample}
-    assert "the methods of 'broken' are left out: ImportError: no module named 'gone'" in caplog.text
+    assert "the methods of 'broken' cannot be loaded: ImportError: no module named 'gone'" in caplog.text
     assert "'number' is neither a method nor a module with methods" in caplog.text
 
 

@@ -262,7 +262,7 @@ ALPHA = {"partition": "dirichlet", "partition_options": {"alpha": 0.001, "min_si
         ({"public": "toy", "public_samples": 0}, ConfigError, "public_samples = 0"),
         ({"public": "tinyimagenett"}, ConfigError, "'tinyimagenet'"),
         ({"normalise": "clients"}, ConfigError, "Did you mean 'client'"),
-        ({"normalise": "client", "corruptions": {}}, ConfigError, "choose one"),
+        ({"normalise": "client", "corruptions": {}}, ConfigError, "normalise='client'"),
         ({"partition": "natural", "partition_options": {"group": "ward"}}, DataError, "'client', 'domain'"),
         ({"source": None, "partition": "domain"}, DataError, "'digits' has none"),
         *(({"seed": seed}, ConfigError, "seed") for seed in (-1, 1.5, True)),

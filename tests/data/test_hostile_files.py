@@ -145,7 +145,7 @@ def test_pictures_that_were_cut_are_told_or_whole(tmp_path: Path, place: Path, s
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_pixels_of_32_bits_are_not_cut_off(tmp_path: Path, place: Path, mode: str) -> None:
     Image.new(mode, (4, 4), 1000).save(place / "x.tif")
-    with pytest.raises(DataError, match=f"pixels of 32 bits .mode {mode}."):
+    with pytest.raises(DataError, match=f"32 bits .*mode {mode}"):
         from_folder(tmp_path)
 
 

@@ -192,7 +192,7 @@ def test_numbers_to_be_predicted(frame: pd.DataFrame, task: str) -> None:
     [
         (None, OPTIONS, "column 'age' is not a number"),
         (None, {**OPTIONS, "features": ["doze"]}, "Did you mean 'dose'"),
-        (None, {"label": "outcome", "image": "age"}, "no image in row 0"),
+        (None, {"label": "outcome", "image": "age"}, "column 'age' .*row 0"),
         (None, {"label": "outcome"}, "image= .* features="),
         ([1, 2], OPTIONS, "a list"),
         ({"train": 1, "validation": 1}, OPTIONS, "validation"),

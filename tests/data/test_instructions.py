@@ -223,7 +223,7 @@ def test_bad_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing"):
         loaded(tmp_path / "nothing")
     write(tmp_path / "a_test.jsonl", [question(0, ("a", "b"), 0)])
-    with pytest.raises(DataError, match="no training lines"):
+    with pytest.raises(DataError, match="_test"):
         loaded(tmp_path)
 
 
@@ -258,7 +258,7 @@ def test_a_task_left_out_leaves_six_clients_and_its_test_lines(folder: Path, nee
 
 
 def test_tokens_are_no_numbers(folder: Path, need_rouge: None) -> None:
-    with pytest.raises(DataError, match="holds tokens, which are no numbers"):
+    with pytest.raises(DataError, match="source 'instructions' holds tokens"):
         build("instructions", path=str(folder), normalise="client")
     with pytest.raises(DataError, match="corruptions need images"):
         build("instructions", path=str(folder), corruptions={})
@@ -273,7 +273,7 @@ def test_a_public_set_tells_no_answers(folder: Path, need_rouge: None) -> None:
     with pytest.raises(DataError, match="inputs of a generation task hold the responses; use form=choice"):
         build(source=spoken, public=spoken.name)
     other = replace(source, name="other", info={**source.info, "tokenizer": "minilm"})
-    with pytest.raises(DataError, match="are not tokenized alike"):
+    with pytest.raises(DataError, match=r"'other'.*tokenizers"):
         build(source=source, public=other)
 
 

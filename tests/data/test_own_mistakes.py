@@ -89,8 +89,8 @@ def of_odd(column: list[Any]) -> pd.DataFrame:
         (DATES, "dates"),
         ([f"2024-0{1 + k % 3}-01 10:3{k % 9}" for k in range(40)], "dates"),
         (list(pd.date_range("2024-01-01", periods=40)), "dates"),
-        (CODES, "names, numbers of patients or texts"),
-        (MIXED, "different numbers and words .1: unknown."),
+        (CODES, "at most 100 are encoded"),
+        (MIXED, "different numbers .*unknown"),
         ([f"w{k % 101}" for k in range(404)], "101 different words"),
     ],
 )
@@ -108,7 +108,7 @@ def test_columns_that_are_no_categories_are_refused_by_name(column: list[Any], s
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        (range(1000, 1040), "looks like a number of the row or patient.*data.options.exclude=\\[odd\\]"),
+        (range(1000, 1040), "looks like a row or patient number.*data.options.exclude=\\[odd\\]"),
         ([20240101 + k % 28 for k in range(40)], "looks like dates.*data.options.exclude=\\[odd\\]"),
         ([k % 7 for k in range(40)], "^((?!looks like).)*$"),
     ],
@@ -153,7 +153,7 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytes
         ({"a.csv": {}, "b.csv": {"dose": "Dose "}}, "'a' .*'dose' .*'b' .*'Dose'"),
         ({"a.csv": {}, "b.csv": {"age": "AGE"}}, "'a' has a column 'age' and 'b' a column 'AGE'"),
         ({"a.csv": {}, "b.csv": {"outcome": "other"}}, "'b' lacks 'outcome'"),
-        ({"a.csv": {}, "a.tsv": {}}, "two tables called 'a'"),
+        ({"a.csv": {}, "a.tsv": {}}, "two tables named 'a'"),
         ({"c.csv": {"dose": "file"}}, "'file'"),
     ],
 )
@@ -188,9 +188,9 @@ X, Y = torch.arange(60.0).reshape(20, 3), torch.arange(20) % 2
         ({"y": [0, 0.5] * 10}, "whole numbers.*task='regression'"),
         ({"y": Y * 2, "task": "multilabel"}, "0 or 1"),
         ({"y": -Y}, "labels must lie in"),
-        ({"y": Y * 10**12}, "has class 1,000,000,000,000, which would take a model of as many outputs"),
+        ({"y": Y * 10**12}, "has class 1,000,000,000,000, .*outputs"),
         ({"y": Y + 1}, r"classes 1 to 2; classes are counted from 0.*y - 1"),  # class 0 would be empty
-        ({"x": torch.zeros(60, 3), "y": torch.arange(60)}, "too few of each to be classes"),
+        ({"x": torch.zeros(60, 3), "y": torch.arange(60)}, "60 values in 60 rows"),
         ({"y": np.array(["a", None] * 10, dtype=object)}, "missing in 10 samples, first in sample 1"),
         ({"test": [0.5] * 20}, "test should be True or False"),
         ({"test": ["a"] * 20}, "test must be an array of numbers"),
@@ -220,7 +220,7 @@ def test_images_with_the_channels_last_are_told_how_to_be_turned(channels: int, 
     ("labels", "said"),
     [
         (np.arange(60) + 0.5, r"'y' has 60 values in 60 rows, 60 of them with fractions.*task='regression'"),
-        (np.arange(60), "too few of each to be classes"),
+        (np.arange(60), "60 values in 60 rows"),
     ],
 )
 def test_numbers_are_no_classes(labels: np.ndarray, said: str) -> None:
@@ -233,7 +233,7 @@ def test_numbers_are_no_classes(labels: np.ndarray, said: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (np.arange(60) // 2, "has 30 classes in 60 rows, 2.0 rows a class; if it is a number"),
+        (np.arange(60) // 2, "has 30 classes in 60 rows, 2.0 rows per class"),
         ([f"patient {row // 2}" for row in range(60)], "is it the right column?"),
         (np.arange(60) % 5, None),
         (np.where(np.arange(60) < 30, 0.0, 1.0), None),

@@ -218,7 +218,7 @@ class TestDigitsOnDisk:
         assert torch.equal(synthetic_digits(**self.OPTIONS, on_disk=True).x, whole)
 
     def test_numbers_that_are_none_are_never_kept(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="float32 holds"):
+        with pytest.raises(ConfigError, match=r"float32.*1e.39"):
             synthetic_digits(**{**self.OPTIONS, "noise": 1e39}, on_disk=True)
         assert not list(tmp_path.rglob("samples.bin"))
 

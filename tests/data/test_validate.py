@@ -96,7 +96,7 @@ def test_two_clients_may_have_one_test_row_where_it_is_official() -> None:
     validate(replace(data, source=replace(data.source, test=torch.arange(20) >= 16)))
 
 
-GUESSABLE, OF_ONE_CLASS = "one class only, so always guessing", "training samples of one class only"
+GUESSABLE, OF_ONE_CLASS = "only one class, so", "training samples of only one class"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_device_that_is_not_there_is_refused_with_what_torch_sees(
 
 def test_worker_processes_calculate_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, 1)
-    with pytest.raises(ConfigError, match=r"engine.workers=2 are processes that calculate on the CPU"):
+    with pytest.raises(ConfigError, match=r"engine.workers=2: workers compute on the CPU"):
         make_engine("sequential", workers=2, device="auto")
 
 

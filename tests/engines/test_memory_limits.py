@@ -88,8 +88,8 @@ def test_chunks_are_halved_until_they_fit_and_results_are_the_same(
     assert_close(everything(cut), everything(whole))
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert lines == [
-        "round 1: out of memory on cpu with 5 clients at once; going on with 2",
-        "round 1: out of memory on cpu with 2 clients at once; going on with 1",
+        "round 1: out of memory on cpu with 5 clients at once; continuing with 2",
+        "round 1: out of memory on cpu with 2 clients at once; continuing with 1",
     ]
 
 

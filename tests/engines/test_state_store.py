@@ -127,7 +127,7 @@ def test_mapped_states_lie_in_the_folder_and_not_in_memory(tmp_path):
 
 def test_a_state_with_other_entries_is_refused(folder):
     store = StateStore(TensorDict({"v": torch.zeros(2)}, batch_size=[]), folder)
-    with pytest.raises(TailorflError, match=r"other entries than client_state\(\): u, v"):
+    with pytest.raises(TailorflError, match=r"client_state\(\): u, v"):
         store.put([0], TensorDict({"u": torch.zeros(1, 2)}, batch_size=[1]))
 
 
@@ -280,7 +280,7 @@ def test_a_full_disk_is_told_and_not_written_to(tmp_path: Path, small_files: Non
     block = Block(tmp_path)
     block.reserve(2**15)
     block.tensor(torch.uint8, (2**15,)).fill_(3)
-    with pytest.raises(RunError, match=r"\(983,040 more bytes are needed beside 32,768\)"):
+    with pytest.raises(RunError, match=r"\(983,040 more bytes are needed .* 32,768\)"):
         block.reserve(2**15 + 983_040)
     assert os.fstat(block._file.fileno()).st_size == 2**15
     assert int(block.tensor(torch.uint8, (2**15,)).sum()) == 3 * 2**15

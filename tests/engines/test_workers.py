@@ -307,7 +307,7 @@ def test_without_fork_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_fork_what_cannot_be_pickled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "START", "spawn")
-    message = r"cannot be pickled: .*lambda.*; make models of functions at the top"
+    message = r"cannot be pickled: .*lambda.*; .*engine.workers"
     with pytest.raises(WorkerError, match=message):
         run("ditto", "sequential", 2, "mlp", rounds=1)
 

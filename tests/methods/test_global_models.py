@@ -229,7 +229,7 @@ def test_a_run_may_sample_in_turns_whatever_its_method() -> None:
     sim = simulation("ditto", sampling="cyclic")
     assert sim.sample(3) == simulation("cyclic").sample(3)
     assert sim.step().clients == sim.sample(0)
-    with pytest.raises(ConfigError, match=r"one client a round, so fraction=0\.5 says nothing"):
+    with pytest.raises(ConfigError, match=r"one client per round, so fraction=0\.5"):
         simulation("ditto", sampling="cyclic", fraction=0.5)
     sizes = np.array([3, 1, 2])
     assert [sample_clients(0, t, sizes, 1.0, "cyclic_fixed") for t in range(4)] == [(0,), (1,), (2,), (0,)]

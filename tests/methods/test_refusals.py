@@ -61,7 +61,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("ditto", {"dynamic_every": "step"}, "dynamic_lam"),
     ("l2gd", {"participation": "sampled"}, "participation"),
     ("feddf", {"distil": {"patience": 5}}, "patience"),
-    ("fedit", {"mean_of": "product", "server": {"kind": "adam"}}, "can take no step of its own"),
+    ("fedit", {"mean_of": "product", "server": {"kind": "adam"}}, "mean_of = product"),
     ("fedavg_ft", {"ft_epochs": 2, "ft_steps": 3}, "both ft_epochs and ft_steps"),
 ]
 
@@ -93,7 +93,7 @@ RUNS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("perfed_ckt", {}, {"data": WITHOUT_PUBLIC}, "public"),
     ("perfed_ckt", {}, {"data": BINARY}, "binary"),
     ("feddf", {"distil": {"select": "best"}}, {}, "validation"),
-    ("apple", {"downloads": 2}, NOISY, "which cores a client asks for"),
+    ("apple", {"downloads": 2}, NOISY, "the cores that a client requests"),
     ("knn_per", {}, {"data": COUNTS}, "kNN-Per.*counts"),
     ("knn_per", {"mix": "logits"}, {"data": REGRESSION}, "kNN-Per.*logits"),
     *((name, {}, {"data": REGRESSION}, f"{make(name).title}.*class") for name in OF_CLASSES),
@@ -169,7 +169,7 @@ KINDS = ("normed", "plain", "plain", "normed", "plain", "normed")
         ("fedgh", {}, OF_TWO_HEADS, ConfigError, "plain has one, normed has none"),
         ("fedproto", {"predict": "prototype"}, UNBIASED, ConfigError, "bias"),
         ("fedem", {}, layers(constant()), ConfigError, "start differently"),
-        ("fedrod", {}, FROZEN_HEAD, ConfigError, "head is one linear layer that is trained"),
+        ("fedrod", {}, FROZEN_HEAD, ConfigError, "head is one trained linear layer"),
         ("fedlora", {"mean_of": "product"}, PLAIN, ConfigError, "the model trains none"),
         *((name, {"personal_part": "norm"}, PLAIN, ModelError, "norm") for name in OF_PARTS),
     ],
@@ -185,10 +185,10 @@ def test_models_that_do_not_fit_are_named(
 @pytest.mark.parametrize(
     ("change", "network", "match"),
     [
-        (add_condition, nn.Sequential(nn.Conv2d(1, 1, 1)), "is not there"),
+        (add_condition, nn.Sequential(nn.Conv2d(1, 1, 1)), "is missing"),
         (add_condition, nn.Linear(2, 2), "inside a network"),
         (add_gate, nn.Linear(2, 2), "inside a network"),
-        (add_offset, nn.Conv2d(1, 1, 1), "is not there"),
+        (add_offset, nn.Conv2d(1, 1, 1), "is missing"),
         (lambda network: project(network, 4), nn.Linear(3, 2), "linear head"),
         (lambda network: project(network, 4), nn.Sequential(nn.Conv2d(1, 2, 3)), "linear head"),
         (with_two_adapters, nn.Sequential(nn.Linear(2, 2)), "0 layers with LoRA"),

@@ -87,7 +87,7 @@ CONTRACTS = {
                 )
             ),
         ),
-        remarks=(({"body_epochs": 0}, "never trains what clients share", REMARKS),),
+        remarks=(({"body_epochs": 0}, "never trains the shared part", REMARKS),),
     ),
     "lg_fedavg": Row(
         Card(head, head, whole, True, False),
@@ -103,7 +103,7 @@ CONTRACTS = {
             replace(nothing_personal(**SHARED_HEAD, head_epochs=0, body_epochs=1), other_train=ONE),
             replace(local(personal_part="all", head_epochs=1, body_epochs=1), other_train=ONE),
         ),
-        remarks=(({"body_epochs": 0}, "never trains what clients share", REMARKS),),
+        remarks=(({"body_epochs": 0}, "never trains the shared part", REMARKS),),
     ),
     "fedsim": Row(
         Card(body, body, whole, True, False),

@@ -160,17 +160,17 @@ def test_targets_are_found_by_inspection_or_named() -> None:
         ),
         (
             lambda: inject_lora(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), 2, 4, 0.0),
-            r"called like queries.*0 \(1\), 1 \(1\)",
+            r"LoRA's usual targets.*0 \(1\), 1 \(1\)",
         ),
         (
             lambda: inject_lora(gpt2(2), 2, 4, 0.0),
             r"c_attn hold query, key and value in one.*c_attn \(2\), c_proj \(4\)",
         ),
-        (lambda: select(made("bert"), "lora"), "'lora' needs layers that LoRA wraps, as lora=8"),
+        (lambda: select(made("bert"), "lora"), "'lora' needs layers that LoRA wraps.*lora=8"),
         (lambda: select(build("mlp", (3,), 2), "lora"), "'lora' needs layers"),
         (
             lambda: insert_adapters(nn.Sequential(nn.Linear(3, 3)), 3, 2, 0.0),
-            r"Sequential has none\. Its linear layers: 0 \(1\)",
+            r"Sequential has .*Its linear layers: 0 \(1\)",
         ),
         (
             lambda: insert_adapters(gpt2(1), 33, 4, 0.0),

@@ -64,7 +64,7 @@ def test_what_cannot_be_merged_is_named() -> None:
         check_merges(net, merges(net))
     two: Any = nn.Sequential(FromZero(4, 3))
     two[0].other = nn.Linear(4, 3)
-    with pytest.raises(ModelError, match=r"in '0' can be merged where one linear layer .* there are 2"):
+    with pytest.raises(ModelError, match=r"in '0' can be merged only .* there are 2"):
         merges(two)
 
 

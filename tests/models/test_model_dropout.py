@@ -143,7 +143,7 @@ def test_replace_dropout_keeps_names_probabilities_modes_and_repetitions():
     "layer", [nn.Dropout2d(0.5), nn.AlphaDropout(0.5), nn.MultiheadAttention(4, 2, dropout=0.1)]
 )
 def test_layers_that_no_key_controls_are_refused(layer):
-    with pytest.raises(ModelError, match="no key controls: 1"):
+    with pytest.raises(ModelError, match="dropout key: 1"):
         replace_dropout(nn.Sequential(nn.Linear(2, 2), layer))
 
 

@@ -130,7 +130,10 @@ ERRORS = [
     ("mlp", (4,), {"dropout": 2}, ModelError, "dropout probability"),
     ("mlp", (4,), {"outputs": 0}, ModelError, "at least one output"),
     ("cox", (4,), {}, ModelError, "one output"),
-    *(("mlp", (6,), {"hidden": [8, w], "norm": "group"}, ModelError, f"group .* {w} wide") for w in (1, 3)),
+    *(
+        ("mlp", (6,), {"hidden": [8, w], "norm": "group"}, ModelError, f"norm=group .* only {w};")
+        for w in (1, 3)
+    ),
     (f"{OWN}:missing", (4,), {}, ConfigError, "cannot be imported"),
     ("no_such_package_here:net", (4,), {}, ConfigError, "cannot be imported"),
     (f"{OWN}:nothing", (4,), {}, ModelError, "returned a NoneType"),

@@ -84,10 +84,10 @@ def test_values_take_the_modules_type(tmp_path):
     [
         ("w.npz", None, "does not exist"),
         ("w.npz", b"not a zip", "cannot be read as arrays"),
-        ("w.npz", nn.Linear(2, 2), r"shares no name.*weight, bias.*fc1.weight"),
+        ("w.npz", nn.Linear(2, 2), r"w.npz.*weight, bias.*fc1.weight"),
         ("w.safetensors", b"not one either", "cannot be read as safetensors"),
-        ("w.pt", b"", "no weight source"),
-        ("resnet18", None, "no weight source.*torchvision:NAME"),
+        ("w.pt", b"", "not a weight source"),
+        ("resnet18", None, "not a weight source.*torchvision:NAME"),
     ],
 )
 def test_unreadable_sources(tmp_path, name, content, message):

@@ -235,12 +235,12 @@ def test_every_transformer_is_tuned_by_the_same_options(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "error", "message"),
     [
-        ("bert", (200,), {}, ModelError, "at most 128 tokens, the data has 200"),
+        ("bert", (200,), {}, ModelError, "at most 128 tokens.* 200"),
         ("bert", (1, 8, 8), {}, ModelError, r"token ids of shape \(length,\).*'vit'"),
-        ("bert", (8,), {"hidden": 30, "heads": 4}, ModelError, "attention heads divide"),
+        ("bert", (8,), {"hidden": 30, "heads": 4}, ModelError, "hidden 30.* heads 4"),
         ("bert", (8,), {"pad": 2000}, ModelError, "padding id 2000 is not among 1024"),
         ("bert", (12,), CHOICE, ModelError, "cannot be a prompt and 4 options of 4"),
-        ("llama", (8,), {**LANGUAGE, "vocabulary": 3}, ModelError, "knows 3 tokens, the data has 4"),
+        ("llama", (8,), {**LANGUAGE, "vocabulary": 3}, ModelError, "3 tokens.* 4;"),
         ("vit", (8,), {}, ModelError, "takes images"),
         ("vit", (1, 9, 8), {}, ModelError, "9x8 pixels cannot be cut into patches of 4x4"),
         ("huggingface", (8,), {}, ModelError, "needs the option checkpoint"),

@@ -87,5 +87,5 @@ def test_the_extra_is_named_where_the_package_is_missing(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("setting", ["data.partition={flower: IidPartitioner}", "data.partition={name: iid}"])
 def test_a_group_that_names_no_partitioner_is_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match="partition is a name"):
+    with pytest.raises(ConfigError, match="partition_options"):
         load(None, [setting])

@@ -94,7 +94,7 @@ def test_every_partition_ends_with_a_deal_or_a_reason(
         found = partition(name, strata, clients, rng, test=rng.integers(0, classes, samples), options=options)
     except DataError as reason:
         refusal = str(reason)
-        assert any(advice in refusal for advice in ("use ", "cannot make", "drop them"))
+        assert any(advice in refusal for advice in ("use ", "drop them"))
         return
     assert len(found.train) == clients
     rows = np.concatenate([*found.train, found.server])
@@ -142,12 +142,12 @@ FEW = "class 0 has 100 samples in the training part, too few"
         ("shards", 6, {"test": labels(700, classes=7)}, "classes 6 .* test part"),
         ("shards", 6, {"test": labels(6)}, "class 0 has 1 samples in the official test part"),
         ("fedclup_classes", 6, {"virtual": 400}, "use a smaller virtual"),
-        ("fedclup_classes", 6, {"virtual": 5}, "of 5 virtual clients found enough samples"),
+        ("fedclup_classes", 6, {"virtual": 5}, "of 5 virtual clients"),
         ("dirichlet_perada", 51, {}, "class 0 has only 100; use fewer clients or a smaller reserve"),
         ("dirichlet_perada", 50, {}, "after the reserve only 0 are left"),
         ("natural", 7, {}, "only 6 groups have min_size=1"),
         ("natural", None, {"min_size": 101}, "only 0 groups have min_size=101"),
-        ("domain", 7, {}, "a multiple of 6 clients"),
+        ("domain", 7, {}, "a multiple of the 6 domains"),
     ],
 )
 def test_data_that_cannot_be_dealt_so(name: str, clients: Any, options: Any, message: str) -> None:

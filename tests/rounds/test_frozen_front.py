@@ -249,7 +249,7 @@ def test_where_it_cannot_be_the_run_says_why(images: Federation, caplog: pytest.
         (plain, resnet("all"), AUTO, "nothing is frozen"),
         (plain, net, OFF, "engine.features is off"),
         (flipped, net, AUTO, "augmented"),
-        (plain, drawing, AUTO, "stands before"),
+        (plain, drawing, AUTO, "before '"),
     ):
         assert note in simulation(data, model, "fedavg", features).features_note
     with caplog.at_level(logging.WARNING):

@@ -206,7 +206,7 @@ def test_labels_of_other_tasks_are_flipped(task: Any, y: list[Any], flipped: lis
     ("task", "y", "second", "message"),
     [
         ("regression", [[1.0]] * 3, [2], "'own' is a regression task"),
-        ("binary", [0, 1, 1], [1, 2], "others train on some of them"),
+        ("binary", [0, 1, 1], [1, 2], "kind=label_flip changes"),
     ],
 )
 def test_labels_that_cannot_be_flipped_are_refused(

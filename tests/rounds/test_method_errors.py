@@ -130,14 +130,14 @@ def test_a_mistake_is_named_with_method_client_round_and_stage(
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (lambda c, r: TensorDict({"model": c.fit(r)}), "fit takes a model, but got model/head.weight, model"),
+        (lambda c, r: TensorDict({"model": c.fit(r)}), "fit needs a model, but got model/head.weight, model"),
         (
             lambda c, r: TensorDict({"value": c.loss(r)}),
-            "loss takes a model, but got value, which lacks head",
+            "loss needs a model, but got value, which lacks head",
         ),
         (
             lambda c, r: c.fit(r).select("head.bias"),
-            "fit takes a model, but got head.bias, which lacks head.",
+            "fit needs a model, but got head.bias, which lacks head.",
         ),
     ],
 )

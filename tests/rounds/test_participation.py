@@ -89,21 +89,21 @@ def test_a_reply_that_is_not_finite_has_arrived_and_one_of_too_few_has_not() -> 
         ('{"round": 1, "sampled": [0], "answers": [{"client": 0}], "more": 1}', "more"),
         ('{"round": 1, "sampled": [0], "answers": [{"client": 0}, {"client": 0}]}', "twice"),
         ('{"round": 1, "sampled": [3], "answers": [{"client": 0}]}', "not asked"),
-        ('{"round": 2, "sampled": [0], "answers": [{"client": 0}]}', "round 1 belongs here"),
+        ('{"round": 2, "sampled": [0], "answers": [{"client": 0}]}', "round 2, but"),
     ],
 )
 def test_a_line_that_is_none_is_named(line: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text(line + "\n")
-    with pytest.raises(RunError, match=r"line 1 of .* is no line of a trace") as caught:
+    with pytest.raises(RunError, match=r"line 1 of .* is not a line of a trace") as caught:
         Trace.read(tmp_path / "trace.jsonl")
     assert said in str(caught.value)
 
 
 def test_a_trace_of_other_data_is_refused() -> None:
     sim = simulation("fedavg", rounds=0)
-    with pytest.raises(ConfigError, match="asks client 7 in round 1, but there are 5"):
+    with pytest.raises(ConfigError, match="client 7 in round 1, but there are 5"):
         sim.step(trace=absent(1, (0, 7), {}))
-    with pytest.raises(ConfigError, match="round 1 cannot be played again as round 2"):
+    with pytest.raises(ConfigError, match=r"round 1 cannot be .* round 2"):
         sim.step(trace=absent(2, (0, 1), {}))
     with pytest.raises(RunError, match="has no round 1: it ends after 0"):
         Trace([]).of(1)

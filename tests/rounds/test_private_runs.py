@@ -189,7 +189,7 @@ def test_methods_that_look_without_noise_are_refused_at_the_start(method: Method
 
 
 def test_a_look_that_a_method_does_not_own_up_to_is_refused() -> None:
-    with pytest.raises(TailorflError, match="looks at a client's train samples without noise"):
+    with pytest.raises(TailorflError, match="uses a client's train samples without noise"):
         private(Leaking()).step()
 
 

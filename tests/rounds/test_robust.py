@@ -258,7 +258,7 @@ def test_methods_whose_server_needs_more_than_a_mean_are_refused(name: str) -> N
         run(name, MEDIAN, rounds=0)
     pooled = make(name).pooled
     assert ("pooled data" in str(refused.value)) == pooled
-    assert ("methods that it works with: apfl, " in str(refused.value)) != pooled
+    assert ("methods that support this: apfl, " in str(refused.value)) != pooled
 
 
 def test_client_level_privacy_has_a_bound_of_its_own() -> None:
@@ -269,7 +269,7 @@ def test_client_level_privacy_has_a_bound_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ({"rule": "krum", "f": 2}, "needs 2f \\+ 3 = 7 clients a round .*, but there are 5"),
+        ({"rule": "krum", "f": 2}, "needs 2f \\+ 3 = 7 clients per round .*, but there are 5"),
         ({"rule": "multi_krum", "f": 1, "k": 6}, "averages k=6 updates, but there are 5"),
     ],
 )

@@ -105,9 +105,9 @@ def test_stragglers_take_longer_by_their_factor() -> None:
     ("text", "message"),
     [
         ("client,speed\n0,1\n", "no column per_second"),
-        ("client,per_second\n0,1\n7,1\n", "line 3 of .* is of client '7'"),
+        ("client,per_second\n0,1\n7,1\n", "line 3 of .* names client '7'"),
         ("client,per_second\n0,1\n", r"no line for client 1 \('client 1'\)"),
-        ("client,per_second\n0,quick\n1,1\n", "per_second = 'quick', which is no number"),
+        ("client,per_second\n0,quick\n1,1\n", "per_second = 'quick', which is not a number"),
         ("client,per_second\n0,0\n1,1\n", "not positive"),
         (None, "cannot read"),
     ],
@@ -324,7 +324,7 @@ def test_a_secret_cohort_has_no_system() -> None:
     from tailorfl.rounds.client_privacy import ClientDP
 
     secret = {"sampling": "bernoulli", "weights": "uniform", "fraction": 0.5, "client_dp": ClientDP(1.0, 1.0)}
-    with pytest.raises(ConfigError, match="nobody seeing who takes part"):
+    with pytest.raises(ConfigError, match="nobody sees who takes part"):
         simulation("fedavg", system=FAULTS, **secret)
     known = simulation("fedavg", rounds=2, system=FAULTS, **{**secret, "sampling": "uniform"})
     assert known.round == 2
@@ -334,17 +334,17 @@ def test_a_secret_cohort_has_no_system() -> None:
     ("given", "message"),
     [
         ({"availability": "weekends"}, "always"),
-        ({"availability": {"kind": "share", "period": 5}}, "has period, which belongs to kind=wave"),
-        ({"availability": {"kind": "file"}}, "needs file"),
+        ({"availability": {"kind": "share", "period": 5}}, "has period, .*kind=wave"),
+        ({"availability": {"kind": "file"}}, "kind=file"),
         (
             {"speed": {"kind": "fixed", "spread": 0.1}},
-            "has spread, which belongs to kind=lognormal or uniform",
+            "has spread, .*kind=lognormal or uniform",
         ),
-        ({"speed": {"kind": "uniform", "spread": 1.0}}, "it is below 1"),
-        ({"speed": {"kind": "file"}}, "needs file"),
+        ({"speed": {"kind": "uniform", "spread": 1.0}}, "spread = 1 .*uniform"),
+        ({"speed": {"kind": "file"}}, "kind=file"),
         ({"dropout": 1.0}, "less than 1"),
-        ({"buffer": 3}, "has buffer, which belongs to mode=buffered"),
-        ({"mode": "buffered", "min_replies": 3}, "has min_replies, which belongs to mode=synchronous"),
+        ({"buffer": 3}, "has buffer, .*mode=buffered"),
+        ({"mode": "buffered", "min_replies": 3}, "has min_replies, .*mode=synchronous"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(given: dict[str, Any], message: str) -> None:

@@ -74,4 +74,4 @@ def test_data_that_were_handed_over_are_not_recorded_as_another_set(tmp_path: Pa
     assert "name: given" in text
     with pytest.raises(ConfigError, match="source=") as caught:
         tailorfl.run(str(out / "config.yaml"), out=tmp_path / "again")
-    assert "hands over" in str(caught.value)
+    assert "data.name=given" in str(caught.value)

@@ -86,8 +86,8 @@ SECRET = {"sampling": "bernoulli", "fraction": 0.5, "weights": "uniform", "train
     [
         ({}, r"has 3 rounds, but .* has 2; set rounds=2"),
         ({"system": {"trace": "none.jsonl"}}, "cannot read the trace"),
-        ({"rounds": 2, "data": {"clients": 4}}, "asks client 4 in round 1, but there are 4"),
-        ({"rounds": 2, "methods": ["fedavg"], **SECRET}, "nobody seeing who takes part"),
+        ({"rounds": 2, "data": {"clients": 4}}, "client 4 in round 1, but there are 4"),
+        ({"rounds": 2, "methods": ["fedavg"], **SECRET}, "nobody sees who takes part"),
     ],
 )
 def test_a_trace_that_cannot_be_played_is_refused_before_anything_starts(

@@ -238,8 +238,8 @@ def test_every_mistake_is_told_at_once() -> None:
         ("rounds: soon", "mine.yaml"),
         ("a: [1", "not valid YAML"),
         ("- a\n- b\n", "is a list"),
-        ("rounds: 1\nrounds: 2\n", "'rounds' comes twice"),
-        ("train:\n  lr: 1\n  lr: 2\n", "'lr' comes twice"),
+        ("rounds: 1\nrounds: 2\n", "'rounds' is given twice"),
+        ("train:\n  lr: 1\n  lr: 2\n", "'lr' is given twice"),
     ],
 )
 def test_files_that_are_no_settings(text: str, expected: str, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_result_folder_runs_no_code_by_surprise(mine: str) -> None:
         (["model=MINE:missing"], "has no 'missing', only"),
         (["model=MINE:number"], "cannot be called"),
         (["model=MINE:MyDitto"], "cannot be called"),
-        (["method=MINE:small"], "should be a class made from tailorfl.Method"),
+        (["method=MINE:small"], "should be a subclass of tailorfl.Method"),
         (["data=MINE:number"], "should be a function that returns a tailorfl.Source"),
         (["data=MINE:small"], "needs the option 'input_shape'"),
         (["method=MINE:MyDitto", "method.lamb=3"], "Did you mean 'lam'?"),

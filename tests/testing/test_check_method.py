@@ -141,7 +141,7 @@ class Opinionated(Plain):
         (FirstClient(), "relabelling_clients|client_privacy_without"),
         (MeanOnly(), "relabelling_clients|client_privacy_without"),
         (Stale(), "newcomers_without_steps"),
-        (Peeking(), "sample_privacy_without|looks at a client's"),
+        (Peeking(), "sample_privacy_without|uses a client's"),
         (Greedy(), "traffic_is_what_was_promised"),
         (Opinionated(), "the_runs_weights"),
     ],

@@ -125,11 +125,11 @@ def test_weights_that_privacy_does_not_cover_are_refused(weights: Any, privacy: 
 
 def test_tasks_without_classes_and_methods_with_a_loss_of_their_own_are_refused(tmp_path: Path) -> None:
     prices = Source("prices", torch.randn(9, 2), torch.randn(9, 1), "regression", 1)
-    with pytest.raises(ConfigError, match=r"class_weights=client .* task of regression"):
+    with pytest.raises(ConfigError, match=r"class_weights=client .* regression"):
         weighed_run(prices, "client")
     train = {"steps": 1, "class_weights": "client"}
     data = {"clients": 2, "samples": 60}
-    with pytest.raises(ConfigError, match=r"puts a loss of its own in its place"):
+    with pytest.raises(ConfigError, match=r"this method replaces that loss"):
         tailorfl.run(method="fedrod", data=data, train=train, rounds=1, seeds=1, out=tmp_path / "run")
 
 
@@ -197,15 +197,15 @@ def test_every_method_runs_with_it_and_is_itself_at_gamma_zero(name: str) -> Non
 
 
 def test_a_balanced_softmax_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="FedRoD has a balanced softmax of its own"):
+    with pytest.raises(ConfigError, match="FedRoD uses its own balanced softmax"):
         simulation("fedrod", train=BALANCED)
     with pytest.raises(ConfigError, match="sample-level privacy does not cover"):
         simulation("fedavg", train=replace(BALANCED, dp=SAMPLE))
     base = federation()
     prices = replace(base.source, y=base.source.y[:, None].float(), task="regression", outputs=1)
-    with pytest.raises(ConfigError, match="a task of regression does not have"):
+    with pytest.raises(ConfigError, match=r"objective = balanced_softmax.* regression"):
         Simulation(make("fedavg"), replace(base, source=prices), model("logistic"), BALANCED)
-    with pytest.raises(ConfigError, match="gamma, which belongs to objective=balanced_softmax"):
+    with pytest.raises(ConfigError, match=r"gamma, .*objective=balanced_softmax"):
         load({"train": {"gamma": 0.5}})
 
 

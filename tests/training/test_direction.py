@@ -141,7 +141,7 @@ def test_directions_that_do_not_fit_the_models_are_refused():
     cohort, start = setting()
     with pytest.raises(TailorflError, match="directions for a, but trains a, b"):
         alone(cohort).fit({"a": start, "b": start}, direction={"a": lambda state, grad: grad(state["a"])})
-    with pytest.raises(TailorflError, match="clips what a `direction` asks for"):
+    with pytest.raises(TailorflError, match="clips the gradients of a `direction`"):
         alone(cohort).fit(start, optimizer=Optimizer(clip_each=True))
 
 
@@ -273,7 +273,7 @@ def test_private_several_batches_are_equal_across_engines():
 def test_batches_that_a_step_does_not_have_or_nobody_asks_for_are_refused(engine):
     cohort, start = setting()
     for batch in (2, -1):
-        with pytest.raises(TailorflError, match=rf"asked for batch {batch}, but its steps have 2"):
+        with pytest.raises(TailorflError, match=rf"requested batch {batch}, but its steps have 2"):
             fit(engine, cohort, start, direction=lambda w, g, batch=batch: g(w, batch=batch), batches=2)
     for options in ({"batches": 2}, {"batches": 0, "direction": lambda w, g: g(w)}):
         with pytest.raises(TailorflError, match=rf"batches={options['batches']}"):

@@ -99,7 +99,7 @@ def test_a_source_of_responses_is_checked() -> None:
     x, y = source.x, source.y
     assert torch.equal(source.take(torch.tensor([[3, 0]])), x[[3, 0]][None])
     assert source.strata.tolist() == [0] * len(x)
-    no_repetition = "y of a generation task repeats the tokens of the response"
+    no_repetition = "y of a generation task must equal x in the response"
     changes: list[tuple[dict[str, Any], str]] = [
         ({"y": torch.full_like(y, NO_TARGET)}, no_repetition),
         ({"y": x}, no_repetition),

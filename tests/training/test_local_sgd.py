@@ -151,7 +151,7 @@ def test_a_share_of_a_pass_is_rounded_up_to_whole_steps(engine):
         assert_trained(cohort, fit(engine, cohort, start, epochs=epochs), start, steps=steps)
     client = alone(cohort, 2)
     assert float(client.steps(Length(epochs=0.5))) == 2
-    with pytest.raises(TailorflError, match="known by that tensor"):
+    with pytest.raises(TailorflError, match="steps=Tensor"):
         client.steps(Length(steps=torch.tensor(2)))
 
 
@@ -271,10 +271,10 @@ def test_a_mapped_client_may_stand_at_any_place_in_its_cohort():
 
 def test_settings_that_no_optimizer_has_are_refused():
     cohort, start = setting(**ADAMW)
-    with pytest.raises(ConfigError, match="beside optimizer adamw"):
+    with pytest.raises(ConfigError, match=r"momentum = 0.9 .*adamw"):
         alone(cohort).fit(start, optimizer=Optimizer(momentum=0.9))
     for settings, message in (
-        ({"optimizer": "adamw", "momentum": 0.9}, "beside optimizer adamw"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum = 0.9 .*adamw"),
         ({"optimizer": "adam"}, "Did you mean 'adamw'"),
         ({"schedule": "cosine"}, "constant, linear"),
     ):
@@ -283,6 +283,6 @@ def test_settings_that_no_optimizer_has_are_refused():
         with pytest.raises(ConfigError, match=r"adamw|linear"):
             load(None, {"train": settings})
     config = load(None, ["train.momentum=0.9", "method=fedavg", "method.train.optimizer=adamw"])
-    with pytest.raises(ConfigError, match="beside optimizer adamw"):
+    with pytest.raises(ConfigError, match=r"momentum = 0.9 .*adamw"):
         check(config)
     check(load(config, ["method.train.momentum=0"]))

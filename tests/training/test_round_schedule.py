@@ -95,12 +95,12 @@ def test_an_experiments_schedule_knows_the_rounds_of_its_method() -> None:
 
 
 def test_mistakes_in_it_are_named() -> None:
-    for kind, message in (("cosine", "how many"), ("step", "how many"), ("invers", "inverse")):
+    for kind, message in (("cosine", "rounds=100"), ("step", "rounds=100"), ("invers", "inverse")):
         with pytest.raises(ConfigError, match=message):
             RoundSchedule(kind)  # type: ignore[arg-type]
     settings: list[tuple[Any, str]] = [
         ("cosin", "train.round_schedule = 'cosin'"),
-        ({"kind": "cosine", "factor": 0.5}, "has factor, which belongs to kind=step"),
+        ({"kind": "cosine", "factor": 0.5}, "has factor, .*kind=step"),
         ({"kind": "step", "milestones": [0]}, "milestones"),
     ]
     for wrong, message in settings:

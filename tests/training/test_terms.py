@@ -218,11 +218,11 @@ def test_privacy_clips_the_term_with_the_loss_of_every_sample(engine):
 def test_terms_that_cannot_be_are_refused():
     cohort, start = setting()
     client = alone(cohort)
-    with pytest.raises(TailorflError, match=r"one entry a sample, \[7, \.\.\.\], but is of shape \[\]"):
+    with pytest.raises(TailorflError, match=r"\[7, \.\.\.\].* shape \[\]"):
         client.summed(start, lambda seen: seen.outputs.sum())
-    with pytest.raises(TailorflError, match=r"seen\.rows is of public samples"):
+    with pytest.raises(TailorflError, match=r"seen\.rows needs"):
         client.fit(start, term=Term(lambda seen: seen.rows.sum() * 0.0))
-    with pytest.raises(TailorflError, match="tensors, TensorDicts, mappings and tuples travel"):
+    with pytest.raises(TailorflError, match=r"only tensors, .* not 0\.5"):
         client.fit(start, term=Term(lambda seen, a: seen.loss, given=(0.5,)))  # type: ignore[arg-type]
     with pytest.raises(TailorflError, match="one model at a time"):
         client.fit({"a": start, "b": start}, term=Term(prototypes), direction=lambda s, g: s)

@@ -274,7 +274,7 @@ class Client:
         source = self._cohort.source
         if source.task != "classification":
             raise TailorflError(
-                f"sums by class need a task of classification, but '{source.name}' is one of {source.task}"
+                f"sums by class need a classification task, but '{source.name}' is a {source.task} task"
             )
         return source.outputs
 
@@ -284,15 +284,15 @@ class Client:
         if absent:
             entries = first_few([path for path, _ in tree.leaves(state)], 5) or "nothing"
             raise ClientError(
-                f"{self.who}, round {self.round + 1}: {call} takes a model, but got {entries}, which lacks "
-                f"{first_few(absent, 5)}. Give it the model alone (an entry 'w/bias' is that of state['w']); if it was "
-                "received, look at what local() replies, aggregate() makes of it and broadcast() sends"
+                f"{self.who}, round {self.round + 1}: {call} needs a model, but got {entries}, which lacks "
+                f"{first_few(absent, 5)}. Pass only the model (an entry 'w/bias' belongs to state['w']); if the model "
+                "was received, check the reply of local(), the result of aggregate() and the message of broadcast()"
             )
 
     def _refuse_look(self, call: str, part: str = "train") -> None:
         if self.config.dp is not None:
             raise TailorflError(
-                f"{call} looks at a client's {part} samples without noise, which sample-level privacy does not cover; "
+                f"{call} uses a client's {part} samples without noise, which sample-level privacy does not cover; "
                 "train without train.dp, or with train.dp.level=client"
             )
 
@@ -307,8 +307,8 @@ class Client:
         public = self._cohort.public
         if public is None:
             raise TailorflError(
-                "predict_public() needs a public set, but the federation has none; set `needs_public` of the "
-                "method so that a run says so at its start"
+                "predict_public() needs a public set, but the federation has none; set data.public, and needs_public = "
+                "True in the method, so that a run without it is refused at its start"
             )
         self._check_model("client.predict_public", state)
         return apply(inference.PublicOutputs(self._cohort, public), self._position, tree.tensors(state))
@@ -364,6 +364,8 @@ class Client:
         c = self._cohort
         batch, epochs, steps = resolved(self.config, length)
         if isinstance(steps, Tensor):
-            raise TailorflError("a length of steps=Tensor is known by that tensor, not by client.steps()")
+            raise TailorflError(
+                "client.steps() does not take a length with steps=Tensor; use that tensor instead"
+            )
         taken = steps_of(c.sizes, batch, epochs, steps, c.min_batch, length.batches)
         return taken if c.limit is None else np.minimum(taken, c.limit // length.batches)

@@ -100,7 +100,7 @@ class Method(BaseModel):
     """Whether `personal` uses the message that the client receives; if not, evaluation sends it nothing."""
 
     weights: Weights | None = Field(
-        default=None, description="what clients count in averages; null: as the run says"
+        default=None, description="weights of clients in averages; null: those of the run"
     )
     participation: Literal["sampled", "all"] = Field(
         default="sampled", description="which clients train in a round; only the sampled ones are aggregated"
@@ -119,14 +119,16 @@ class Method(BaseModel):
         except ValueError as error:
             cls = type(self)
             remedy = (
-                f"make another one with {cls.__name__}({name}=...)"
+                f"create a new one with {cls.__name__}({name}=...)"
                 if name in cls.model_fields
-                else "return what a client keeps as the new state of local() (it starts from client_state()), what the "
-                "server keeps from aggregate() (from server_state()), and put numbers to look at into client.metrics"
+                else (
+                    "return a client's state from local() (it starts as client_state()) and the server's state from "
+                    "aggregate() (it starts as server_state()), and put numbers to report into client.metrics"
+                )
             )
             raise ClientError(
-                f"{cls.__name__}: self.{name} cannot be set: a method does not change, since its clients run at "
-                f"once and in any order; {remedy}"
+                f"{cls.__name__}: self.{name} cannot be set, since clients run at the same time and in any order; "
+                f"{remedy}"
             ) from error
 
     @model_validator(mode="after")
@@ -304,7 +306,7 @@ def register(method: type[Method]) -> type[Method]:
     registered = _REGISTRY.get(method.name)
     if registered is not None and registered is not method:
         raise ConfigError(
-            f"two methods are called '{method.name}': {registered.__qualname__} and {method.__qualname__}"
+            f"two methods have the name '{method.name}': {registered.__qualname__} and {method.__qualname__}"
         )
     _REGISTRY[method.name] = method
     return method
@@ -333,29 +335,31 @@ def _load_entry_points() -> None:
         try:
             loaded: Any = entry.load()
         except Exception as error:  # no error of another package's module may stop the others
-            log.warning("the methods of '%s' are left out: %s: %s", entry.value, type(error).__name__, error)
+            log.warning(
+                "the methods of '%s' cannot be loaded: %s: %s", entry.value, type(error).__name__, error
+            )
             continue
         if isinstance(loaded, type) and issubclass(loaded, Method):
             register(loaded)
         elif not isinstance(loaded, ModuleType):
-            log.warning("'%s' is neither a method nor a module with methods and is left out", entry.value)
+            log.warning("'%s' is neither a method nor a module with methods and is ignored", entry.value)
 
 
 def check_aggregates(method: Method) -> None:
     """Check that the global model of a method, if it has one, can change. Raises ConfigError if it cannot."""
     if method.has_global and type(method).aggregate is Method.aggregate:
         raise ConfigError(
-            f"{type(method).__name__} defines no aggregate(server, replies), so that no round would change its global "
-            "model: return the server's new state there, such as replies.mean(), or set "
-            "has_global: ClassVar[bool] = False if the method has no global model"
+            f"{type(method).__name__} defines no aggregate(server, replies), so no round would change its global "
+            "model; define it to return the server's new state, such as replies.mean(), or set has_global: "
+            "ClassVar[bool] = False if the method has no global model"
         )
 
 
 def needs_public(method: Method) -> ConfigError:
     """Return the error for a method that lacks its public set."""
     return ConfigError(
-        f"{method.title} needs a public set, unlabelled samples that the server and all clients have; name one, "
-        "such as data.public=digits (with the same source as data.name, a tenth of its training samples)"
+        f"{method.title} needs a public set, unlabelled samples that the server and all clients have; set data.public, "
+        "such as data.public=digits (with the same source as data.name, a tenth of the training samples)"
     )
 
 
@@ -377,9 +381,7 @@ def find_method(name: str) -> type[Method]:
     if ":" in name:
         cls = modules.find(name)
         if not (isinstance(cls, type) and issubclass(cls, Method)):
-            raise ConfigError(
-                f"method '{name}' should be a class made from tailorfl.Method, but is {shown(cls)}"
-            )
+            raise ConfigError(f"method '{name}' should be a subclass of tailorfl.Method, but is {shown(cls)}")
         for attribute, value in (("name", name), ("title", cls.__name__), ("paper", "")):
             if not hasattr(cls, attribute):
                 setattr(cls, attribute, value)

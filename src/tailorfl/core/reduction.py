@@ -251,7 +251,7 @@ def check_conditions(cls: Any, declared: Iterable[SpecialCase | Exposure]) -> No
         for name in declaration.when:
             if name.split("__")[0].replace("_length", "_epochs") not in attributes:
                 raise ConfigError(
-                    f"{cls.__qualname__} declares a condition on '{name}', which it does not have"
+                    f"{cls.__qualname__} has a condition on '{name}', but neither it nor a run has that attribute"
                 )
 
 

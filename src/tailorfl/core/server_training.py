@@ -108,18 +108,20 @@ class ServerDistillation(BaseModel):
     """Settings of distillation on the server: its teacher, its length, and which model is kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    steps: int = Field(default=100, ge=0, description="R: steps of Adam a round, at most; 0 distils nothing")
-    lr: float = Field(default=1e-4, gt=0, description="learning rate of Adam, by cosine to 0")
-    batch_size: int = Field(default=128, ge=1, description="public samples a step")
+    steps: int = Field(
+        default=100, ge=0, description="R: largest number of steps of Adam per round; 0: no distillation"
+    )
+    lr: float = Field(default=1e-4, gt=0, description="learning rate of Adam, decreasing to 0 by cosine")
+    batch_size: int = Field(default=128, ge=1, description="public samples per step")
     temperature: float = Field(default=1.0, gt=0, description="T: divides all logits")
     average: Literal["logits", "probabilities"] = Field(
-        default="logits", description="what of the teachers is averaged"
+        default="logits", description="outputs of the teachers to average"
     )
     link: Literal["softmax", "sigmoid"] = Field(
-        default="softmax", description="sigmoid: every label by itself"
+        default="softmax", description="softmax over all classes, or a sigmoid for each label"
     )
     rounds: int | None = Field(
-        default=None, ge=0, description="distil only in so many first rounds; null: in all"
+        default=None, ge=0, description="number of first rounds with distillation; null: all"
     )
     select: Literal["last", "best"] = Field(
         default="last", description="the last model, or the best one on the server's validation samples"
@@ -127,7 +129,9 @@ class ServerDistillation(BaseModel):
     patience: int = Field(
         default=1000, ge=1, description="steps without a better validation loss before `best` stops"
     )
-    check_every: int = Field(default=50, ge=1, description="steps between looks at the validation samples")
+    check_every: int = Field(
+        default=50, ge=1, description="steps between evaluations on the validation samples"
+    )
 
     @model_validator(mode="after")
     def _patience_is_seen(self) -> Self:
@@ -139,12 +143,12 @@ class ServerDistillation(BaseModel):
         """Raise ConfigError if the run lacks something these settings need, or its outputs are not probabilities."""
         if context.task in ("regression", "counts", "survival", "generation"):
             raise ConfigError(
-                f"distillation is of class probabilities, which a task of {context.task} does not have"
+                f"distillation needs class probabilities, which a {context.task} task does not have"
             )
         if self.select == "best" and context.validation is None:
             raise ConfigError(
                 "distillation with select = best needs validation samples on the server, which the partition "
-                "'dirichlet_perada' reserves; take that, or select = last"
+                "'dirichlet_perada' reserves; use that partition, or set select = last"
             )
 
     @property

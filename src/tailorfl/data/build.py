@@ -190,7 +190,8 @@ def _config(arguments: Mapping[str, Any]) -> DataConfig:
         raise explain(error, DataConfig, settings, "the data") from None
     if config.normalise != "none" and config.corruptions is not None:
         raise ConfigError(
-            f"normalise='{config.normalise}' changes pixel values, which corruptions need as they are; choose one"
+            f"normalise='{config.normalise}' changes pixel values, but corruptions need the original ones; leave out "
+            "one of the two"
         )
     return config
 
@@ -292,8 +293,8 @@ def _own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Gener
     count = max(1, round(OWN_SHARE * len(training))) if samples is None else samples
     if count >= len(training):
         raise DataError(
-            f"a public set of {count} samples leaves nothing of the {len(training)} training samples of "
-            f"source '{source.name}'; use a smaller public_samples"
+            f"a public set of {count} samples leaves none of the {len(training)} training samples of source "
+            f"'{source.name}'; lower public_samples"
         )
     return np.sort(rng.choice(training, size=count, replace=False))
 
@@ -320,8 +321,8 @@ def public_set(public: str | Source, samples: int | None, source: Source, seed: 
         )
     if pool.holds_tokens != source.holds_tokens or pool.info.get("tokenizer") != source.info.get("tokenizer"):
         raise DataError(
-            f"public source '{pool.name}' and the clients' source '{source.name}' are not tokenized alike; give "
-            "both the same tokenizer"
+            f"public source '{pool.name}' and the clients' source '{source.name}' have different tokenizers; give both "
+            "the same one"
         )
     count = len(pool) if samples is None else samples
     if count > len(pool):

@@ -58,7 +58,8 @@ def tidy(values: pd.Series[Any], na_values: Sequence[str]) -> pd.Series[Any]:
     if several:
         raise DataError(
             f"column '{values.name}' holds a value of type {several[0]} in {len(several)} of {len(values)} rows, but a "
-            "cell should be one number or word; make columns of its parts, or leave it out with data.options.exclude"
+            "cell should hold one number or word; split it into several columns, or leave it out with "
+            "data.options.exclude"
         )
     filled_cells = stripped[[value != "" and word_of(value) not in na_values for value in stripped]]
     if len(filled_cells) == len(plain) and pd.api.types.is_numeric_dtype(values):
@@ -86,7 +87,7 @@ def numbers_of(table: str, column: str, values: pd.Series[Any]) -> Floats:
         filled_cells.dtype == object and any(isinstance(value, complex) for value in filled_cells)
     ):
         raise DataError(
-            f"table '{table}': column '{column}' holds complex numbers, of which a part would be lost"
+            f"table '{table}': column '{column}' holds complex numbers, whose imaginary parts would be lost"
         )
     parsed = _parsed(filled_cells)
     numbers = np.full(len(values), np.nan)
@@ -177,8 +178,8 @@ def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None
     present = dict.fromkeys(str(column) for column in frame.columns)
     if len(present) > MOST_COLUMNS:
         raise DataError(
-            f"table '{name}' has {len(present):,} columns; at most {MOST_COLUMNS:,} are looked at one by one. Hand so "
-            "many numbers over as an array: from_tensors(x, y, clients) of tailorfl.data.own"
+            f"table '{name}' has {len(present):,} columns; a table has at most {MOST_COLUMNS:,}. Pass so many numbers "
+            "as an array: from_tensors(x, y, clients) of tailorfl.data.own"
         )
     for column in columns:
         if column not in present:
@@ -189,7 +190,8 @@ def need_columns(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> None
     repeated = sorted(column for column, times in Counter(columns).items() if times > 1)
     if repeated:
         raise DataError(
-            f"table '{name}': column '{repeated[0]}' is used for two things (label, client, split, exclude, feature)"
+            f"table '{name}': column '{repeated[0]}' is given more than one role (label, client, split, exclude, "
+            "feature); give it only one"
         )
 
 
@@ -202,7 +204,7 @@ def check_features(name: str, frame: pd.DataFrame, features: Sequence[str], word
     for word in words:
         if word not in features:
             raise DataError(
-                f"table '{name}': words names {shown(word)}, which is no feature.{did_you_mean(word, features)} "
+                f"table '{name}': words names {shown(word)}, which is not a feature.{did_you_mean(word, features)} "
                 f"Features: {first_few(features, SHOWN)}."
             )
     unnamed = [feature for feature in features if is_unnamed(feature)]
@@ -215,8 +217,8 @@ def check_features(name: str, frame: pd.DataFrame, features: Sequence[str], word
         kind = "" if feature in words else _no_measurement(frame[feature])
         if kind:
             text = (
-                f"table '{name}': column '{feature}' looks like {kind} and is a feature all the same; leave it out "
-                f"with data.options.exclude=[{feature}]"
+                f"table '{name}': column '{feature}' looks like {kind} but is used as a feature; leave it out with "
+                f"data.options.exclude=[{feature}]"
             )
             log.warning("%s", text, extra={"once": text})
 
@@ -229,7 +231,7 @@ def _no_measurement(values: pd.Series[Any]) -> str:
         return ""
     numbers = values.to_numpy(dtype=np.int64)
     if (np.diff(numbers) > 0).all():
-        return "a number of the row or patient (it rises from row to row)"
+        return "a row or patient number (it increases from row to row)"
     month, day = numbers // 100 % 100, numbers % 100
     of_our_time = (numbers >= 19_000_101) & (numbers <= 21_001_231)
     if (of_our_time & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all():
@@ -245,8 +247,8 @@ def name_doubles(name: str, frame: pd.DataFrame) -> None:
     doubles = int(plain.duplicated().sum())
     if doubles:
         text = (
-            f"table '{name}': {doubles} of {len(frame)} rows are exact copies of other rows; if they are not different "
-            "patients, remove them, since copies may lie in training and test part"
+            f"table '{name}': {doubles} of {len(frame)} rows are exact copies of other rows; remove them unless they "
+            "are different patients, since copies may be in both the training and the test part"
         )
         log.warning("%s", text, extra={"once": text})
 
@@ -353,7 +355,7 @@ def class_names(
 def unknown_class(name: str, classes: Sequence[str]) -> DataError:
     """Return the error for a class that the training data do not have; it names a few that they have."""
     return DataError(
-        f"class '{name[:SHOWN]}' does not occur in the training data, which have {first_few(classes, FEW)}"
+        f"class '{name[:SHOWN]}' does not occur in the training data, whose classes are {first_few(classes, FEW)}"
     )
 
 
@@ -380,7 +382,7 @@ def target_tensor(name: str, y: Tensor, task: Task) -> Tensor:
         integers = y.to(torch.int64)
         if not torch.equal(integers.to(y.dtype), y):
             raise DataError(
-                f"source '{name}': classes must be whole numbers counted from 0; for numbers to be predicted set "
+                f"source '{name}': classes must be whole numbers counted from 0; to predict numbers, set "
                 "task='regression'"
             )
         return integers

@@ -50,8 +50,8 @@ MOST_NUMBERS = 10
 """Maximum number of numbers among a column's words; a column with more, mostly numbers, is numeric with odd cells."""
 _CONSTANT = 1e-12
 _ODD_WORDS = (
-    "if it is a code, name it in data.options.words, if the word means an empty cell, name that in "
-    "data.options.na_values, or mend the table"
+    "if the column is a code, name it in data.options.words; if the word means an empty cell, name the word in "
+    "data.options.na_values; otherwise correct the table"
 )
 Positive = Annotated[float, Field(allow_inf_nan=False, gt=0)]
 
@@ -207,7 +207,8 @@ def combine(summaries: Sequence[Summary]) -> Constants:
     for summary in summaries[1:]:
         if summary.roles != first.roles:
             raise DataError(
-                f"'{summary.name}' and '{first.name}' do not take their columns for the same; give all one file"
+                f"'{summary.name}' and '{first.name}' give their columns different roles; give all clients the same "
+                "file"
             )
     rows = sum(summary.rows for summary in summaries)
     empty = ColumnSummary(kind="empty")
@@ -278,18 +279,18 @@ def _check_words(name: str, levels: Sequence[str], count: int, *, code: bool) ->
     numbers = [level for level in levels if is_decimal(level)]
     if not code and all(is_date(level) for level in levels):
         raise DataError(
-            f"column '{name}' holds dates ({len(levels)} different ones), which models do not read; {out}, or make a "
-            "number of it, such as an age in years"
+            f"column '{name}' holds dates ({len(levels)} different ones), which models cannot use; {out}, or turn it "
+            "into a number, such as an age in years"
         )
     if not code and len(numbers) > MOST_NUMBERS and 2 * len(numbers) > len(levels):
         odd = [level for level in levels if not is_decimal(level)]
         raise DataError(
-            f"column '{name}' holds {len(numbers)} different numbers and words ({counted(odd)}); {_ODD_WORDS}"
+            f"column '{name}' holds {len(numbers)} different numbers and also words ({counted(odd)}); {_ODD_WORDS}"
         )
     if many or len(levels) > MOST_LEVELS:
         raise DataError(
             f"column '{name}' has {len(levels)} different words in {count} cells; at most {MOST_LEVELS} are encoded, "
-            f"since more, or nearly one a row, are names, numbers of patients or texts: {out}, or group them"
+            f"since more, or nearly one per row, are usually names, patient numbers or texts; {out}, or group them"
             + ("" if len(levels) > MOST_LEVELS else "; if they are categories, name it in data.options.words")
         )
 

@@ -232,8 +232,8 @@ def _labels(
     if kind not in source.groups:
         have = ", ".join(f"'{group_kind}'" for group_kind in source.groups) or "none"
         raise DataError(
-            f"partition '{recipe}' needs groups of kind '{kind}', but source '{source.name}' has {have}; use "
-            "another partition such as 'dirichlet', or name a kind it has in partition_options.group"
+            f"partition '{recipe}' needs groups of kind '{kind}', but source '{source.name}' has {have}; use another "
+            "partition such as 'dirichlet', or set partition_options.group to a kind that it has"
         )
     return source.groups[kind].numpy(), source.group_names[kind], recipe_options
 
@@ -288,8 +288,8 @@ def in_turn(joined: Sequence[Sequence[str]], names: Sequence[str], all_of_them: 
     absent = [name for number, name in enumerate(names) if number not in order]
     if all_of_them and absent:
         raise ConfigError(
-            f"the trace is of {len(order)} clients, but the data are of {', '.join(absent[:10])} too; move the files "
-            "of those who took no part elsewhere"
+            f"the trace has {len(order)} clients, but the data also have {', '.join(absent[:10])}; move the files of "
+            "clients that took no part to another folder"
         )
     return order
 

@@ -243,8 +243,8 @@ def weaknesses(federation: Federation) -> list[str]:
     guessable = one_class & (federation.sizes("test") > 0) & (unseen == 0)
     cases = [
         (train == 1, "have a single training sample"),
-        (guessable, "have one class only, so always guessing it is perfect there"),
-        (one_class & ~guessable, "have training samples of one class only"),
+        (guessable, "have only one class, so a constant prediction is perfect there"),
+        (one_class & ~guessable, "have training samples of only one class"),
         ((federation.sizes("test") == 0) & (train > 0), "have no test samples and cannot be evaluated"),
     ]
     if len(federation.part("test").once()[0]) > 1:  # a global test set holds unseen classes by design
@@ -258,7 +258,9 @@ def weaknesses(federation: Federation) -> list[str]:
         if mask.any()
     ]
     if not federation.sizes("val").any():
-        messages.append("no client has validation samples, so nothing can be selected by validation")
+        messages.append(
+            "no client has validation samples, so models and settings cannot be chosen by validation"
+        )
     return messages
 
 

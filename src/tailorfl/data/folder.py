@@ -96,7 +96,7 @@ def from_client_folder(
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(
-            f"a client's images lie in a folder of folders, one for each class, but '{root}' is none"
+            f"a client's images are read from a folder with one subfolder per class, but '{root}' is not a folder"
         )
     files = sorted(f for f in root.glob("*/*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     if not files:
@@ -133,7 +133,7 @@ def _check_size(size: Any) -> None:
         raise DataError(f"size should be (height, width), two whole numbers above 0, but is {shown(size)}")
     if size[0] * size[1] > MOST_PIXELS:
         raise DataError(
-            f"size={shown(size)} is {size[0] * size[1]:,} pixels an image; at most {MOST_PIXELS:,} are made"
+            f"size={shown(size)} is {size[0] * size[1]:,} pixels per image; at most {MOST_PIXELS:,} are allowed"
         )
 
 
@@ -180,7 +180,7 @@ def load_image(file: Path, size: tuple[int, int] | None) -> Picture:
             if pixels > MOST_PIXELS:
                 raise DataError(
                     f"image '{file}' has {image.width} x {image.height} = {pixels:,} pixels; at most {MOST_PIXELS:,} "
-                    "are read, so make it smaller first"
+                    "are allowed, so make it smaller first"
                 )
             image.load()
             upright = ImageOps.exif_transpose(image)  # cameras store a rotated picture and its orientation
@@ -205,8 +205,8 @@ def stack_images(images: Iterable[Picture], names: Iterable[str]) -> Tensor:
         if arrays and array.shape[:2] != arrays[0].shape[:2]:
             height, width = arrays[0].shape[:2]
             raise DataError(
-                f"image '{name}' is {array.shape[0]}x{array.shape[1]}, but the first one is {height}x{width} "
-                f"(height x width); resize them to one size, for a folder with size=({height}, {width})"
+                f"image '{name}' is {array.shape[0]}x{array.shape[1]}, but the first one is {height}x{width} (height x "
+                f"width); resize them to one size, for an image folder with size=({height}, {width})"
             )
         arrays.append(array)
     if all(array.ndim == 2 for array in arrays):
@@ -221,8 +221,8 @@ def _eight_bits(image: Picture) -> Picture:
     """Return the image in mode "L" if it is grey, otherwise in mode "RGB"."""
     if image.mode in ("I", "F"):
         raise DataError(
-            f"an image has pixels of 32 bits (mode {image.mode}), which would be cut off at 255; save it with 8 or 16 "
-            "bits a pixel"
+            f"an image has 32 bits per pixel (mode {image.mode}), which would be cut off at 255; save it with 8 or 16 "
+            "bits per pixel"
         )
     if image.mode == "I;16":
         # a plain conversion would cut 16-bit values off at 255

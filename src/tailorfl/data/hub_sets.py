@@ -125,8 +125,8 @@ def hub_files(name: str) -> dict[str, str]:
                 raise DataError(
                     f"data set '{name}' ({hub_set.repository} of the Hugging Face hub) is neither in "
                     f"{' or '.join(map(str, data_folders()))} nor in the hub's cache, and cannot be fetched: {error}. "
-                    f"Fetch it where the hub can be reached: {hub_set.command} (with --cache-dir into the folder that "
-                    f"{DATA_VARIABLE} names)"
+                    f"Fetch it on a machine that can reach the hub: {hub_set.command} (with --cache-dir into the "
+                    f"folder that {DATA_VARIABLE} names)"
                 ) from error
         _check(name, Path(file), hub_set, hub_set.digests.get(part, ""))
         files[part] = file
@@ -139,8 +139,8 @@ def _check(name: str, path: Path, hub_set: HubSet, digest: str) -> None:
     with path.open("rb") as file:
         if len(expected) == 64 and hashlib.file_digest(file, "sha256").hexdigest() != expected:
             raise DataError(
-                f"data set '{name}': '{path}' is damaged or another file: its sha256 should be {expected}. Fetch it "
-                f"again: {hub_set.command} --force-download"
+                f"data set '{name}': '{path}' is damaged or a different file: its sha256 should be {expected}. Fetch "
+                f"it again: {hub_set.command} --force-download"
             )
 
 
@@ -264,7 +264,7 @@ def shakespeare(
     frame["test"] = number >= cut + WINDOW
     frame = frame[((number < cut) | frame["test"]) & (size >= min_samples)]
     if frame.empty:
-        raise ConfigError(f"shakespeare: no role has min_samples={min_samples} rows; use fewer")
+        raise ConfigError(f"shakespeare: no role has min_samples={min_samples} rows; lower min_samples")
     frame = frame.iloc[spread_indices(len(frame), samples)].reset_index(drop=True)
     reading = reading_of("x", None, length, padding)
     blocks = (frame.iloc[start : start + _BLOCK] for start in range(0, len(frame), _BLOCK))

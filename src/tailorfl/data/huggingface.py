@@ -83,9 +83,7 @@ def from_datasets(
         import datasets
     parts = _parts(dataset)
     if (image is None) == (features is None):
-        raise DataError(
-            "give either image= (one column) or features= (numeric columns), not both and not neither"
-        )
+        raise DataError("give exactly one of image= (one column) and features= (numeric columns)")
     check_known("task", task, get_args(Task))
     labels = (label,) if isinstance(label, str) else tuple(label)
     columns = ColumnSelection(
@@ -106,7 +104,9 @@ def from_datasets(
     return make_source(name, gathered.x, y, task, outputs, owners, gathered.test, info, scaling)
 
 
-@data_source("Hugging Face data set, of the hub or here, streamed (options path, label, client, ...)")
+@data_source(
+    "Hugging Face data set, from the hub or a local folder, streamed (options path, label, client, ...)"
+)
 def huggingface(
     path: str,
     label: str | Sequence[str],
@@ -150,8 +150,8 @@ def huggingface(
     offline_reason = "" if local.exists() or data_files else unreachable()
     if offline_reason:  # attempts to reach it would take half a minute
         raise DataError(
-            f"there is no file or folder '{path}', and {offline_reason}; where the hub can be reached, save_to_disk "
-            "keeps a data set in a folder, which serves here"
+            f"there is no file or folder '{path}', and {offline_reason}; on a machine that can reach the hub, save the "
+            "data set with save_to_disk, and give that folder as path"
         )
     saved = any((local / file).is_file() for file in ("state.json", "dataset_dict.json"))
     try:
@@ -388,8 +388,8 @@ def _block(
     for number, picture in enumerate(pictures):
         if not isinstance(picture, Image.Image):
             raise DataError(
-                f"'{name}': column '{columns.image}' holds no image in row {start + number} but a "
-                f"{type(picture).__name__}; cast it with datasets.Image() first"
+                f"'{name}': column '{columns.image}' holds a {type(picture).__name__} instead of an image in row "
+                f"{start + number}; cast it with datasets.Image() first"
             )
     if columns.size is not None:
         height, width = columns.size

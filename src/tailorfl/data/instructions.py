@@ -88,7 +88,9 @@ def instructions(
     examples = read_examples(files, {"train": samples, "test": samples})
     split = any(part_of(file)[1] == "test" for file in files)
     if all(e.test for e in examples):
-        raise DataError(f"'{path}' has no training lines, only files that end in _test")
+        raise DataError(
+            f"'{path}' holds only test lines (files that end in _test); add a file with training lines"
+        )
     layout = _Layout(form, load_tokenizer(tokenizer), length, options, option_length, padding)
     domains = _domains(examples)
     return _source("instructions", examples, domains, layout, split, ())
@@ -134,7 +136,7 @@ class _Layout:
     ) -> None:
         check_known("form", form, FORMS)
         if options < 2:
-            raise ConfigError(f"a choice needs at least 2 options, but there are to be {options}")
+            raise ConfigError(f"form=choice needs at least 2 options, but options={options}")
         self.form, self.words, self.length = form, words, length
         self.options, self.option_length, self.left = options, option_length, left_of(padding)
 
@@ -233,7 +235,8 @@ def _domains(examples: Sequence[Example]) -> list[str] | None:
         return None
     if without:
         raise DataError(
-            f"{without[0].location}: has neither 'category' nor 'task', but other lines do; give all lines one, or none"
+            f"{without[0].location}: has neither 'category' nor 'task', but other lines do; give one to all lines, or "
+            "to none"
         )
     return [str(e.domain) for e in examples]
 
@@ -244,7 +247,7 @@ def _not_listed(example: Example, options: Sequence[str]) -> str:
             f"{example.location}: lists no options; end the instruction with a line 'OPTIONS:' and a line '- ...' for "
             "each option, or use form=generation"
         )
-    return f"{example.location}: the output '{example.output.strip()}' is none of its options: {', '.join(options)}"
+    return f"{example.location}: the output '{example.output.strip()}' is not one of its options: {', '.join(options)}"
 
 
 @dataclass(frozen=True)
@@ -279,7 +282,7 @@ def files_of(path: str | Path) -> list[Path]:
     files = sorted(f for f in root.glob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
     if not files:
         raise DataError(
-            f"'{root}' is neither a file of JSON lines nor a folder that holds any ({', '.join(SUFFIXES)})"
+            f"'{root}' is neither a file of JSON lines nor a folder of such files ({', '.join(SUFFIXES)})"
         )
     return files
 

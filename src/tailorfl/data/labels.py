@@ -42,7 +42,7 @@ def check_classes(
     column = pd.Series(values)
     numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
     distinct, rows = int(column.nunique()), len(column)
-    meant = f"; if it is a number to be predicted, set {option}"
+    meant = f"; to predict it as a number, set {option}"
     if numeric and pd.api.types.is_float_dtype(column):
         parts = column[np.isfinite(column) & (column % 1 != 0)]
         if len(parts):
@@ -54,10 +54,10 @@ def check_classes(
     if rows <= FEW_ROWS or distinct <= MANY_CLASSES:
         return
     if numeric and 2 * distinct > rows:
-        raise DataError(f"{label} has {distinct} values in {rows} rows, too few of each to be classes{meant}")
+        raise DataError(f"{label} has {distinct} values in {rows} rows, too many to be classes{meant}")
     if ROWS_A_CLASS * distinct > rows:
         log.warning(
-            "%s has %d classes in %d rows, %.1f rows a class%s",
+            "%s has %d classes in %d rows, %.1f rows per class%s",
             label,
             distinct,
             rows,
@@ -73,8 +73,8 @@ def _name_single(label: str, column: pd.Series[Any]) -> None:
     if single and len(counts) > 1:
         names = f" ({', '.join(single)})" if len(single) <= NAMED else ""
         text = (
-            f"{label}: {len(single)} of {len(counts)} classes{names} have a single sample, which cannot be both "
-            "learned and tested"
+            f"{label}: {len(single)} of {len(counts)} classes{names} have a single sample, so they cannot be in both "
+            "the training and the test part"
         )
         log.warning("%s", text, extra={"once": text})
 
@@ -87,14 +87,14 @@ def from_zero(label: str, y: Tensor) -> Tensor:
     """
     if y.numel() and int(y.max()) >= MOST_CLASSES:
         raise DataError(
-            f"{label} has class {int(y.max()):,}, which would take a model of as many outputs; number classes from 0 "
+            f"{label} has class {int(y.max()):,}, which would need a model with as many outputs; number classes from 0 "
             "without gaps, or give their names as text"
         )
     if y.numel() and int(y.min()) >= 1:
         low, high = int(y.min()), int(y.max())
         raise DataError(
-            f"{label} has classes {low} to {high}; classes are counted from 0, and class 0 would stay empty: give "
-            f"y - {low}, or the classes' names as text"
+            f"{label} has classes {low} to {high}; classes are counted from 0, so class 0 would be empty; give y - "
+            f"{low}, or the classes' names as text"
         )
     return y
 
@@ -109,7 +109,8 @@ def named(values: Any) -> tuple[Tensor, tuple[str, ...]] | None:
         array = np.asarray(values)
     except ValueError as error:
         raise DataError(
-            f"the labels are no list with one a sample, but a {type(values).__name__} of lists that differ"
+            f"the labels should be a list with one label per sample, but are a {type(values).__name__} of lists of "
+            "different lengths"
         ) from error
     if array.dtype.kind not in "USO" or array.ndim != 1:
         return None

@@ -87,7 +87,7 @@ def from_tensors(
     }
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{argument} has {length}" for argument, length in lengths.items())
-        raise DataError(f"source '{name}': samples differ in number: {counts}")
+        raise DataError(f"source '{name}': the numbers of samples differ: {counts}")
     if features.dtype != torch.uint8 or features.dim() != 4:
         features = features.to(torch.float32)
     if task == "classification":
@@ -101,7 +101,7 @@ def from_tensors(
 
 
 @data_source(
-    "own table, or a folder with one a client: .csv, .tsv, .parquet (options path, label, client, ...)",
+    "own table, or a folder with one per client: .csv, .tsv, .parquet (options path, label, client, ...)",
     name="table",
 )
 def from_table(
@@ -206,7 +206,7 @@ def as_source(data: Any, options: Mapping[str, Any]) -> Source:
         DataError: the data are none of these, or an option is missing or does not apply to them.
     """
     if isinstance(data, Source):
-        _check_options(options, frozenset(), "a Source, which is complete")
+        _check_options(options, frozenset(), "a Source")
         return data
     if isinstance(data, Dataset):
         _check_options(options, OF_DATASETS, "a torch Dataset")
@@ -215,12 +215,12 @@ def as_source(data: Any, options: Mapping[str, Any]) -> Source:
     if not is_data(data):
         raise DataError(
             f"source is a {type(data).__name__}, but should be a pandas DataFrame, a DataFrame of each client by name, "
-            "a torch Dataset, or a Source such as from_tensors(x, y, clients) of tailorfl.data.own returns"
+            "a torch Dataset, or a Source, such as the result of from_tensors(x, y, clients) in tailorfl.data.own"
         )
     several = isinstance(data, Mapping)
     _check_options(options, ROLES - ({CLIENT} if several else frozenset()), "a DataFrame")
     if "label" not in options:
-        raise DataError("data is a DataFrame; name the column to be predicted, label=...")
+        raise DataError("data is a DataFrame, which needs label=..., the name of the column to predict")
     if several:
         frames = _plain(data)
         made_roles(options["label"], exclude=options.get("exclude", ()))
@@ -232,8 +232,8 @@ def as_source(data: Any, options: Mapping[str, Any]) -> Source:
 def _check_options(options: Mapping[str, Any], valid: frozenset[str], kind: str) -> None:
     for option in options:
         if option not in valid:
-            takes = f"; beside it stand {', '.join(sorted(valid))}" if valid else ""
-            raise DataError(f"the data are {kind}, so that {option}=... says nothing of them{takes}")
+            takes = f"; valid options: {', '.join(sorted(valid))}" if valid else ""
+            raise DataError(f"the data are {kind}, which does not take {option}=...{takes}")
 
 
 def _plain(frames: Mapping[Any, Any]) -> dict[str, pd.DataFrame]:
@@ -243,7 +243,9 @@ def _plain(frames: Mapping[Any, Any]) -> dict[str, pd.DataFrame]:
     plain: dict[str, pd.DataFrame] = {}
     for name, frame in frames.items():
         if not isinstance(frame, pd.DataFrame):
-            raise DataError(f"data has a DataFrame of each client, but '{name}' is a {type(frame).__name__}")
+            raise DataError(
+                f"data should have one DataFrame per client, but '{name}' is a {type(frame).__name__}"
+            )
         plain[str(name)] = plain_frame(frame)
         if CLIENT in frame.columns:
             raise DataError(
@@ -259,23 +261,23 @@ def _stacked(dataset: Dataset[Any]) -> tuple[torch.Tensor, Any]:
         items = [dataset[k] for k in range(len(dataset))]  # type: ignore[arg-type]
     except (TypeError, NotImplementedError) as error:
         raise DataError(
-            f"{type(dataset).__name__} has no length or no items by number, so that samples cannot be dealt to "
-            "clients; give a Dataset with __len__ and __getitem__"
+            f"{type(dataset).__name__} has no length or cannot be indexed, so its samples cannot be dealt to clients; "
+            "give a Dataset with __len__ and __getitem__"
         ) from error
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise DataError(
-            f"{type(dataset).__name__} should have items (x, y), at least one and all of them pairs"
+            f"{type(dataset).__name__} should have at least one item, and every item should be a pair (x, y)"
         )
     try:
         x = torch.stack([_sample(item[0]) for item in items])
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{type(dataset).__name__} has samples that are no numbers, or not all of one shape; let it return tensors "
-            "of the same shape"
+            f"{type(dataset).__name__} has samples that are not numbers, or that differ in shape; let it return "
+            "tensors of the same shape"
         ) from error
     targets = [np.asarray(item[1]) for item in items]
     if len({target.shape for target in targets}) > 1:
-        raise DataError(f"{type(dataset).__name__} has targets that are not all of one shape")
+        raise DataError(f"{type(dataset).__name__} has targets that differ in shape")
     return x, np.stack(targets)
 
 
@@ -301,17 +303,17 @@ def real_tensor(values: Any, name: str) -> Tensor:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(
-            f"{name} must be an array of numbers, but cannot be read as one: it is a {type(values).__name__}"
+            f"{name} must be an array of numbers, but is a {type(values).__name__} that cannot be converted to one"
         ) from error
     if tensor.is_complex():
         raise DataError(
             f"{name} holds complex numbers, of which only the real part would be kept; give real and imaginary parts "
-            "as features of their own"
+            "as separate features"
         )
     if tensor.layout != torch.strided:
         raise DataError(f"{name} is a sparse tensor; give its to_dense()")
     if tensor.is_quantized or tensor.is_meta or not tensor.dim():
-        raise DataError(f"{name} should be a plain array with one entry a sample")
+        raise DataError(f"{name} should be a plain array with one entry per sample")
     return tensor.detach()
 
 
@@ -333,13 +335,13 @@ def client_ids(clients: Any, name: str) -> pd.Series[Any]:
             "".join(ids.flat).encode()  # fails for lone surrogates, which no table or file can hold
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"source '{name}': clients cannot be read as one id a sample: {type(error).__name__}"
+            f"source '{name}': clients cannot be read as one id per sample: {type(error).__name__}"
         ) from error
     if ids.ndim != 1 or (
         ids.dtype == object and any(isinstance(client_id, list | tuple | dict | set) for client_id in ids)
     ):
         raise DataError(
-            f"source '{name}': clients should be names or numbers, one a sample, got a {type(clients).__name__} of "
+            f"source '{name}': clients should be names or numbers, one per sample, got a {type(clients).__name__} of "
             f"shape {list(ids.shape)}"
         )
     return pd.Series(ids, name="clients")

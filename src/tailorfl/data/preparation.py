@@ -159,15 +159,14 @@ def plain(source: Source) -> Source:
     if bool(source.x.isnan().any()):
         if table.roles.words or table.roles.na_values:
             raise ConfigError(
-                "data.options.words and na_values are for tables that are prepared; set data.normalise=federated or "
-                "client"
+                "data.options.words and na_values need data.normalise=federated or client, which prepares the table"
             )
         try:
             numeric(source.name, table.frame, table.roles.inputs(table.frame))
         except DataError as error:
             raise DataError(
-                f"{error}; data.normalise=federated (or client) encodes words, fills empty cells and scales numbers, "
-                "data.options.exclude leaves out columns of ids and dates"
+                f"{error}; data.normalise=federated (or client) encodes words, fills empty cells and scales numbers; "
+                "data.options.exclude leaves out columns such as ids and dates"
             ) from error
     return replace(source, info=_without_table(source))
 
@@ -217,7 +216,7 @@ def prepared(federation: Federation, by: Normalisation, founders: int | None = N
     if table is None:
         if PREPARATION in federation.source.info:
             raise ConfigError(
-                f"the constants of '{federation.source.name}' were given (data.options.constants); leave out "
+                f"the constants of '{federation.source.name}' are given by data.options.constants; leave out "
                 "data.normalise, or the constants"
             )
         return standardised(federation, by)
@@ -274,8 +273,9 @@ def check_medians(roles: Roles, by: Normalisation) -> None:
     """Raise ConfigError if medians are requested and the statistics are those of all clients together."""
     if by == "federated" and roles.impute == "median":
         raise ConfigError(
-            "medians of all clients together are no sums of theirs; set data.options.impute=mean, or let each client "
-            "take its own (data.normalise=client)"
+            "data.options.impute=median does not work with data.normalise=federated, since the median of all clients "
+            "cannot be computed from sums; set data.options.impute=mean, or let each client use its own median "
+            "(data.normalise=client)"
         )
 
 

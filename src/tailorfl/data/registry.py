@@ -58,11 +58,11 @@ def data_source(
     return mark
 
 
-@data_source("own data that Python code hands over: tailorfl.run(source=...)", name=GIVEN)
+@data_source("own data passed from Python: tailorfl.run(source=...)", name=GIVEN)
 def _given() -> Source:
     raise ConfigError(
-        f"data.name={GIVEN} stands for data that Python code hands over: tailorfl.run(..., source=...); name a source "
-        "that can be loaded (`tailorfl list data`), or hand it over again"
+        f"data.name={GIVEN} means data passed from Python by tailorfl.run(..., source=...); name a source that can be "
+        "loaded (`tailorfl list data`), or pass the data again"
     )
 
 

@@ -92,7 +92,7 @@ def remote_source(facts: Mapping[str, Any]) -> Source:
         )
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise DataError(
-            f"what a client said of its data cannot be read: {type(error).__name__}: {error}"
+            f"the description of a client's data cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -124,7 +124,7 @@ def standardised(federation: Federation, by: Normalisation) -> Federation:
     source = federation.source
     if source.x.dtype != torch.float32:
         content = (
-            "tokens, which are no numbers"
+            "tokens, which cannot be scaled"
             if source.holds_tokens
             else "images, which are normalised by channel"
         )
@@ -161,7 +161,10 @@ def standardised(federation: Federation, by: Normalisation) -> Federation:
 def check_unshared(rows: Ints) -> None:
     """Check that no row belongs to two clients. Raises DataError, since each would scale it differently."""
     if len(np.unique(rows)) < len(rows):
-        raise DataError("normalise='client' needs test rows of one client each, but clients share a test set")
+        raise DataError(
+            "normalise='client' needs each test row to belong to one client, but clients share a test set; set "
+            "normalise='federated'"
+        )
 
 
 def _statistics(x: Tensor, owner: Tensor, clients: int, training: int) -> tuple[Tensor, Tensor]:

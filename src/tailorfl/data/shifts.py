@@ -97,7 +97,7 @@ def _check_images(source: Source) -> None:
         )
     if source.x.is_floating_point() and not bool(((source.x >= 0) & (source.x <= 1)).all()):
         raise DataError(
-            f"corruptions need uint8 images or floats in [0, 1], but source '{source.name}' has others"
+            f"corruptions need uint8 images or floats in [0, 1], but source '{source.name}' has values outside"
         )
 
 
@@ -187,8 +187,8 @@ def own_shifts(
     for shift, value in shifts.items():
         if shift in TAKEN or shift in taken or not shift.strip() or "/" in shift or "+" in shift:
             raise ConfigError(
-                f"data.shifts: '{shift}' cannot name a test set; names are free but for "
-                f"{', '.join((*TAKEN, *taken))} and those with / or +"
+                f"data.shifts: '{shift}' cannot be the name of a test set; use a name without / and +, other than "
+                f"{', '.join((*TAKEN, *taken))}"
             )
         try:
             test_sets[shift] = fitted(source, _loaded(source, value, name, options), shift)
@@ -248,8 +248,8 @@ def _loaded(source: Source, value: Any, name: str | None, options: Mapping[str, 
         return from_folder(value, size=None if size is None else (size[0], size[1]))
     if name is None:
         raise DataError(
-            "these training data were handed over, and nothing says how a file of their kind is read; hand over a "
-            "tailorfl.Source too: build_federation(source=..., shifts={name: source})"
+            "the training data were passed from Python, so it is unknown how to read a file of their kind; pass a "
+            "tailorfl.Source: build_federation(source=..., shifts={name: source})"
         )
     return load_source(name, **{**load_options, "path": str(value)})
 
@@ -259,9 +259,7 @@ def _table(source: Source, value: Any) -> Source:
     name, frame = read_table(value, **source.info.get(READING, {}))
     labels, features = source.info["label"], source.info.get("features")
     if features is None:
-        raise DataError(
-            "the training data are images of a data set; hand over a tailorfl.Source of such images"
-        )
+        raise DataError("the training data are images of a data set; pass a tailorfl.Source of such images")
     if not len(frame):
         raise DataError(f"table '{name}' has no rows")
     preparation: Preparation | None = source.info.get(PREPARATION)

@@ -207,14 +207,15 @@ class Source:
         if self.x.dim() == 4 and self.x.shape[3] in (1, 3, 4) and min(self.x.shape[1:3]) > 4:
             raise DataError(
                 f"source '{self.name}': x of shape {list(self.x.shape)} looks like images [samples, height, width, "
-                "channels], but the order here is [samples, channels, height, width]; pass x.permute(0, 3, 1, 2), of "
-                "an array x.transpose(0, 3, 1, 2). Samples that are no images can be given as vectors: x.flatten(1)"
+                "channels], but the expected order is [samples, channels, height, width]; pass x.permute(0, 3, 1, 2), "
+                "or x.transpose(0, 3, 1, 2) for an array. Samples that are not images can be passed as vectors: "
+                "x.flatten(1)"
             )
         check_known("augmentation", self.augment, get_args(Augmentation))
         if self.augment != "none" and self.x.dtype != torch.uint8:
             raise DataError(
-                f"source '{self.name}' cannot be augmented (augment={self.augment}): that is for uint8 images, but x "
-                f"is {self.x.dtype} of shape {list(self.x.shape)}; leave augment at none"
+                f"source '{self.name}' cannot be augmented (augment={self.augment}): augmentation needs uint8 images, "
+                f"but x is {self.x.dtype} of shape {list(self.x.shape)}; leave augment at none"
             )
         if (self.mean is None) != (self.std is None):
             raise DataError(f"source '{self.name}': give both mean and std, or neither")
@@ -244,8 +245,8 @@ class Source:
             wrong = ((self.y < 0) | (self.y >= classes)).nonzero()[:, 0]
             if len(wrong):
                 raise DataError(
-                    f"source '{self.name}': labels must lie in 0..{classes - 1}, but {len(wrong)} of {len(self)} "
-                    f"do not, first that of sample {int(wrong[0])}, which is {int(self.y[wrong[0]])}"
+                    f"source '{self.name}': labels must lie in 0..{classes - 1}, but {len(wrong)} of {len(self)} do "
+                    f"not, first the label of sample {int(wrong[0])}, which is {int(self.y[wrong[0]])}"
                 )
         else:
             width = 2 if self.task == "survival" else self.outputs
@@ -258,7 +259,7 @@ class Source:
         if self.task == "counts":
             wrong, expected = (
                 (y < 0) | (y != y.round()),
-                "whole numbers of at least 0; others are a task of regression",
+                "whole numbers of at least 0 (for others, set task='regression')",
             )
         elif self.task == "multilabel":
             wrong, expected = (y != 0) & (y != 1), "0 or 1 for every label"
@@ -287,8 +288,8 @@ class Source:
         )
         if bad.any():
             raise DataError(
-                f"source '{self.name}': y of a generation task repeats the tokens of the response, of which there is "
-                f"at least one and none at the start, and is {NO_TARGET} elsewhere; tokens lie in "
+                f"source '{self.name}': y of a generation task must equal x in the response and {NO_TARGET} elsewhere; "
+                "the response has at least one token and does not include the first token of x, and tokens are in "
                 f"0..{self.outputs - 1}. {int(bad.sum())} of {len(self)} samples differ, first sample "
                 f"{int(bad.nonzero()[0])}"
             )

@@ -85,7 +85,7 @@ class OrderedColumns(JsonRecord):
             return values
         order = values.get("order") or list(columns)
         if sorted(order) != sorted(columns):
-            raise ValueError("order should name each of the columns once")
+            raise ValueError("order should name each column once")
         return {**values, "order": tuple(order), "columns": {name: columns[name] for name in order}}
 
 
@@ -142,7 +142,7 @@ def made_roles(
         ("exclude", exclude, str | list | tuple),
     ):
         if not isinstance(columns, kinds):
-            raise DataError(f"{role} should be given by the names of columns, got a {type(columns).__name__}")
+            raise DataError(f"{role} should be given as column names, got a {type(columns).__name__}")
     not_features = [column for column in (client, split, *listed(exclude)) if column is not None]
     return Roles.from_dict({"label": label, "others": not_features, **options}, "options of the table")
 

@@ -104,7 +104,7 @@ def synthetic_quadratic(
     _require_spread(heterogeneity, condition)
     if samples < dim:
         raise ConfigError(
-            f"a quadratic in {dim} weights needs at least {dim} samples a client, but samples={samples}"
+            f"a quadratic in {dim} weights needs at least {dim} samples per client, but samples={samples}"
         )
     rng = np.random.default_rng(seed)
     centre, optima = _centre_and_weights(rng, clients, dim, heterogeneity)
@@ -312,7 +312,7 @@ def synthetic_digits(
     require_positive(clients=clients, samples=samples, test_samples=test_samples, classes=classes)
     if noise < 0 or shift < 0 or (alpha is not None and alpha <= 0):
         raise ConfigError(
-            f"noise and shift must not be negative, alpha above 0; given {noise}, {shift}, {alpha}"
+            f"noise and shift must not be negative, and alpha must be above 0; got {noise}, {shift}, {alpha}"
         )
     rng = np.random.default_rng(seed)
     rows, size = samples + test_samples, int(np.prod(shape))
@@ -361,7 +361,9 @@ def _draw_into(
         if shift:
             drawn += np.float32(shift) * rng.standard_normal((len(drawn), 1, into.shape[2]), dtype=np.float32)
         if not np.isfinite(drawn).all():
-            raise ConfigError(f"noise and shift must give numbers that float32 holds; given {noise}, {shift}")
+            raise ConfigError(
+                f"noise and shift must give numbers that fit into float32; got {noise}, {shift}"
+            )
 
 
 def _on_disk(

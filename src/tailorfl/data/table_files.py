@@ -132,11 +132,12 @@ def _read_folder(
         frame = read_table(file, sep, decimal, exclude)[1]
         if file.stem in frames:
             raise DataError(
-                f"folder '{folder}' has two tables called '{file.stem}', which would be one client"
+                f"folder '{folder}' has two tables named '{file.stem}', which would become one client; rename one of "
+                "them"
             )
         if FILE in frame.columns:
             raise DataError(
-                f"table '{file}' has a column '{FILE}', which is the name of its file here; rename it"
+                f"table '{file}' has a column '{FILE}', a name reserved for the file of each row; rename the column"
             )
         frames[file.stem] = frame
     return joined(frames, FILE, exclude, needed)
@@ -205,7 +206,7 @@ def name_lacking(columns: Mapping[str, Sequence[str]], exclude: Sequence[str] = 
     }
     descriptions = [f"'{column}' ({first_few(names, NAMED)})" for column, names in lacking.items() if names]
     if descriptions:
-        text = f"columns that some tables lack, where they count as empty: {first_few(descriptions, NAMED)}"
+        text = f"these columns are missing in some tables and count as empty there: {first_few(descriptions, NAMED)}"
         log.warning("%s", text, extra={"once": text})
 
 
@@ -227,7 +228,7 @@ def _read_text(
         if not isinstance(frame.index, pd.RangeIndex):
             raise DataError(
                 f"table '{path}': rows have {len(frame.columns) + frame.index.nlevels} cells, but the header names "
-                f"{len(frame.columns)} columns; give every column a name (a first column of row names too), or force "
+                f"{len(frame.columns)} columns; give every column a name (also a first column of row names), or set "
                 "the separator with data.options.sep"
             )
         frame.columns = pd.Index(
@@ -404,6 +405,6 @@ def _replaced(pointed: Mapping[str, str], cell: Any) -> Any:
 
 def _open(name: str, column: str, problem: str) -> DataError:
     return DataError(
-        f"table '{name}': column '{column}' {problem}; write numbers in one way, or say which is the decimal mark with "
+        f"table '{name}': column '{column}' {problem}; write all numbers in the same way, or set the decimal mark with "
         "data.options.decimal ('.' or ',')"
     )

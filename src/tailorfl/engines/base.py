@@ -151,8 +151,8 @@ class CohortTask:
         ids, number = self.cohort.ids, self.cohort.round + 1
         return ClientError(
             f"{self.about} of client {ids[position]}, round {number}: its result {difference}, unlike that of client "
-            f"{ids[first]}; all clients of a round return the same names, shapes and dtypes: pad what is "
-            "shorter, and tell by a number beside it how much is real"
+            f"{ids[first]}; all clients of a round must return the same names, shapes and dtypes; pad shorter tensors, "
+            "and return their real length in addition"
         )
 
 

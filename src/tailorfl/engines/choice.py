@@ -203,7 +203,7 @@ class Auto:
             )
         if several:
             log.warning(
-                "engine.precision=auto took %s: %s",
+                "engine.precision=auto chose %s: %s",
                 precision,
                 reason,
                 extra={"once": ("precision", precision)},
@@ -295,14 +295,12 @@ def make_engine(
     check_precision(precision, target)
     if workers > 1 and cluster is None and target.type != "cpu":
         raise ConfigError(
-            f"engine.workers={workers} are processes that calculate on the CPU, but engine.device={device} is "
-            f"{target}; a GPU trains many clients at once, so leave out one of the two"
+            f"engine.workers={workers}: workers compute on the CPU, but engine.device={device} is {target}, and a GPU "
+            "trains many clients at once without workers; leave out one of the two"
         )
     if cluster is not None:
         if workers < 1:
-            raise ConfigError(
-                f"engine.cluster={cluster} needs engine.workers, how many of its workers to use"
-            )
+            raise ConfigError(f"engine.cluster={cluster} needs engine.workers, the number of workers to use")
     elif gpus:
         raise ConfigError("engine.gpus is for the workers of a cluster; set engine.cluster, or leave it out")
     pool: WorkerPool | None = RayPool(workers, cluster, gpus, start_seconds) if cluster is not None else None

@@ -42,8 +42,8 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise unknown("precision", precision, get_args(PrecisionName))
     if precision == "tf32" and device.type != "cuda":
         raise ConfigError(
-            f"engine.precision=tf32 is a way in which GPUs multiply, but engine.device is {device}; set "
-            "engine.device=cuda, or take bfloat16, float32 or auto"
+            f"engine.precision=tf32 needs a GPU, but engine.device is {device}; set engine.device=cuda, or use "
+            "bfloat16, float32 or auto"
         )
     if precision in ("bfloat16", "tf32") and precision not in available(device):
         named = (
@@ -116,10 +116,13 @@ def chosen(seconds: Mapping[str, float]) -> tuple[str, str]:
         if name != "float32"
     )
     if not ratios:
-        return "float32", "this machine has no instructions for a lower precision, or not for this model"
+        return (
+            "float32",
+            "this machine has no instructions for a lower precision, or cannot use them for this model",
+        )
     if best != "float32" and base >= WORTH * seconds[best]:
         return best, ratios
-    return "float32", f"{ratios}, and {WORTH} is asked for"
+    return "float32", f"{ratios}, but at least {WORTH} x is required"
 
 
 HOST = torch.device("cpu")

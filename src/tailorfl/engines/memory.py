@@ -129,7 +129,7 @@ def halved(cohort: Cohort, device: torch.device, error: BaseException) -> int:
     if clients == 1:
         raise too_large(cohort, device) from error
     log.warning(
-        "round %d: out of memory on %s with %d clients at once; going on with %d",
+        "round %d: out of memory on %s with %d clients at once; continuing with %d",
         cohort.round + 1,
         device,
         clients,
@@ -145,8 +145,8 @@ def too_large(cohort: Cohort, device: torch.device) -> MemoryLimitError:
     return MemoryLimitError(
         f"client {cohort.ids[0]} alone does not fit into the memory of {device} in round {cohort.round + 1} (a model "
         f"of {cohort.model.scalars:,} trained scalars, {length} of batches of {config.batch_size}); lower "
-        "train.batch_size, train.steps or train.epochs, take a smaller model or fewer trained layers "
-        "(model.trainable), or another engine.device"
+        "train.batch_size, train.steps or train.epochs, use a smaller model, fewer trained layers (model.trainable), "
+        "or another engine.device"
     )
 
 
@@ -234,8 +234,8 @@ class Block:
                 self._file.truncate(before)
             raise RunError(
                 f"cannot keep private states in '{self._folder}': {error.strerror or error} ({size - before:,} more "
-                f"bytes are needed beside {before:,}); free some space and continue with --resume, choose another disk "
-                "with --out, or keep them in memory (engine.states=memory)"
+                f"bytes are needed in addition to {before:,}); free some space and continue with --resume, choose "
+                "another disk with --out, or keep them in memory (engine.states=memory)"
             ) from error
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:

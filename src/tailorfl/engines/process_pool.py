@@ -207,8 +207,8 @@ class ProcessPool:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             self.close()
             raise WorkerError(
-                f"worker processes are started anew on {sys.platform}, and something they need cannot be pickled: "
-                f"{error}; make models of functions at the top level of a module, or leave out engine.workers"
+                f"worker processes on {sys.platform} receive their objects by pickle, and one cannot be pickled: "
+                f"{error}; build models with functions at the top level of a module, or leave out engine.workers"
             ) from error
         except OSError as error:
             self.close()
@@ -224,7 +224,7 @@ def _lost(processes: Sequence[Any], tasks: Sequence[Task]) -> WorkerError:
             ends.append(f"process {process.pid} was killed by signal {-code} ({signal.Signals(-code).name})")
         elif code > 0:
             ends.append(f"process {process.pid} ended with exit code {code}")
-    killed = ", as the system does when memory runs out" if any("SIGKILL" in end for end in ends) else ""
+    killed = ", as the system does when it is out of memory" if any("SIGKILL" in end for end in ends) else ""
     return WorkerError(
         f"a worker was lost ({first_few(ends, 2) or 'a process has ended'}{killed}) while "
         f"{first_few([str(task) for task in tasks], 3)}; nothing of this round was kept. Lower engine.workers or "

@@ -294,7 +294,7 @@ class RayPool:
                 f"{lost} ({type(error).__name__}), and no other worker is left. A run with a result folder continues "
                 "from its last checkpoint with --resume"
             ) from error
-        log.warning("%s; %d of %d workers go on", lost, len(self._workers), self.size)
+        log.warning("%s; continuing with %d of %d workers", lost, len(self._workers), self.size)
 
 
 def _reference(ray: Any, tensor: Tensor, stored: dict[int, tuple[Tensor, Any]]) -> Any:

@@ -141,8 +141,8 @@ class StateStore:
         if new.keys() != self._start.keys():
             differing = sorted(new.keys() ^ self._start.keys())
             raise TailorflError(
-                f"local() returned a private state with other entries than client_state(): {', '.join(differing[:5])}; "
-                "return the same names"
+                "local() returned a private state whose entries differ from those of client_state(): "
+                f"{', '.join(differing[:5])}; return the same names"
             )
         targets = torch.tensor(rows, dtype=torch.int64)
         for path, value in new.items():

@@ -48,7 +48,7 @@ class APFL(ServerModel):
     title = "APFL"
     paper = "Deng et al., 2020"
     family = "two models"
-    use = "a mix of own and global model whose weight is learnt"
+    use = "a mix of local and global model with a learnt weight"
     grid = {"alpha": (0.1, 0.3, 0.5, 0.7)}
     special_cases = [
         to_local("with α = 1", adaptive=False, alpha=1),
@@ -59,7 +59,7 @@ class APFL(ServerModel):
     adaptive: bool = Field(False, description="learn α_i on each client")
     mixture: Literal["new", "old"] = Field("new", description="w_i in v̄_i: after its step, or before (paper)")
     personal_w: Literal["local", "global"] = Field(
-        "local", description="w in the deployed mixture: the client's of its last training, or the server's"
+        "local", description="w in the deployed mixture: the client's from its last training, or the server's"
     )
 
     def client_state(self, ctx: Context) -> TensorDict:

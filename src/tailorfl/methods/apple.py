@@ -62,30 +62,30 @@ FIRST = 1e4
 class APPLE(Method):
     """Every client owns a core model, and deploys a combination of all cores that it learns."""
 
-    fixed_clients = "every client weighs the models of all"
+    fixed_clients = "every client weights the models of all others"
     name = "apple"
     title = "APPLE"
     paper = "Luo and Wu, IJCAI 2022"
     family = "mixture"
-    use = "few clients that learn whom to listen to, for N models down"
+    use = "few clients that learn whose models to use, with N models downloaded"
     grid = {"rate": (0.01, 0.1, 1.0), "mu": (0.01, 0.1, 1.0)}
-    special_cases = [to_local("with p_i = e_i that does not learn", rate=0, prior="own")]
+    special_cases = [to_local("with a fixed p_i = e_i", rate=0, prior="own")]
     exposures = [
-        exposure("which cores a client asks for, by its own data (downloads)", "client", downloads__not=None)
+        exposure("the cores that a client requests, by its data (downloads)", "client", downloads__not=None)
     ]
     has_global = False
-    rate: float = Field(0.1, ge=0, description="rate of p_i in units of the run's; 0 leaves p⁰")
+    rate: float = Field(0.1, ge=0, description="rate of p_i as a multiple of the run's; 0: p⁰ is kept")
     mu: float = Field(0.1, ge=0, description="μ: pull of p_i to p⁰ in the first round")
-    horizon: float = Field(16.0, gt=0, description="H: rounds after which nothing pulls p_i any more")
+    horizon: float = Field(16.0, gt=0, description="H: rounds after which the pull of p_i is 0")
     decay: Literal["exponential", "cosine"] = Field(
-        "exponential", description="how the pull falls until then"
+        "exponential", description="shape of the decrease of the pull until then"
     )
     prior: Literal["samples", "uniform", "own"] = Field(
-        "samples", description="p⁰: shares of the training samples, 1/N, or 1 of the own core"
+        "samples", description="p⁰: shares of the training samples, 1/N, or 1 for the client's own core"
     )
 
     downloads: int | None = Field(
-        None, ge=1, description="M: cores that a client gets in a round; null: all but its own"
+        None, ge=1, description="M: number of cores that a client receives per round; null: all but its own"
     )
     greed: float = Field(1.0, ge=0, description="λ: how soon the limited downloads follow p_i")
 

@@ -55,7 +55,7 @@ class Distilled(Method):
 
     distil: ServerDistillation = Field(
         ServerDistillation(),
-        description="the server's distillation: steps, lr, batch_size, average, select, ...; {steps: 0} is without",
+        description="the server's distillation: steps, lr, batch_size, average, select, ...; {steps: 0}: none",
     )
 
     @property
@@ -78,9 +78,9 @@ class PersonalLength(Method):
     special_cases = [untrained("without personal epochs", "personal", personal_length=0)]
 
     personal_epochs: int | None = Field(
-        None, ge=0, description="epochs of personal training; default the run's"
+        None, ge=0, description="epochs of personal training; default: the run's"
     )
-    personal_steps: int | None = Field(None, ge=0, description="steps in place of personal_epochs")
+    personal_steps: int | None = Field(None, ge=0, description="steps instead of personal_epochs")
 
     @property
     def personal_training(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Corrected(Method):
     """A server model, and corrections on the server and on every client, which start at zero."""
 
     has_personal = False
-    fixed_clients = "a reply counts by its share of all clients' samples"
+    fixed_clients = "a reply is weighted by its share of all clients' samples"
 
     @property
     def averages_replies(self) -> bool:

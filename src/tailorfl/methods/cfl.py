@@ -48,13 +48,13 @@ class CFL(Method):
     title = "CFL"
     paper = "Sattler et al., IEEE TNNLS 2020"
     family = "mixture"
-    use = "groups of clients that turn out during training"
+    use = "groups of clients that emerge during training"
     grid = {"eps1": (0.1, 0.2, 0.4, 0.8), "eps2": (0.8, 1.6, 3.2), "first_split": (5, 10, 20)}
     has_global = False
-    eps1: float = Field(0.4, ge=0, description="ε_1: a cluster may split whose mean update is shorter")
-    eps2: float = Field(1.6, ge=0, description="ε_2: and whose longest update is longer")
+    eps1: float = Field(0.4, ge=0, description="ε_1: a cluster splits if its mean update is shorter")
+    eps2: float = Field(1.6, ge=0, description="ε_2: and its longest update is longer")
     first_split: int = Field(20, ge=0, description="t_0: rounds before the first split")
-    gamma: float = Field(0.0, ge=0, le=1, description="γ: how far apart the parts must be; 0: anyhow")
+    gamma: float = Field(0.0, ge=0, le=1, description="γ: required distance of the two parts; 0: none")
 
     def server_state(self, ctx: Context) -> TensorDict:
         models = TensorDict({n: t[None].clone() for n, t in tree.tensors(ctx.init).items()})

@@ -27,9 +27,7 @@ def classes_only(ctx: Context, title: str) -> None:
         ConfigError: it has none.
     """
     if ctx.task != "classification":
-        raise ConfigError(
-            f"{title} tells classes apart (data with task classification), which a task of {ctx.task} does not have"
-        )
+        raise ConfigError(f"{title} needs a classification task, but the task is {ctx.task}")
 
 
 def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
@@ -43,8 +41,8 @@ def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
     names = tuple(n for n in split.personal if n in ctx.split.trainable)
     if [ctx.init.get(n).ndim for n in names] not in ([2], [2, 1]):
         raise ConfigError(
-            f"{title} needs a model whose head is one linear layer that is trained, but what is trained of the head "
-            f"of this one is {', '.join(names) or 'nothing'}"
+            f"{title} needs a model whose head is one trained linear layer, but the trained part of this model's head "
+            f"is {', '.join(names) or 'empty'}"
         )
     return names
 
@@ -60,11 +58,11 @@ def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Ten
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{name} has {width}" for name, width in widths.items())
         raise ConfigError(
-            f"{title} compares the features of all clients, so those of all architectures need one width, but {listed}"
+            f"{title} compares the features of all clients, so all architectures need one feature width, but {listed}"
         )
     if bias and any(len(head) < 2 for head in heads.values()):
         raise ConfigError(
-            f"{title} answers by prototypes through a head with a bias, which this model's lacks"
+            f"{title} needs a head with a bias to predict by prototypes, but this model's head has none"
         )
     weight: Tensor = ctx.init.get(linear_head(ctx, title)[0])
     return {"prototypes": torch.zeros_like(weight), "present": torch.zeros(len(weight), dtype=torch.bool)}
@@ -118,7 +116,7 @@ def common_head(ctx: Context, title: str) -> dict[str, Tensor]:
     if len({len(head) for head in heads.values()}) > 1:
         listed = ", ".join(f"{name} has {'one' if len(head) > 1 else 'none'}" for name, head in heads.items())
         raise ConfigError(
-            f"{title} gives all architectures one head, so its bias belongs to all or to none, but {listed}"
+            f"{title} gives all architectures the same head, so all or none must have a bias, but {listed}"
         )
     return dict(zip(HEAD, (ctx.init.get(n) for n in linear_head(ctx, title)), strict=False))
 

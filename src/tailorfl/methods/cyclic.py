@@ -52,15 +52,15 @@ class Cyclic(ServerModel):
     title = "Cyclic"
     paper = "Chang et al., JAMIA 2018"
     family = "one model"
-    use = "few sites in turns; no server that averages"
+    use = "few sites that train in turn, without an averaging server"
     special_cases = [becomes("with a single client", "centralized", clients=1)]
     has_personal = False
     order: Literal["drawn", "fixed"] = Field(
-        "drawn", description="of the clients: drawn anew for each cycle, or by their numbers"
+        "drawn", description="order of the clients: drawn again for each cycle, or by number"
     )
     transfer: bool = Field(
         True,
-        description="hand the model on; if not, clients train alone in their turns and client 0's is evaluated",
+        description="pass the model on; if false, clients train alone in turn and client 0's model is evaluated",
     )
 
     def sampled(self, run: Sampling) -> Sampling:

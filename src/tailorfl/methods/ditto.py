@@ -48,7 +48,7 @@ class Ditto(TwoModels, PersonalLength):
     title = "Ditto"
     paper = "Li et al., ICML 2021"
     family = "two models"
-    use = "own model beside FedAvg's, any kind of difference"
+    use = "a personal model next to FedAvg's, for any kind of difference"
     grid = {"lam": (0.1, 0.75, 1.0, 2.0)}
     special_cases = [*PersonalLength.special_cases, to_local("with λ = 0", lambdas=lambda l: not any(l))]
     exposures = [exposure("the validation losses that choose λ (dynamic_lam)", "sample", lambdas=several)]

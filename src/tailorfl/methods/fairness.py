@@ -61,7 +61,7 @@ class QFedAvg(ServerModel):
     title = "q-FedAvg"
     paper = "Li et al., ICLR 2020"
     family = "one model"
-    use = "lifting clients with a large loss, one model"
+    use = "one model that lifts clients with a large loss"
     has_personal = False
     grid = {"q": (0.001, 0.1, 1.0, 2.0, 5.0)}
     special_cases = [to_fedavg("with q = 0", train=PLAIN, q=0)]
@@ -101,7 +101,7 @@ class AFL(Method):
     title = "AFL"
     paper = "Mohri et al., ICML 2019"
     family = "one model"
-    use = "the client that is worst off, few clients"
+    use = "the worst-off of few clients"
     has_personal = False
     grid = {"gamma": (0.001, 0.01, 0.1, 1.0)}
     exposures = [exposure("the training losses of clients, by which the server weighs them")]

@@ -45,19 +45,19 @@ class FedALA(FedAvg):
     title = "FedALA"
     paper = "Zhang et al., AAAI 2023"
     family = "parts"
-    use = "a start mixed from own and global head, learnt by weight"
+    use = "a start that mixes local and global head with learnt weights"
     grid = {"share": (0.2, 0.4, 0.6, 0.8, 1.0)}
     special_cases = [
         to_fedavg("with η_W = 0", start=1, eta=0),
-        to_fedavg("in its only round, which starts at w,", models=("global",), rounds=1),
+        to_fedavg("with a single round, which starts at w,", models=("global",), rounds=1),
     ]
     exposures = [exposure("a number of steps of W that is only known while it runs", "sample")]
     has_personal = True
     mixed_part: str = Field("head", description="the part of the model that is mixed")
     eta: float = Field(1.0, ge=0, description="η_W: rate of the weights of the mixture")
-    share: float = Field(0.8, gt=0, le=1, description="s: share of the data that a pass of W looks at")
-    first_passes: int = Field(10, ge=1, description="passes of the first time that W learns; later one")
-    start: float = Field(1.0, ge=0, le=1, description="W before it learns: share of the received model")
+    share: float = Field(0.8, gt=0, le=1, description="s: share of the data that a pass of W uses")
+    first_passes: int = Field(10, ge=1, description="passes the first time that W learns; later there is one")
+    start: float = Field(1.0, ge=0, le=1, description="W before training: share of the received model")
 
     def client_state(self, ctx: Context) -> TensorDict:
         names = ctx.model.split(self.mixed_part).personal

@@ -42,9 +42,9 @@ class Penalised(KeepsPart):
     """A personal part with an optional penalty, and a server step."""
 
     server_lr: float = Field(1.0, gt=0, description="η_s: server step")
-    lam: float = Field(0.0, ge=0, description="λ of the penalty (λ/2)‖v_i − centre‖²; 0 has none")
+    lam: float = Field(0.0, ge=0, description="λ of the penalty (λ/2)‖v_i − centre‖²; 0: none")
     centre: Literal["start", "zero"] = Field(
-        "start", description="what the penalty pulls the personal part to: where it started, or 0"
+        "start", description="centre of the penalty on the personal part: its start, or 0"
     )
 
     @property
@@ -108,7 +108,7 @@ class FedAlt(Penalised, FedRep):
     title = "FedAlt"
     paper = "Pillutla et al., ICML 2022"
     family = "parts"
-    use = "shared body, own part, trained in turns"
+    use = "shared body and personal part, trained in turn"
     grid = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
     head_epochs: int = Field(
         1, ge=0, description="τ_v: epochs on the personal part with the shared one fixed"
@@ -129,7 +129,7 @@ class FedSim(Penalised, FedPer):
     title = "FedSim"
     paper = "Pillutla et al., ICML 2022"
     family = "parts"
-    use = "shared body and own part, trained together"
+    use = "shared body and personal part, trained together"
     grid = {"lam": (0.0, 0.01, 0.1, 1.0), "final_personal_epochs": (0, 1)}
 
     def train_held(self, client: Client, model: TensorDict, centre: TensorDict) -> TensorDict:

@@ -110,7 +110,7 @@ class FedAMP(Clouds):
     name = "fedamp"
     title = "FedAMP"
     paper = "Huang et al., AAAI 2021"
-    use = "few clients, some of them alike"
+    use = "few clients, some of them similar"
     grid = {"lam": (0.01, 0.03, 0.1, 1.0), "sigma": (1.0, 25.0, 100.0)}
     alpha: float = Field(1.0, gt=0, description="α: step of the cloud models; λ/α is the pull of a client's")
     sigma: float = Field(25.0, gt=0, description="σ: squared distance over which attention falls")
@@ -135,7 +135,7 @@ class HeurFedAMP(Clouds):
     sigma: float = Field(25.0, ge=0, description="σ: how much more weight a larger cosine gives")
     self_weight: float | None = Field(None, ge=0, le=1, description="ξ_ii; default 1/N")
     cosine_of: Literal["models", "updates"] = Field(
-        "models", description="cosines of models, or of what they moved from the initial one"
+        "models", description="cosines of models, or of their changes from the initial one"
     )
 
     def server_state(self, ctx: Context) -> TensorDict:

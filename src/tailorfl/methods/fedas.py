@@ -54,9 +54,9 @@ class FedAS(TwoModels):
     title = "FedAS"
     paper = "Yang et al., CVPR 2024"
     family = "parts"
-    use = "FedPer whose body fits clients that come seldom"
+    use = "FedPer with a body that fits rarely sampled clients"
     grid = {"align_epochs": (0, 1, 5)}
-    special_cases = [to_local("in its only round, without alignment,", rounds=1, align_length=0)]
+    special_cases = [to_local("with a single round, without alignment,", rounds=1, align_length=0)]
     exposures = [
         exposure("the class means and the Fisher information of a client's samples", "sample", **when)
         for when in ({"fisher": True}, {"align_length__not": 0})
@@ -64,9 +64,9 @@ class FedAS(TwoModels):
     has_global = False
     personal_receives = False
     align_epochs: int = Field(1, ge=0, description="epochs that align the received body to the old features")
-    align_steps: int | None = Field(None, ge=0, description="steps in place of align_epochs")
+    align_steps: int | None = Field(None, ge=0, description="steps instead of align_epochs")
     align_lr: float | None = Field(None, gt=0, description="rate of the alignment (official code: 0.01)")
-    fisher: bool = Field(True, description="weigh clients by F_i; if not, as the run does")
+    fisher: bool = Field(True, description="weight clients by F_i; if false, as in the run")
 
     @property
     def averages_replies(self) -> bool:

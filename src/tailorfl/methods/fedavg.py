@@ -46,7 +46,7 @@ class FedAvg(Method):
     title = "FedAvg"
     paper = "McMahan et al., AISTATS 2017"
     family: ClassVar[Family] = "one model"
-    use = "like clients; the reference for one model"
+    use = "similar clients; the reference for one model"
     special_cases = [
         becomes("with a single client", "centralized", server__is_plain_average=True, clients=1),
         *(
@@ -100,11 +100,11 @@ class FedProx(FedAvg):
     title = "FedProx"
     paper = "Li et al., MLSys 2020"
     family = "one model"
-    use = "one model where clients drift, in few lines"
+    use = "one model despite drift of the clients, by a small change of FedAvg"
     grid = {"mu": (0.001, 0.01, 0.1, 1.0)}
     special_cases = [
         to_fedavg("with μ = 0", mu=0),
-        to_fedavg("with one step a round, from where the pull is zero,", one_step=True),
+        to_fedavg("with one step per round, at whose start the pull is zero,", one_step=True),
     ]
     mu: float = Field(0.01, ge=0, description="μ of the penalty (μ/2)‖θ − w‖²")
 
@@ -120,12 +120,12 @@ class FedAvgFT(FedAvg):
     title = "FedAvg+FT"
     paper = "FedAvg with local fine-tuning, as in PerAda (CVPR 2024)"
     family = "tuned"
-    use = "own models for no further bytes; try it first"
+    use = "personal models without extra traffic; try it first"
     grid = {"ft_epochs": (1, 5, 10)}
     special_cases = [to_fedavg("without epochs of tuning", ft_length=0)]
     has_personal = True
     ft_epochs: int = Field(1, ge=0, description="epochs of tuning on the client's own data")
-    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
+    ft_steps: int | None = Field(None, ge=0, description="steps instead of ft_epochs")
     ft_scope: Literal["all", "head"] = Field("all", description="tune the whole model or its head")
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:

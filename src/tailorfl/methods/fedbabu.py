@@ -60,7 +60,7 @@ class FedBABU(SplitMethod):
     ft_epochs: int = Field(
         10, ge=0, description="E_ft: epochs of tuning before a model is used (the paper: 5)"
     )
-    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
+    ft_steps: int | None = Field(None, ge=0, description="steps instead of ft_epochs")
     ft_scope: Literal["head", "body", "full"] = Field("full", description="what deployment tunes")
 
     def server_state(self, ctx: Context) -> TensorDict:

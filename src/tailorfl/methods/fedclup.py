@@ -72,7 +72,7 @@ class FedCLUP(TwoModels):
     title = "FedCLUP"
     paper = "Yu et al., ICML 2025"
     family = "two models"
-    use = "a chosen place between Local and Global, with step sizes of its theory"
+    use = "a chosen point between LocalTrain and one global model, with step sizes from theory"
     grid = {"lam": (0.1, 0.2, 0.5, 1.0, 1.5, 2.5)}
     exposures = [exposure("the losses that clients report for schedule = dynamic", schedule__watches=True)]
     lam: float = Field(0.5, ge=0, description="λ: degree of collaboration; small is high personalization")
@@ -117,7 +117,7 @@ class FedCLUP(TwoModels):
         if self.lam == 0 and isinstance(self.schedule, Heuristic):
             raise ValueError("schedule = heuristic needs lam > 0: it estimates R from what clients send")
         if self.local_steps == "theory" and isinstance(self.schedule, Heuristic):
-            raise ValueError("local_steps = theory needs to know every λ; give a number with this schedule")
+            raise ValueError("local_steps = theory must know every λ; give a number with this schedule")
         if self.local_steps == "theory" and not self.pulls:
             raise ValueError(
                 "local_steps = theory needs a λ > 0: with λ = 0 clients train alone, for any number"
@@ -125,7 +125,7 @@ class FedCLUP(TwoModels):
         if self.local_steps == "theory" and self.gamma == "edge":
             raise ValueError(
                 "local_steps = theory needs γ < 1/λ + 1/L, and gamma = edge is that bound itself: no number of steps "
-                "meets the theorem's condition; take gamma = theory or mean, or give local_steps a number"
+                "meets the theorem's condition; set gamma = theory or mean, or give local_steps a number"
             )
         return self
 
@@ -133,7 +133,7 @@ class FedCLUP(TwoModels):
 
     def server_state(self, ctx: Context) -> TensorDict:
         if self.batch_reuse and self.local_steps is None and ctx.train.steps is None:
-            raise ConfigError("batch_reuse repeats one batch K times: give K as local_steps or train.steps")
+            raise ConfigError("batch_reuse repeats one batch K times; set K by local_steps or train.steps")
         if self.local_steps == "theory":
             train = ctx.train
             plain = train.optimizer == "sgd" and train.schedule == "constant" and not train.momentum

@@ -113,7 +113,7 @@ class Heuristic(PenaltyRule):
     samples: float | None = Field(
         None, ge=1, description="n, samples of a client; default: their mean in the federation"
     )
-    most: float = Field(100.0, gt=0, description="largest λ, reached where clients hardly differ")
+    most: float = Field(100.0, gt=0, description="largest λ, used if clients hardly differ")
 
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
@@ -134,14 +134,14 @@ class Dynamic(PenaltyRule):
     changes: ClassVar[bool] = True
     watches: ClassVar[bool] = True
     values: tuple[float, ...] = Field(
-        (), description="every λ, rising; default: start, times factor, to most"
+        (), description="all values of λ, increasing; default: from start to most, each times factor"
     )
     start: float = Field(0.0, ge=0, description="λ_0")
-    factor: float = Field(2.0, gt=1, description="from one λ to the next")
+    factor: float = Field(2.0, gt=1, description="factor from one λ to the next")
     least: float = Field(0.01, gt=0, description="λ_min, the smallest after 0")
     most: float = Field(10.0, gt=0, description="λ_max, the last")
     patience: int = Field(3, ge=1, description="rounds over which the error must fall")
-    tol: float = Field(1e-3, description="by which share of itself; negative: it may rise so much")
+    tol: float = Field(1e-3, description="required relative decrease; negative: allowed relative increase")
 
     @model_validator(mode="after")
     def _rising(self) -> Self:
@@ -153,7 +153,7 @@ class Dynamic(PenaltyRule):
         fields = type(self).model_fields  # defaults that are written out, as in a result folder, do not count
         changed = {n for n in ("start", "factor", "least", "most") if getattr(self, n) != fields[n].default}
         if self.values and changed:
-            raise ValueError(f"values already say every λ; leave out {', '.join(sorted(changed))}")
+            raise ValueError(f"values already sets every λ; leave out {', '.join(sorted(changed))}")
         return self
 
     @property
@@ -244,6 +244,6 @@ def fewest_steps(lam: float, mu: float, smoothness: float, server: float, eta: f
         return of_theory(mu, smoothness, lam, server / lam, eta)
     except ConfigError as error:
         raise ConfigError(
-            f"local_steps = theory: no number of steps keeps Theorem 2's rate for λ = {lam:g}: {error}; take lr_rule = "
+            f"local_steps = theory: no number of steps keeps Theorem 2's rate for λ = {lam:g}: {error}; set lr_rule = "
             "deterministic and gamma = theory or mean, or give local_steps a number"
         ) from error

@@ -59,7 +59,7 @@ class FedCP(ServerModel):
     title = "FedCP"
     paper = "Zhang et al., KDD 2023"
     family = "parts"
-    use = "label skew: what is shared and own is split feature by feature"
+    use = "label skew: shared and personal parts, separated for each feature"
     grid = {"lam": (0.0, 0.1, 1.0, 5.0)}
     exposures = [
         exposure("the discrepancy of the features of a batch, in its loss (lam)", "sample", lam__not=0)
@@ -159,7 +159,7 @@ def add_gate(module: nn.Module) -> None:
     Raises:
         ModelError: the head is not an ordinary linear layer inside a network.
     """
-    replace_head(module, GatedHead, "a gate stands before")
+    replace_head(module, GatedHead, "a gate needs")
 
 
 def is_own(name: str, tensor: Tensor, module: nn.Module) -> bool:

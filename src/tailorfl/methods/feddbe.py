@@ -54,15 +54,15 @@ class FedDBE(ServerModel):
     title = "FedDBE"
     paper = "Zhang et al., NeurIPS 2023"
     family = "parts"
-    use = "features that differ in their mean from client to client"
+    use = "features whose mean differs between clients"
     grid = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
     exposures = [exposure("the running mean of a client's features, in its loss", "sample")]
     has_global = False
     kappa: float = Field(
         1.0, ge=0, description="κ: pull of mean features to the consensus (official code: 50)"
     )
-    mu: float = Field(1.0, gt=0, le=1, description="μ: share of the present batch in the running mean")
-    bias: bool = Field(True, description="learn the private bias b_i; if not, it stays 0")
+    mu: float = Field(1.0, gt=0, le=1, description="μ: share of the current batch in the running mean")
+    bias: bool = Field(True, description="learn the private bias b_i; if false, it stays 0")
 
     def wrap(self, model: Model) -> Model:
         return model.changed(add_offset)
@@ -133,8 +133,8 @@ def add_offset(module: nn.Module) -> None:
     head = head_layer(module)
     if type(head) is not nn.Linear:
         raise ModelError(
-            f"a vector is added to the features before a head that is a linear layer, but that of a "
-            f"{type(module).__name__} is {'not there' if head is None else f'a {type(head).__name__}'}"
+            f"a bias on the features needs a head that is a linear layer, but that of a {type(module).__name__} is "
+            f"{'missing' if head is None else f'a {type(head).__name__}'}"
         )
     head.__class__ = OffsetLinear
     head.register_parameter(OFFSET, nn.Parameter(torch.zeros_like(head.weight[0])))

@@ -43,7 +43,7 @@ class FedDF(Method):
     title = "FedDF"
     paper = "Lin et al., NeurIPS 2020"
     family = "one model"
-    use = "averages that lose to their ensemble, with public data"
+    use = "averages that are worse than the ensemble, with public data"
     grid = {"distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
     special_cases = [to_fedavg("without distillation", distil__off=True, architectures=1)]
     has_personal = False

@@ -60,7 +60,7 @@ class FedDPA(ServerModel):
     title = "FedDPA"
     paper = "Long et al., NeurIPS 2024"
     family = "two models"
-    use = "own LoRA beside a shared one, weighed for every input"
+    use = "a personal LoRA next to a shared one, weighted for every input"
     grid = {"a": (0.3, 0.5, 0.7), "most_dynamic": (0.3, 0.5, 1.0)}
     special_cases = [to_fedavg("on a model without LoRA", all_shared=True)]
     exposures = [
@@ -71,17 +71,17 @@ class FedDPA(ServerModel):
         )
     ]
     of_adapters = True
-    a: float = Field(0.5, ge=0, le=1, description="share of the local adapter while it trains")
+    a: float = Field(0.5, ge=0, le=1, description="weight of the local adapter during its training")
     when: Literal["beside", "after"] = Field(
-        "beside", description="the local adapter trains beside the global one, or once before a model is used"
+        "beside", description="train the local adapter with the global one, or once before a model is used"
     )
-    compared: int = Field(5, ge=1, description="S: own training samples that an input is compared with")
-    most_dynamic: float = Field(0.5, ge=0, le=1, description="ω_max: largest weight that an input decides")
+    compared: int = Field(5, ge=1, description="S: training samples of the client to compare an input with")
+    most_dynamic: float = Field(0.5, ge=0, le=1, description="ω_max: largest input-dependent weight")
     dynamic_on: Literal["global", "local"] = Field(
-        "global", description="whose weight grows with how familiar an input is; global as the code"
+        "global", description="adapter weighted by the familiarity of an input; global as in the code"
     )
-    ft_epochs: int = Field(1, ge=0, description="epochs of the local adapter, where it trains after")
-    ft_steps: int | None = Field(None, ge=0, description="steps in place of ft_epochs")
+    ft_epochs: int = Field(1, ge=0, description="epochs of the local adapter if it trains afterwards")
+    ft_steps: int | None = Field(None, ge=0, description="steps instead of ft_epochs")
 
     def wrap(self, model: Model) -> Model:
         return model.inside(with_two_adapters, "network") if lora_pairs(model.parameters) else model
@@ -92,8 +92,8 @@ class FedDPA(ServerModel):
     def server_state(self, ctx: Context) -> TensorDict:
         if ctx.split.personal and ctx.task == "generation":
             raise ConfigError(
-                "FedDPA weighs its adapters by the features of a whole input, which a model that generates word by "
-                "word does not give; take a task of classification"
+                "FedDPA weights its adapters by the features of a whole input, which a model that generates text does "
+                "not have; use a classification task"
             )
         own_set = ctx.split.select_personal(ctx.init)
         return TensorDict({"w": ctx.split.select_shared(ctx.init), "rest": own_set}, batch_size=[])
@@ -282,7 +282,7 @@ def with_two_adapters(network: nn.Module) -> TwoAdapters:
     downs = [path for path in linears if "lora_A" in path.split(".")]
     if name is None or width is None or not downs:
         raise ModelError(
-            f"two sets of LoRA are for a network with LoRA and a linear head, but a {type(network).__name__} has "
+            f"two sets of LoRA need a network with LoRA and a linear head, but a {type(network).__name__} has "
             f"{len(downs)} layers with LoRA and {'no such head' if width is None else 'a head'}"
         )
     for path in downs:

@@ -74,15 +74,15 @@ class FedEM(ServerModel):
         )
         for when in ({"everyone": True}, {"normalise": "cohort"})
     ]
-    exposures = [exposure("how a client mixes the networks, which its samples say,", "sample")]
+    exposures = [exposure("a client's mixture weights, learnt from its samples", "sample")]
     has_global = False
     components: int = Field(2, ge=1, description="M: networks that all clients share (official code: 3)")
     normalise: Literal["all", "cohort"] = Field(
         "all",
-        description="whose share of the samples an update counts: of all clients, or of those of the round",
+        description="weight of an update: its share of the samples of all clients, or of the round's clients",
     )
     newcomer_passes: int = Field(
-        1, ge=0, description="passes over its samples that fit a client's π before it has taken part"
+        1, ge=0, description="passes over the samples to fit π of a client that has not taken part yet"
     )
 
     def wrap(self, model: Model) -> Model:
@@ -95,16 +95,16 @@ class FedEM(ServerModel):
         classes_only(ctx, self.title)
         if ctx.train.balanced:
             raise ConfigError(
-                "FedEM weighs the losses of samples itself, in place of the run's loss; leave out train.objective in "
-                "its line: {name: fedem, train: {objective: task}}"
+                "FedEM weights the losses of samples itself, instead of the run's loss; turn train.objective off for "
+                "this method: {name: fedem, train: {objective: task}}"
             )
         start: TensorDict = ctx.split.select_shared(ctx.init)
         learned = [n.split(".", 2)[2] for n in ctx.split.trainable if n.startswith("networks.0.")]
         starts = [[start.get(f"networks.{m}.{n}") for n in learned] for m in range(self.components)]
         if self.components > 1 and all(map(torch.equal, starts[0], starts[1])):
             raise ConfigError(
-                "FedEM needs networks that start differently, but all that trains of this model starts alike (from "
-                "pretrained weights); let it train a part that is drawn, such as a head of its own"
+                "FedEM needs networks that start differently, but all trained parts of this model start from the same "
+                "(pretrained) weights; also train a randomly initialised part, such as a head"
             )
         return start
 

@@ -48,17 +48,17 @@ _TINY = 1e-5
 class FedFomo(Method):
     """Every client mixes the models of others that do well on its validation data."""
 
-    fixed_clients = "its server keeps the model of every client and how much each likes it"
+    fixed_clients = "its server keeps the model of every client and its weight for each of the others"
     name = "fedfomo"
     title = "FedFomo"
     paper = "Zhang et al., ICLR 2021"
     family = "mixture"
-    use = "picking useful peers by own validation data"
+    use = "choosing useful peers by the client's validation data"
     grid = {"downloads": (3, 5, 10)}
     special_cases = [
         to_local("with M = 0", downloads=0),
         to_local("with one client a round, so nobody else's model to download,", cohort=1),
-        to_local("in its only round, before which nobody has uploaded,", rounds=1),
+        to_local("with a single round, before which nobody has uploaded,", rounds=1),
         to_local("without validation samples, by which clients compare models,", validation=False),
     ]
     exposures = [exposure("the validation losses of received models, by which a client mixes them", "sample")]
@@ -68,7 +68,7 @@ class FedFomo(Method):
     explore: float = Field(
         0.3, ge=0, le=1, description="ε_0: probability of random models in the first round"
     )
-    explore_decay: float = Field(0.05, ge=0, description="what that probability loses every round")
+    explore_decay: float = Field(0.05, ge=0, description="decrease of that probability per round")
     fallback: Literal["own", "baseline"] = Field(
         "own",
         description="the model of a client that no candidate improves: its own, or the one before training",

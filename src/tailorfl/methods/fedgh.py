@@ -56,7 +56,7 @@ class FedGH(Method):
     grid = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
     special_cases = [
         to_local(
-            "in its only round, before which the head is as drawn,",
+            "with a single round, before which the head is as drawn,",
             rounds=1,
             deploy="trained",
             architectures=1,
@@ -70,7 +70,7 @@ class FedGH(Method):
     server_lr: float = Field(
         0.01,
         ge=0,
-        description="η_s: rate of the server's head; 0 leaves it as drawn, as the official code does",
+        description="η_s: learning rate of the server's head; 0: it stays as initialised, as in the official code",
     )
     deploy: Literal["trained", "received"] = Field(
         "trained", description="the head of the deployed model: the client's last, or the server's"

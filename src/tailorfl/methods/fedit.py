@@ -54,14 +54,14 @@ class MeanOfLoRA(FedAvg):
     special_cases = [case.where(mean_of="factors") for case in FedAvg.special_cases]
     of_adapters = True
     mean_of: Literal["factors", "product"] = Field(
-        "factors", description="average A and B each by itself, or B·A, cut to the rank of A (not FedIT)"
+        "factors", description="average A and B separately, or B·A truncated to the rank of A (not FedIT)"
     )
 
     @model_validator(mode="after")
     def _products_are_no_gradient(self) -> Self:
         if self.mean_of == "product" and not self.server.is_plain_average:
             raise ValueError(
-                "mean_of = product replaces A and B, so the server can take no step of its own; leave out server"
+                "mean_of = product replaces A and B, so the server cannot take a step; leave out server"
             )
         return self
 
@@ -72,7 +72,7 @@ class MeanOfLoRA(FedAvg):
     def server_state(self, ctx: Context) -> TensorDict:
         if self.mean_of == "product" and not lora_pairs(ctx.split.trainable):
             raise ConfigError(
-                "mean_of = product averages the factors of LoRA, but the model trains none; take one with lora"
+                "mean_of = product averages the factors of LoRA, but the model trains none; use a model with lora"
             )
         return super().server_state(ctx)
 
@@ -153,7 +153,7 @@ class FedLoRA(MeanOfLoRA, FedAvgFT):
     title = "FedLoRA"
     paper = "FedIT with local tuning, as in FedOA (2025)"
     family = "tuned"
-    use = "own LoRA, tuned from the shared one"
+    use = "a personal LoRA, tuned from the shared one"
     grid = {"ft_epochs": (1, 2, 5)}
     special_cases = [to_fedavg("without epochs of tuning", "fedit", keep=("mean_of",), ft_length=0)]
     ft_epochs: int = Field(2, ge=0, description="E_ft: epochs of tuning on the client's own data")

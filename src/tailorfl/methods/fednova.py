@@ -71,8 +71,8 @@ class FedNova(FedAvg):
     def server_state(self, ctx: Context) -> TensorDict:
         if self.mu > 0 and ctx.train.momentum > 0:
             raise ConfigError(
-                f"FedNova counts steps with momentum or with a proximal term, but train.momentum = "
-                f"{ctx.train.momentum:g} and mu = {self.mu:g}; set one of them to 0"
+                f"FedNova supports momentum or a proximal term, not both, but train.momentum = {ctx.train.momentum:g} "
+                f"and mu = {self.mu:g}; set one of them to 0"
             )
         return super().server_state(ctx)
 

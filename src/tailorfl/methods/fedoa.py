@@ -56,7 +56,7 @@ class FeatureRegularised(TwoModels):
         1, ge=0, description="first round in which personal models train, counted from 0"
     )
     own_init: bool = Field(
-        False, description="personal models are drawn anew and not copies of the global one"
+        False, description="initialise personal models independently, not as copies of the global one"
     )
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -102,10 +102,10 @@ class FedOA(FeatureRegularised):
     title = "FedOA"
     paper = "FedOA, 2025"
     family = "two models"
-    use = "own LoRA that keeps features for domains never seen"
+    use = "a personal LoRA that keeps features for unseen domains"
     grid = {"lam": (0.01, 0.1, 0.5, 1.0, 2.0)}
     distance: Literal["mean_l2", "batch_l2", "cosine", "pearson"] = Field(
-        "mean_l2", description="D: how far features are apart"
+        "mean_l2", description="D: distance between features"
     )
     micro_batch: int = Field(8, ge=1, description="samples of one norm of batch_l2")
 
@@ -123,7 +123,7 @@ class FedSDR(FeatureRegularised):
     title = "FedSDR"
     paper = "Tang et al., ICLR 2024, as adapted in FedOA (2025)"
     family = "two models"
-    use = "own model whose shared features do not follow shortcuts"
+    use = "a personal model whose shared features avoid shortcuts"
     grid = {"lam": (0.001, 0.01, 0.1, 0.5)}
 
     def pull(self, centre: TensorDict) -> Term:
@@ -131,5 +131,5 @@ class FedSDR(FeatureRegularised):
 
     def without_pull(self, run: RunSetup) -> str:
         if run.train.batch_size == 1:
-            return "with batches of one sample, which is its own mean,"
+            return "with batches of a single sample, which equals the batch mean,"
         return super().without_pull(run)

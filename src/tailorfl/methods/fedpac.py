@@ -52,15 +52,15 @@ class FedPAC(Method):
     title = "FedPAC"
     paper = "Xu et al., ICLR 2023"
     family = "parts"
-    use = "label skew: aligned features, heads mixed by likeness"
+    use = "label skew: aligned features, heads mixed by similarity"
     grid = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5)}
     exposures = [exposure("the class means of features and class counts, which a client sends as they are")]
     has_global = False
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the mean of their class")
     head_epochs: int = Field(1, ge=0, description="E_h: epochs on the head with the body fixed")
-    head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
-    head_lr: float | None = Field(None, gt=0, description="rate of the head; default the run's")
-    mix: bool = Field(True, description="mix heads; if not, every client keeps its own")
+    head_steps: int | None = Field(None, ge=0, description="steps instead of head_epochs")
+    head_lr: float | None = Field(None, gt=0, description="learning rate of the head; default: the run's")
+    mix: bool = Field(True, description="mix heads; if false, every client keeps its own")
 
     def make_split(self, model: Model) -> Split:
         return model.split("head")
@@ -110,7 +110,7 @@ class FedPAC(Method):
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if (self.mix and run.cohort > 1) or (self.lam > 0 and run.rounds > 1) or self.head_lr is not None:
             return ()
-        because = "without mixing and pull" if run.rounds > 1 else "in its only round without mixing"
+        because = "without mixing and pull" if run.rounds > 1 else "with a single round and without mixing"
         head, body = as_settings(self.length("head")), as_settings(Length(run.train.epochs, run.train.steps))
         lengths = [(f"{part}_{n}", v) for part, of in (("head", head), ("body", body)) for n, v in of.items()]
         options = {"weights": self.weights, **{n: v for n, v in lengths if v is not None}}

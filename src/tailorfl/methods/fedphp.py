@@ -56,17 +56,17 @@ class FedPHP(FedAvg):
     title = "FedPHP"
     paper = "Li et al., ECML PKDD 2021"
     family = "two models"
-    use = "models that remember: own past beside the new global one"
+    use = "models that remember: the client's past model next to the new global one"
     grid = {"lam": (0.01, 0.05, 0.1, 0.3), "horizon": (10.0, 30.0, 100.0)}
     special_cases = [to_fedavg("with λ = 0", models=("global",), lam=0)]
     has_personal = True
     personal_receives = False
-    lam: float = Field(0.1, ge=0, le=1, description="λ: weight of the teacher beside the loss")
+    lam: float = Field(0.1, ge=0, le=1, description="λ: weight of the teacher in addition to the loss")
     teach: Literal["kd", "mmd"] = Field(
-        "kd", description="what v_i teaches: its predictions, or its features"
+        "kd", description="knowledge that v_i teaches: its predictions, or its features"
     )
     horizon: float = Field(
-        30.0, gt=0, description="qT: participations after which v_i keeps 9 tenths of itself"
+        30.0, gt=0, description="qT: participations after which v_i keeps nine tenths of its value"
     )
 
     def server_state(self, ctx: Context) -> TensorDict:

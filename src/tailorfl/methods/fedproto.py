@@ -78,7 +78,7 @@ class FedProto(Method):
     grid = {"lam": (0.1, 0.5, 1.0, 2.0)}
     special_cases = [
         to_local("with λ = 0", predict="head", lam=0),
-        to_local("in its only round, before which there are no prototypes,", predict="head", rounds=1),
+        to_local("with a single round, before which there are no prototypes,", predict="head", rounds=1),
     ]
     exposures = [
         exposure("the class means of features, and which classes a client has, which it sends as they are")
@@ -87,7 +87,7 @@ class FedProto(Method):
     heterogeneous = True
     lam: float = Field(1.0, ge=0, description="λ: pull of the features towards the prototype of their class")
     predict: Literal["head", "prototype"] = Field(
-        "head", description="prototype: answer by the nearest prototype of the client's own classes"
+        "head", description="prototype: predict by the nearest prototype of the client's own classes"
     )
 
     def server_state(self, ctx: Context) -> TensorDict:
@@ -131,12 +131,12 @@ class FedTGP(FedProto):
     grid = {"lam": (0.1, 1.0, 10.0), "server_passes": (10, 100), "server_lr": (0.01, 0.1)}
     lam: float = Field(10.0, ge=0, description="λ: pull of the features towards the prototype of their class")
     predict: Literal["head", "prototype"] = Field(
-        "prototype", description="what answers: the nearest prototype of all classes, or the client's head"
+        "prototype", description="predict by the nearest prototype of all classes, or by the client's head"
     )
     tau: float = Field(100.0, ge=0, description="τ: largest margin δ between classes")
-    server_passes: int = Field(100, ge=0, description="S: the server's passes over what was sent in a round")
+    server_passes: int = Field(100, ge=0, description="S: the server's passes over a round's class means")
     server_lr: float = Field(0.01, gt=0, description="rate of the server's SGD")
-    server_batch: int = Field(10, ge=1, description="class means a step of the server")
+    server_batch: int = Field(10, ge=1, description="class means per step of the server")
 
     def server_state(self, ctx: Context) -> TensorDict:
         start = super().server_state(ctx)

@@ -36,12 +36,12 @@ class FedRep(KeepsPart):
     title = "FedRep"
     paper = "Collins et al., ICML 2021"
     family = "parts"
-    use = "label skew: own head fitted first, then the body"
+    use = "label skew: personal head trained first, then the body"
     grid = {"head_epochs": (1, 5, 10)}
     head_epochs: int = Field(10, ge=0, description="E_h: epochs on the head with the body fixed")
-    head_steps: int | None = Field(None, ge=0, description="steps in place of head_epochs")
+    head_steps: int | None = Field(None, ge=0, description="steps instead of head_epochs")
     body_epochs: int = Field(1, ge=0, description="E_b: epochs on the body with the head fixed")
-    body_steps: int | None = Field(None, ge=0, description="steps in place of body_epochs")
+    body_steps: int | None = Field(None, ge=0, description="steps instead of body_epochs")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
         model = self.train_personal(client, model)
@@ -60,7 +60,7 @@ class FedRep(KeepsPart):
         if run.all_personal:
             return self.alone(head)
         if nothing(body):
-            return (Reduction("without body epochs", "personal", remark="never trains what clients share"),)
+            return (Reduction("without body epochs", "personal", remark="never trains the shared part"),)
         if run.all_shared:
             return self.everywhere(**as_settings(body))
         if not nothing(head) or self.tunes_at_the_end or self.server_step != 1:

@@ -54,7 +54,7 @@ class FedRoD(FedAvg):
     title = "FedRoD"
     paper = "Chen and Chao, ICLR 2022"
     family = "parts"
-    use = "one balanced model and an own head, of one training"
+    use = "one balanced model and a personal head, from one training"
     grid = {"gamma": (0.25, 0.5, 1.0)}
     special_cases = [
         to_fedavg("with γ = 0", models=("global",), gamma=0),
@@ -63,14 +63,14 @@ class FedRoD(FedAvg):
     exposures = [exposure("the number of a client's samples of each class, in its loss", "sample")]
     has_personal = True
     trained_twice = "head"
-    gamma: float = Field(1.0, ge=0, description="γ: how much the generic loss makes up for unequal classes")
-    personal_rate: float = Field(1.0, ge=0, description="κ: rate of the personal head in units of the run's")
+    gamma: float = Field(1.0, ge=0, description="γ: correction for unequal classes in the generic loss")
+    personal_rate: float = Field(1.0, ge=0, description="κ: personal head's rate, as a multiple of the run's")
 
     def server_state(self, ctx: Context) -> TensorDict:
         if ctx.train.balanced:
             raise ConfigError(
-                "FedRoD has a balanced softmax of its own, in place of the run's loss; set its gamma, and leave out "
-                "train.objective in its line: {name: fedrod, train: {objective: task}}"
+                "FedRoD uses its own balanced softmax instead of the run's loss; set its gamma, and turn "
+                "train.objective off for this method: {name: fedrod, train: {objective: task}}"
             )
         return super().server_state(ctx)
 

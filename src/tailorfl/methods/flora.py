@@ -53,7 +53,7 @@ class FLoRA(RankedLoRA):
     title = "FLoRA"
     paper = "Wang et al., NeurIPS 2024"
     family = "one model"
-    use = "LoRA of a rank by client, merged exactly, in few rounds"
+    use = "LoRA with a rank per client, merged exactly, in few rounds"
     has_personal = False
 
     def wrap(self, model: Model) -> Model:

@@ -61,7 +61,7 @@ class GPFL(ServerModel):
     title = "GPFL"
     paper = "Zhang et al., ICCV 2023"
     family = "parts"
-    use = "label skew: features guided by class embeddings, own and shared"
+    use = "label skew: personal and shared features, guided by class embeddings"
     grid = {"lam": (0.0001, 0.01, 0.1), "mu": (0.0, 0.1, 0.3, 1.0)}
     exposures = [exposure("the share of each class among a client's samples", "sample")]
     has_global = False
@@ -71,7 +71,7 @@ class GPFL(ServerModel):
     )
     conditions: Literal["received", "released"] = Field(
         "received",
-        description="whose embeddings make the conditions; released: the client's last, as the code does",
+        description="embeddings that the conditions are made from; released: the client's last ones, as in the code",
     )
 
     def wrap(self, model: Model) -> Model:
@@ -178,7 +178,7 @@ def add_condition(module: nn.Module) -> None:
     Raises:
         ModelError: the head is not an ordinary linear layer inside a network.
     """
-    replace_head(module, ConditionalHead, "a vector changes the features before")
+    replace_head(module, ConditionalHead, "conditioning needs")
 
 
 def is_own(name: str, tensor: Tensor, module: nn.Module) -> bool:

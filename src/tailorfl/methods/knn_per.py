@@ -51,7 +51,7 @@ class KNNPer(FedAvg):
     title = "kNN-Per"
     paper = "Marfoq et al., ICML 2022"
     family = "knowledge"
-    use = "a global model with the client's own neighbours, no training"
+    use = "a global model with the client's own nearest neighbours, without training"
     grid = {"neighbours": (5, 7, 10, 20), "scale": (0.1, 1.0, 10.0)}
     special_cases = [to_fedavg("with λ = 0", lam=0), to_fedavg("with an empty memory", capacity=0)]
     exposures = [exposure("a client's own samples in the answers of its deployed model", "sample")]
@@ -59,22 +59,22 @@ class KNNPer(FedAvg):
     answers = True
     neighbours: int = Field(10, ge=1, description="k: samples of the memory that vote")
     scale: float = Field(1.0, gt=0, description="s: how fast a vote falls with the squared distance")
-    lam: float | None = Field(None, ge=0, le=1, description="λ of all clients; default by validation")
+    lam: float | None = Field(None, ge=0, le=1, description="λ of all clients; default: chosen by validation")
     mix: Literal["probabilities", "logits"] = Field(
-        "probabilities", description="what votes for classes are mixed with; logits as in the authors' code"
+        "probabilities",
+        description="outputs to mix with the votes for classes; logits as in the authors' code",
     )
-    capacity: int | None = Field(None, ge=0, description="most samples in the memory; default all")
+    capacity: int | None = Field(None, ge=0, description="largest number of samples in memory; default: all")
 
     def server_state(self, ctx: Context) -> TensorDict:
         if ctx.task not in ("classification", "regression"):
             raise ConfigError(
-                f"{self.title} needs classes to vote for or numbers to average (a task of classification or "
-                f"regression), which a task of {ctx.task} does not have"
+                f"{self.title} needs a classification or regression task, but the task is {ctx.task}"
             )
         if ctx.task == "regression" and self.mix == "logits":
             raise ConfigError(
-                f"{self.title} with mix=logits needs classes; in regression it always mixes with the model's outputs, "
-                "so leave mix out"
+                f"{self.title} with mix=logits needs classes; in regression it always uses the model's outputs, so "
+                "leave mix out"
             )
         return super().server_state(ctx)
 

@@ -62,10 +62,10 @@ class L2GD(Method):
     lam: float = Field(0.3, gt=0, description="λ: strength of the pull towards the mean")
     p: float = Field(0.1, gt=0, lt=1, description="probability of a step towards the mean")
     per_round: Literal["exchange", "coin"] = Field(
-        "exchange", description="a round: all iterations up to the next exchange of models, or a single one"
+        "exchange", description="length of a round: all iterations up to the next exchange, or a single one"
     )
     smoothness: float | None = Field(None, gt=0, description="L: sets p to its optimum λ/(λ + L)")
-    coin_seed: int = Field(0, ge=0, description="of the coin that server and clients share")
+    coin_seed: int = Field(0, ge=0, description="seed of the coin that server and clients share")
 
     @property
     def averages_replies(self) -> bool:
@@ -103,7 +103,7 @@ class L2GD(Method):
         if share > 1:
             raise ConfigError(
                 f"a step of L2GD towards the mean would go beyond it: lr·lam·(1 − p)/p = {share:.3g}, but it must not "
-                f"exceed 1 (½ by the theory); take lr ≤ {ctx.train.lr / share:.3g}, a smaller lam or a larger p"
+                f"exceed 1 (½ by the theory); set lr ≤ {ctx.train.lr / share:.3g}, a smaller lam or a larger p"
             )
         return TensorDict({"mean": ctx.init, "round": torch.tensor(0)})
 
@@ -146,7 +146,7 @@ class L2GD(Method):
             return ()
         # There is one round, or each has one coin: all have the same number of steps.
         steps = self.coins(0)[1]
-        because = f"with coins that never say average in its rounds ({run.rounds})"
+        because = f"with coins that never call for averaging in its rounds ({run.rounds})"
         everyone = {"participation": "all"}
         return (
             Reduction(because, "personal", "local", "personal", everyone, as_settings(Length(steps=steps))),

@@ -43,7 +43,7 @@ class LocalTrain(Alone):
     title = "LocalTrain"
     paper = "baseline (Standalone)"
     family = "baseline"
-    use = "what a client has without the others"
+    use = "the result of a client without the others"
     has_global = False
     heterogeneous = True
     own_init: bool = Field(False, description="every client draws its own initial model")
@@ -61,7 +61,7 @@ class LocalAverage(Alone):
     title = "LocalTrain, averaged"
     paper = "baseline (averaged once, never sent back)"
     family = "baseline"
-    use = "the mean of models that never met"
+    use = "the mean of independently trained models"
 
     def server_state(self, ctx: Context) -> TensorDict:
         return ctx.init
@@ -85,7 +85,7 @@ class Centralized(ServerModel):
     title = "Centralized"
     paper = "baseline (pooled data)"
     family = "baseline"
-    use = "what pooling all data would give"
+    use = "the result of pooling all data"
     has_personal = False
     pooled = True
 

@@ -72,10 +72,10 @@ class FedSALoRA(KeepsPart):
     title = "FedSA-LoRA"
     paper = "Guo et al., ICLR 2025"
     family = "parts"
-    use = "LoRA under skew: what is shared travels, the rest stays"
+    use = "LoRA under skew: the shared factors are sent, the others stay"
     grid = {"final_personal_epochs": (0, 1)}
     of_adapters = True
-    personal_part: str = Field("lora_B", description="what stays on the client; lora_B+head: the head, too")
+    personal_part: str = Field("lora_B", description="kept on the client; lora_B+head: the head, too")
 
     def make_split(self, model: Model) -> Split:
         return model.split(self.personal_part, allow_empty=True)

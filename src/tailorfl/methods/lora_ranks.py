@@ -65,7 +65,7 @@ from tailorfl.training.objective import Seen, Term
 class RankedLoRA(Method):
     """One set of LoRA on the server, of which every client has the first ranks."""
 
-    fixed_clients = "ranks are given to clients by their numbers among all"
+    fixed_clients = "ranks are assigned by the numbers of the clients"
     special_cases = [to_fedavg("on a model without LoRA", all_shared=True)]
     exposures = [
         exposure(
@@ -96,8 +96,8 @@ class RankedLoRA(Method):
             largest = min(len(ctx.init.get(a)) for a, _ in pairs)
             if self.ranks and not 1 <= min(self.ranks) <= max(self.ranks) <= largest:
                 raise ConfigError(
-                    f"ranks = {list(self.ranks)}: ranks of clients are from 1 to that of the model's LoRA, {largest}; "
-                    "set model.lora to the largest of them"
+                    f"ranks = {list(self.ranks)}: ranks must be from 1 to that of the model's LoRA, {largest}; set "
+                    "model.lora to the largest rank"
                 )
             state["kept"] = ctx.split.select_personal(ctx.init)
             state["ranks"] = torch.tensor(
@@ -195,7 +195,7 @@ class FlexLoRA(RankedLoRA):
     title = "FlexLoRA"
     paper = "Bai et al., NeurIPS 2024"
     family = "one model"
-    use = "LoRA of a rank by client, averaged as products"
+    use = "LoRA with a rank per client, averaged as products"
 
     def ratio(self, rank: Tensor, largest: int) -> Tensor:
         return largest / rank.clamp(min=1)
@@ -230,7 +230,7 @@ class HetLoRA(RankedLoRA):
     title = "HetLoRA"
     paper = "Cho et al., EMNLP 2024"
     family = "one model"
-    use = "LoRA of a rank by client that prunes itself"
+    use = "LoRA with a rank per client, pruned during training"
     grid = {"lam": (0.0, 0.0005, 0.005, 0.05)}
     exposures = [
         exposure(

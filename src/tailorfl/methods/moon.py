@@ -50,21 +50,23 @@ class MOON(FedAvg):
     title = "MOON"
     paper = "Li et al., CVPR 2021"
     family = "one model"
-    use = "one model of images whose features drift apart"
+    use = "one image model whose features drift apart"
     grid = {"mu": (0.1, 1.0, 5.0), "tau": (0.1, 0.5, 1.0)}
     # With a projection it could only equal FedAvg of another network.
     special_cases = [
         to_fedavg("with μ = 0", projection=0, mu=0),
         to_fedavg("with Q = 0", projection=0, history=0),
         to_fedavg(
-            "in its only round, before which no client has a model of its own,", projection=0, rounds=1
+            "with a single round, before which no client has a previous model,", projection=0, rounds=1
         ),
     ]
     mu: float = Field(1.0, ge=0, description="μ: strength of the contrast (official code: 5 on CIFAR-10)")
     tau: float = Field(0.5, gt=0, description="τ: temperature of the contrast")
-    history: int = Field(1, ge=0, description="Q: models of before that a client compares with")
+    history: int = Field(1, ge=0, description="Q: number of earlier models that a client compares with")
 
-    projection: int = Field(0, ge=0, description="width of two layers before the head, compared; 0: none")
+    projection: int = Field(
+        0, ge=0, description="width of a two-layer projection before the head, compared; 0: none"
+    )
 
     def wrap(self, model: Model) -> Model:
         return model.changed(partial(project, width=self.projection)) if self.projection else model
@@ -106,7 +108,7 @@ def project(module: nn.Module, width: int) -> None:
     name = next((path for path, part in module.named_modules() if part is head), "")
     if not isinstance(head, nn.Linear) or not name:
         raise ModelError(
-            f"a projection stands before a linear head inside a network, which a {type(module).__name__} does not have"
+            f"a projection needs a linear head inside the network, which a {type(module).__name__} does not have"
         )
     inner = head.in_features
     layers: OrderedDict[str, nn.Module] = OrderedDict(

@@ -38,12 +38,12 @@ from tailorfl.training import tree
 class MRMTL(TwoModels):
     """Personal models pulled towards their mean."""
 
-    fixed_clients = "a reply counts by its share of all clients' samples"
+    fixed_clients = "a reply is weighted by its share of all clients' samples"
     name = "mr_mtl"
     title = "MR-MTL"
     paper = "mean-regularised MTL (Evgeniou and Pontil, KDD 2004), as MTL in PerAda"
     family = "two models"
-    use = "own model near the mean; private samples"
+    use = "a personal model near the mean; private samples"
     grid = {"lam": (0.01, 0.1, 1.0)}
     special_cases = [to_local("with λ = 0", lam=0)]
     has_global = False

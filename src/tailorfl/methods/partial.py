@@ -46,7 +46,7 @@ class SplitMethod(ServerModel):
         "with nothing of this model in its personal part ('{self.personal_part}')"
     )
     personal_part: str = Field(
-        "head", description="what stays on the client: head, extractor, norm, input, all, none, a+b"
+        "head", description="part that stays on the client: head, extractor, norm, input, all, none, a+b"
     )
 
     def make_split(self, model: Model) -> Split:
@@ -92,9 +92,7 @@ class KeepsPart(SplitMethod):
         ge=0,
         description="epochs on the personal part before a model is used (official code: FedRep 10, FedAlt, FedSim 1)",
     )
-    final_personal_steps: int | None = Field(
-        None, ge=0, description="steps in place of final_personal_epochs"
-    )
+    final_personal_steps: int | None = Field(None, ge=0, description="steps instead of final_personal_epochs")
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         model = super().personal(client, state, received)
@@ -131,7 +129,7 @@ class FedPer(KeepsPart):
     title = "FedPer"
     paper = "Arivazhagan et al., 2019"
     family = "parts"
-    use = "label skew: shared body, own head"
+    use = "label skew: shared body, personal head"
     grid = {"final_personal_epochs": (0, 1)}
 
 
@@ -143,10 +141,10 @@ class LGFedAvg(KeepsPart):
     title = "LG-FedAvg"
     paper = "Liang et al., 2020"
     family = "parts"
-    use = "own features, one shared head; few bytes"
+    use = "personal features, one shared head; little traffic"
     grid = {"final_personal_epochs": (0, 1)}
     personal_part: str = Field(
-        "extractor", description="what stays on the client; extractor:k shares the last k linear layers"
+        "extractor", description="part that stays on the client; extractor:k shares the last k linear layers"
     )
     broadcast_all: bool = Field(
         False, description="send the shared layers to all clients every round, as the official code does"
@@ -167,7 +165,7 @@ class FedBN(KeepsPart):
     family = "parts"
     use = "shifts of the inputs (scanners, sites)"
     grid = {"final_personal_epochs": (0, 1)}
-    personal_part: str = Field("norm", description="what stays on the client")
+    personal_part: str = Field("norm", description="part that stays on the client")
 
     def make_split(self, model: Model) -> Split:
         return model.split(self.personal_part, allow_empty=True)

@@ -50,7 +50,7 @@ class PerFedAvg(ServerModel):
     title = "Per-FedAvg"
     paper = "Fallah et al., NeurIPS 2020"
     family = "tuned"
-    use = "a start from which one step personalizes"
+    use = "an initial model that one step personalizes"
     grid = {"alpha": (0.01, 0.03, 0.1)}
     special_cases = [
         comparable(

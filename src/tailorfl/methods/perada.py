@@ -51,7 +51,7 @@ class PerAda(Distilled, TwoModels, PersonalLength):
     title = "PerAda"
     paper = "Xie et al., CVPR 2024"
     family = "two models"
-    use = "own adapters on a frozen network, public data at the server"
+    use = "personal adapters on a frozen network, public data at the server"
     grid = {"lam": (0.1, 1.0), "distil.lr": (1e-5, 1e-4, 1e-3, 1e-2)}
     special_cases = [
         *PersonalLength.special_cases,
@@ -64,7 +64,7 @@ class PerAda(Distilled, TwoModels, PersonalLength):
     lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")
     personal_lr: float | None = Field(None, gt=0, description="η_p: rate of personal training; default: lr")
     variant: Literal["paper", "released"] = Field(
-        "paper", description="released: 2λ, distils in the first rounds"
+        "paper", description="released: 2λ, and distillation in the first rounds"
     )
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:

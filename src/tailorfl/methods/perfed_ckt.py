@@ -77,7 +77,7 @@ class PerFedCKT(OwnModel):
     public_batch: int = Field(128, ge=1, description="b': public samples a step")
     own_init: bool = Field(True, description="every client draws its own initial model")
     first_round: Literal["train", "upload"] = Field(
-        "train", description="clients train alone in it and upload then, or only upload as in the paper"
+        "train", description="clients train alone in it before they upload, or only upload, as in the paper"
     )
     warm_rounds: int = Field(
         0, ge=0, description="rounds before the first one, in which clients train alone and send nothing"
@@ -128,7 +128,7 @@ class PerFedCKT(OwnModel):
         first = self.warm_rounds + 1
         uploads = self.first_round == "upload" and run.rounds >= first
         if uploads and run.rounds == 1:
-            return (Reduction("in its only round, in which clients only upload,", "personal"),)
+            return (Reduction("with a single round, in which clients only upload,", "personal"),)
         if self.lam == 0 or run.rounds <= first:
             because = "with λ = 0" if self.lam == 0 else _before_any_pull(run.rounds, self.warm_rounds)
             if not uploads:
@@ -151,7 +151,7 @@ class PerFedCKT(OwnModel):
 def _before_any_pull(rounds: int, warm: int) -> str:
     """Return why nothing pulls in a run of this many rounds, all before there are centroids."""
     if rounds == 1:
-        return "in its only round, before which nobody has uploaded,"
+        return "with a single round, before which nobody has uploaded,"
     return f"in {rounds} rounds, of which the first {warm} are warm ones,"
 
 

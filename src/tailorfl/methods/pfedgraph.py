@@ -56,7 +56,7 @@ class PFedGraph(OwnModel):
     use = "a graph of who helps whom, learnt at the server"
     grid = {"alpha": (0.1, 0.4, 0.8, 1.6), "lam": (0.0, 0.001, 0.01, 0.1)}
     special_cases = [
-        to_local("in its only round, before which there is no graph,", rounds=1),
+        to_local("with a single round, before which there is no graph,", rounds=1),
         to_local("with λ = 0 and one client a round", lam=0, cohort=1),
     ]
     has_global = False
@@ -64,11 +64,11 @@ class PFedGraph(OwnModel):
     lam: float = Field(
         0.01, ge=0, description="λ: pull of a model's direction towards those it is mixed with"
     )
-    alpha: float = Field(0.8, gt=0, description="α: how near the graph stays to the clients' weights")
+    alpha: float = Field(0.8, gt=0, description="α: pull of the graph towards the clients' weights")
     variant: Literal["exact", "approximate"] = Field(
         "exact", description="pull along g_i, or along the mixture itself, which saves sending g_i"
     )
-    measure: Literal["all", "head"] = Field("all", description="the part that cosines and the pull look at")
+    measure: Literal["all", "head"] = Field("all", description="the part that the cosines and the pull use")
     released: bool = Field(False, description="the sign of the official code, which pushes models apart")
 
     def server_state(self, ctx: Context) -> TensorDict:

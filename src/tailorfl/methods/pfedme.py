@@ -53,14 +53,14 @@ class PFedMe(TwoModels):
     title = "pFedMe"
     paper = "T. Dinh et al., NeurIPS 2020"
     family = "two models"
-    use = "own model near a shared one, several inner steps"
+    use = "a personal model near a shared one, with several inner steps"
     grid = {"lam": (0.1, 1.0, 15.0), "lr": (0.005, 0.05, 0.5), "inner_steps": (3, 5)}
     models_trained = 2
     lam: float = Field(
         1.0, ge=0, description="λ: pull of the personal model towards the local copy of the global one"
     )
     inner_steps: int = Field(5, ge=1, description="K: steps on each batch")
-    local_rounds: int = Field(5, ge=1, description="R: batches a round")
+    local_rounds: int = Field(5, ge=1, description="R: batches per round")
     lr: float = Field(0.5, gt=0, description="η: step of the local copy of the global model")
     personal_lr: float | None = Field(
         None, gt=0, description="η_p: step of the personal model; default the run's lr"
@@ -68,12 +68,12 @@ class PFedMe(TwoModels):
     inner_wd: float = Field(
         0.0,
         ge=0,
-        description="shrinkage of θ in the inner step beside the run's weight decay (the official code uses 1e-3)",
+        description="shrinkage of θ in the inner step, in addition to weight decay (the official code uses 1e-3)",
     )
     personal_epochs: int | None = Field(
-        None, ge=1, description="train θ for so many epochs before one step of w, in place of K and R"
+        None, ge=1, description="epochs of training θ before one step of w, instead of K and R"
     )
-    personal_steps: int | None = Field(None, ge=1, description="steps in place of personal_epochs")
+    personal_steps: int | None = Field(None, ge=1, description="steps instead of personal_epochs")
     beta: float = Field(1.0, ge=0, le=2, description="β: server step")
     keep: Literal["theta", "w"] = Field(
         "theta",
@@ -84,7 +84,7 @@ class PFedMe(TwoModels):
     def _theta_goes_on(self) -> Self:
         if self.keep == "w" and (self.personal_epochs is not None or self.personal_steps is not None):
             raise ValueError(
-                "keep = w is for inner steps; with personal_epochs or personal_steps θ goes on from the round before"
+                "keep = w needs inner steps; with personal_epochs or personal_steps, θ continues from the last round"
             )
         return self
 

@@ -73,7 +73,7 @@ class PLGULF(TwoModels):
     title = "PLGU-LF"
     paper = "Qu et al., CVPR 2023"
     family = "two models"
-    use = "the worst clients: flat, own top layers"
+    use = "the worst clients: flat minima, personal top layers"
     grid = {"rho": (0.05, 0.1, 0.5)}
     models_trained = 2
     personal_layers: int | None = Field(
@@ -162,7 +162,7 @@ class PLGUGRep(FedRep):
     score_norm: ScoreNorm = Field("sum", description="how the layer scores are scaled")
     lwsam_form: Form = Field("paper", description="the paper's perturbation, or the exact maximiser (asam)")
     p: float = Field(2.0, gt=1, description="p of the ball ‖ε‖_p ≤ ρ; inf is the sign of the gradient")
-    reuse_grad: bool = Field(False, description="use g in place of g' for the ascent, which saves a gradient")
+    reuse_grad: bool = Field(False, description="use g instead of g' for the ascent, which saves a gradient")
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
         model = client.fit(model, train=client.split.personal, length=self.length("head"))

@@ -52,7 +52,7 @@ class Scaffold(Corrected):
     grid = {}
     special_cases = [
         becomes(
-            "in its only round, whose control variates are zero,",
+            "with a single round, whose control variates are zero,",
             "fedavg",
             "as_fedavg",
             train=PLAIN,

@@ -53,11 +53,11 @@ class Trees(Method):
     grid = {"learning_rate": (0.03, 0.1, 0.3), "max_leaf_nodes": (7, 31), "min_samples_leaf": (5, 20)}
     exposures = [exposure("samples without noise, by which trees are grown")]
 
-    learning_rate: float = Field(0.1, gt=0, description="η: what each tree's values are multiplied by")
-    max_leaf_nodes: int = Field(31, ge=2, le=8192, description="most leaves of a tree")
-    min_samples_leaf: int = Field(20, ge=1, description="fewest samples of a leaf")
+    learning_rate: float = Field(0.1, gt=0, description="η: factor on the values of each tree")
+    max_leaf_nodes: int = Field(31, ge=2, le=8192, description="largest number of leaves of a tree")
+    min_samples_leaf: int = Field(20, ge=1, description="smallest number of samples in a leaf")
     l2_regularization: float = Field(0.0, ge=0, description="λ added to a leaf's second derivatives")
-    max_features: float = Field(1.0, gt=0, le=1, description="share of the features that each split looks at")
+    max_features: float = Field(1.0, gt=0, le=1, description="share of the features for each split")
 
     max_iter: int = Field(100, ge=1, description="trees of each output")
 
@@ -84,7 +84,7 @@ class LocalTrees(Trees, Alone):
     name = "local_trees"
     title = "Local trees"
     paper = "reference (scikit-learn's HistGradientBoosting)"
-    use = "whether a table needs a network, or the others, at all"
+    use = "checking whether a table needs networks or other clients at all"
     has_global = False
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -98,7 +98,7 @@ class PooledTrees(Trees, ServerModel):
     name = "pooled_trees"
     title = "Pooled trees"
     paper = "reference (scikit-learn's HistGradientBoosting, pooled data)"
-    use = "what trees on all data in one place would give"
+    use = "the result of trees on pooled data"
     has_personal = False
     pooled = True
 
@@ -113,9 +113,9 @@ class FederatedTrees(Trees):
     name = "federated_trees"
     title = "Federated trees"
     paper = "Flower's XGBoost bagging"
-    use = "trees on tables that stay where they are"
+    use = "trees on tables that stay with their clients"
     has_personal = False
-    max_iter: int = Field(1, ge=1, description="trees of each output that a client adds in a round")
+    max_iter: int = Field(1, ge=1, description="trees per output that a client adds in a round")
     scaled: bool = Field(True, description="values are divided by the round's clients; false adds them up")
 
     def server_state(self, ctx: Context) -> TensorDict:

@@ -103,8 +103,8 @@ def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> 
     blocks = [(block, inner) for block in _listed(base) if (inner := _attention(block)) is not None]
     if not blocks:
         raise ModelError(
-            "adapters go into the blocks of a transformer, modules of a list that each hold an attention module; "
-            f"{type(base).__name__} has none. Its linear layers: {candidates(base)}."
+            "adapters need the blocks of a transformer, a list of modules with one attention module each; "
+            f"{type(base).__name__} has no such blocks. Its linear layers: {candidates(base)}."
         )
     for block, attention in blocks:
         names = list(linear_layers(block))
@@ -113,8 +113,8 @@ def insert_adapters(base: nn.Module, hidden: int, size: int, dropout: float) -> 
         for part, ends in (("attention", inside[-1:]), ("MLP", outside[-1:])):
             if not ends or linear_layers(block)[ends[0]] != hidden:
                 raise ModelError(
-                    f"the {part} of a {type(block).__name__} does not end in a linear layer of {hidden} outputs, so an "
-                    f"adapter has no place there. Linear layers of the block: {candidates(block)}."
+                    f"the {part} of a {type(block).__name__} does not end in a linear layer of {hidden} outputs, so no "
+                    f"adapter can be added there. Linear layers of the block: {candidates(block)}."
                 )
             layer = block.get_submodule(ends[0])
             block.set_submodule(ends[0], Adapted(layer, BottleneckAdapter(hidden, size, dropout)))

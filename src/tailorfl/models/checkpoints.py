@@ -109,8 +109,8 @@ def kind_of(config: Any, kind: str | None = None) -> str:
         return kind
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(
-            f"a {config.model_type} has an encoder and a decoder; only one of the two can be used here: take a model "
-            "that is an encoder, a decoder or a vision model."
+            f"a {config.model_type} has an encoder and a decoder; such models are not supported; use an encoder, a "
+            "decoder or a vision model."
         )
     package = transformers()
     base = package.MODEL_MAPPING.get(type(config), None)
@@ -143,7 +143,7 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
         raise _unreadable(checkpoint, error) from error
     if absent := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
         raise ModelError(
-            f"the checkpoint '{checkpoint}' is no pre-trained {type(base).__name__}: it lacks {len(absent)} of its "
+            f"the checkpoint '{checkpoint}' is not a pre-trained {type(base).__name__}: it lacks {len(absent)} of its "
             f"tensors, such as {', '.join(absent[:3])}."
         )
     if isinstance(getattr(base, "pooler", None), nn.Module):
@@ -175,7 +175,7 @@ def quiet_transformers() -> Iterator[None]:
 def _unreadable(checkpoint: str, error: Exception) -> ModelError:
     reasons = str(error).strip().splitlines()
     return ModelError(
-        f"the checkpoint '{checkpoint}' cannot be loaded: {reasons[0] if reasons else type(error).__name__} "
-        "Give a folder that save_pretrained wrote; or, for a name on the hub, load it once with a network, after which "
-        "it is taken from the cache (with HF_HUB_OFFLINE=1 without asking)."
+        f"the checkpoint '{checkpoint}' cannot be loaded: {reasons[0] if reasons else type(error).__name__} Give a "
+        "folder that save_pretrained wrote; or, for a name on the hub, load it once with a network connection. Later "
+        "it is read from the cache (with HF_HUB_OFFLINE=1 without contacting the hub)."
     )

@@ -129,8 +129,8 @@ def replace_dropout(module: nn.Module) -> nn.Module:
                for name, part in module.named_modules() if _draws_unkeyed(part)]  # fmt: skip
     if unkeyed:
         raise ModelError(
-            f"these layers draw dropout masks that no key controls: {', '.join(unkeyed)}; "
-            "use nn.Dropout layers, or set their probability to 0 and remove channel-wise ones."
+            f"these layers draw dropout masks without a dropout key: {', '.join(unkeyed)}; use nn.Dropout layers, or "
+            "set their probability to 0 and remove channel-wise ones."
         )
     replaced: dict[int, Dropout] = {}
 

@@ -24,18 +24,18 @@ def image_shape(model: str, input_shape: Sequence[int], least: int) -> Image:
     Raises ModelError if `input_shape` is not an image or a side has fewer than `least` pixels.
     """
     if len(input_shape) != 3:
-        hint = "; images of one channel need an axis for it, x.unsqueeze(1)" if len(input_shape) == 2 else ""
+        hint = "; add a channel axis to grey images with x.unsqueeze(1)" if len(input_shape) == 2 else ""
         raise ModelError(
-            f"model '{model}' takes images of shape (channels, height, width), the data has samples of shape "
+            f"model '{model}' takes images of shape (channels, height, width), but the samples have shape "
             f"{tuple(input_shape)}; use 'logistic' or 'mlp' for vectors{hint}."
         )
     channels, height, width = input_shape
     if min(height, width) < least:
         fitting = ["'mlp'", *(f"'{name}'" for name, side in SMALLEST.items() if side <= min(height, width))]
         raise ModelError(
-            f"model '{model}' needs images of at least {least}x{least} pixels, the data has "
-            f"{height}x{width} with {channels} channels; use a smaller model such as {' or '.join(fitting)}, or larger "
-            "images. Samples are (channels, height, width): others need x.permute(0, 3, 1, 2)."
+            f"model '{model}' needs images of at least {least}x{least} pixels, but the data has {height}x{width} with "
+            f"{channels} channels; use a smaller model such as {' or '.join(fitting)}, or larger images. Samples are "
+            "(channels, height, width); if the channels are last, use x.permute(0, 3, 1, 2)."
         )
     return channels, height, width
 
@@ -105,8 +105,8 @@ def _vector_groups(features: int) -> int:
     """Return `group_count`, or the next smaller number that leaves enough features in every group."""
     if features < LEAST_FEATURES:
         raise ModelError(
-            f"norm=group needs layers of at least {LEAST_FEATURES} features, which one group normalises together, but "
-            f"a layer is {features} wide; make it wider, or set model.norm to batch or none"
+            f"norm=group normalises at least {LEAST_FEATURES} features together, but a layer has only {features}; make "
+            "it wider, or set model.norm to batch or none"
         )
     sizes = range(group_count(features), 0, -1)
     return next(n for n in sizes if features % n == 0 and features // n >= LEAST_FEATURES)

@@ -116,7 +116,8 @@ def vit(
     channels, height, width = image_shape("vit", input_shape, patch)
     if height % patch or width % patch:
         raise ModelError(
-            f"images of {height}x{width} pixels cannot be cut into patches of {patch}x{patch}; set patch."
+            f"images of {height}x{width} pixels cannot be cut into patches of {patch}x{patch}; set patch to a divisor "
+            "of both sides."
         )
     package = transformers()
     config = package.ViTConfig(
@@ -208,8 +209,8 @@ def _with_head(base: nn.Module, reading: Reading, outputs: int, peft: PeftConfig
     else:
         if top.config.vocab_size < outputs:
             raise ModelError(
-                f"the model knows {top.config.vocab_size} tokens, the data has {outputs}; use the tokenizer that "
-                "belongs to the checkpoint, or another vocabulary."
+                f"the model's vocabulary has {top.config.vocab_size} tokens, but the data has {outputs}; use the "
+                "tokenizer that belongs to the checkpoint, or another vocabulary."
             )
         model = Language(base, reading)
     model.feature_boundary = tuple(f"base.{name}" for name in transformer_blocks(model.base))
@@ -221,7 +222,7 @@ def _with_head(base: nn.Module, reading: Reading, outputs: int, peft: PeftConfig
 def _sizes(model: str, hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
     if min(hidden, layers, heads, intermediate) < 1 or hidden % heads:
         raise ModelError(
-            f"model '{model}' needs positive sizes and a width that its attention heads divide, got hidden {hidden}, "
+            f"model '{model}' needs positive sizes, and hidden must be a multiple of heads, got hidden {hidden}, "
             f"layers {layers}, heads {heads}, intermediate {intermediate}."
         )
     return {
@@ -260,7 +261,7 @@ def _check_pretrained(config: Any, reading: Reading, shape: Sequence[int]) -> No
     window = getattr(config, "sliding_window", None)
     if window is not None and reading.kind != "vision" and shape[0] > window:
         raise ModelError(
-            f"a {config.model_type} sees {window} tokens at once, the data has {shape[0]}: cut them."
+            f"a {config.model_type} reads at most {window} tokens, but the data has {shape[0]}; cut the texts shorter."
         )
     if reading.kind == "vision":
         side = config.image_size
@@ -270,5 +271,5 @@ def _check_pretrained(config: Any, reading: Reading, shape: Sequence[int]) -> No
         )
         if tuple(shape) != expected:
             raise ModelError(
-                f"the checkpoint takes images of shape {expected}, the data has {tuple(shape)}: resize them."
+                f"the checkpoint takes images of shape {expected}, but the data has {tuple(shape)}; resize them."
             )

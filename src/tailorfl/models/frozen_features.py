@@ -171,8 +171,8 @@ class StandIn(nn.Module):
         """
         if self.features is None or self.turn >= len(self.calls):
             raise ModelError(
-                "a frozen layer is asked for by itself, but what frozen layers give out was computed once and they are "
-                "left out of the network; set engine.features=off"
+                "a frozen layer was called by itself, but the outputs of frozen layers were computed once and the "
+                "layers were removed from the network; set engine.features=off"
             )
         call = self.calls[self.turn]
         self.turn += 1
@@ -257,7 +257,7 @@ def find_boundary(model: Model, state: State, x: Tensor) -> Boundary:
         if boundary is not None:
             return _checked(model, state, x, boundary)
     raise NoFeaturesError(
-        f"what trains, or draws at random, stands before '{names[0]}' of its feature_boundary"
+        f"trained layers or layers that draw random numbers run before '{names[0]}' of its feature_boundary"
     )
 
 
@@ -312,7 +312,7 @@ def _boundary(model: Model, calls: Mapping[str, _Calls], name: str, x: Tensor) -
     """
     if None in calls[name].outputs:
         raise _wrong(
-            model, name, "it does not return one tensor of real numbers with a row, or several, a sample"
+            model, name, "it does not return one tensor of real numbers with one or several rows per sample"
         )
     before = _before(model.module, calls, name)
     moving = {path for holders in model.live_places.values() for path, _ in holders}
@@ -378,21 +378,21 @@ def _checked(model: Model, state: State, x: Tensor, boundary: Boundary) -> Bound
         try:
             if _agree(model, state, state, x, tried):
                 break
-            problem = "the rest of the network reads more than what it returns"
+            problem = "the rest of the network reads more than its output"
         except Exception as error:  # a user's network may raise anything when only a part of it runs
             first = str(error).partition("\n")[0]
-            problem = f"the rest of the network does not run by itself ({type(error).__name__}: {first})"
+            problem = f"the rest of the network cannot run alone ({type(error).__name__}: {first})"
     else:
         raise _wrong(model, boundary.name, problem)
     if not _agree(model, state, _disturbed(state, model.parameters), x, tried):
-        raise NoFeaturesError(f"what trains is read before '{boundary.name}', its feature_boundary")
+        raise NoFeaturesError(f"trained parameters are read before '{boundary.name}', its feature_boundary")
     return tried
 
 
 def _wrong(model: Model, name: str, problem: str) -> ModelError:
     return ModelError(
         f"the attribute feature_boundary of a {type(model.module).__name__} names '{name}', but {problem}; name a "
-        "module through whose output alone everything before it reaches the outputs, or set engine.features=off"
+        "module whose output is all that the rest of the network needs, or set engine.features=off"
     )
 
 

@@ -64,20 +64,20 @@ class Reading:
             return
         if len(shape) != 1:
             raise ModelError(
-                f"model '{model}' takes token ids of shape (length,), the data has samples of shape {tuple(shape)}; "
-                "use 'vit' for images."
+                f"model '{model}' takes token ids of shape (length,), but the samples have shape {tuple(shape)}; use "
+                "'vit' for images."
             )
         options = outputs * self.option_length if self.head == "choice" else 0
         if self.option_length < 1 or shape[0] <= options:
             raise ModelError(
                 f"samples of {shape[0]} tokens cannot be a prompt and {outputs} options of {self.option_length} tokens "
-                "each; set option_length to what the data was made with."
+                "each; set option_length to that of the data."
             )
         longest = max(shape[0] - options, self.option_length if options else 0)
         if limit is not None and longest > limit:
             raise ModelError(
-                f"model '{model}' reads at most {limit} tokens, the data has {longest}; cut the texts shorter, or set "
-                "the option length where the model has it."
+                f"model '{model}' reads at most {limit} tokens, but the data has {longest}; cut the texts shorter, or "
+                "set the model's length option if it has one."
             )
 
 
@@ -243,10 +243,10 @@ class Language(nn.Module):
         """
         if max_new_tokens < 1 or num_beams < 1:
             raise ModelError(
-                f"generate makes at least 1 token with at least 1 beam, got {max_new_tokens} and {num_beams}."
+                f"generate needs max_new_tokens and num_beams of at least 1, got {max_new_tokens} and {num_beams}."
             )
         if any(t.is_meta for t in self.parameters()):
-            raise ModelError("generate needs a state in place: call it inside `with model.bound(state):`.")
+            raise ModelError("generate needs a state; call it inside `with model.bound(state):`.")
         transformers: Any = importlib.import_module("transformers")
         causal: Any = self.__dict__["_causal"]
         settings = transformers.GenerationConfig(

@@ -188,7 +188,7 @@ def replace_head(module: nn.Module, make: Callable[[nn.Linear], nn.Module], what
     if type(head) is not nn.Linear or not name:
         raise ModelError(
             f"{what} a head that is a linear layer inside a network, but that of a {type(module).__name__} is "
-            f"{'not there' if head is None else f'a {type(head).__name__}'}"
+            f"{'missing' if head is None else f'a {type(head).__name__}'}"
         )
     module.set_submodule(name, make(head).to(head.weight))
     module.feature_layer = name  # type: ignore[assignment]

@@ -75,12 +75,12 @@ def find_targets(base: nn.Module, endings: Sequence[str] | None = None) -> list[
             return [n for n in names if n.rpartition(".")[0] in both and n.rpartition(".")[2] in pair]
     fused = sorted({n.rpartition(".")[2] for n in names} & set(FUSED))
     reason = (
-        f"{', '.join(fused)} hold query, key and value in one layer, and adapting it adapts the keys as well"
+        f"{', '.join(fused)} hold query, key and value in one layer, so adapting it would also adapt the keys"
         if fused
-        else "no linear layers are called like queries and values"
+        else "no linear layers are named like queries and values"
     )
     raise ModelError(
-        f"LoRA's usual targets are not in a {type(base).__name__}: {reason}. Name layers by lora_targets: "
+        f"LoRA's usual targets are not in a {type(base).__name__}: {reason}. Name layers with lora_targets: "
         f"{candidates(base)}."
     )
 
@@ -219,8 +219,8 @@ def _beside(owner: nn.Module, path: str) -> str:
     linear = [n for n, part in owner.named_children() if isinstance(part, nn.Linear) and n not in FACTORS]
     if len(linear) != 1:
         raise ModelError(
-            f"the factors of LoRA in '{path}' can be merged where one linear layer stands beside them, but there are "
-            f"{len(linear)}"
+            f"the factors of LoRA in '{path}' can be merged only with exactly one linear layer in the same module, but "
+            f"there are {len(linear)}"
         )
     return linear[0]
 
@@ -256,6 +256,6 @@ def check_merges(module: nn.Module, merge_list: Sequence[Merge]) -> None:
         near = 1e-3 if base.dtype in (torch.float32, torch.float64) else 0.05
         if float((separate - together).abs().max()) > near * float(separate.abs().max().clamp(min=1)):
             raise ModelError(
-                f"the layer '{merge.layer}' is not W x + {merge.scale:g} B A x with the weight '{merge.base}', so what "
-                "clients train cannot be merged into that weight; take plain LoRA, of linear layers, or another method"
+                f"the layer '{merge.layer}' is not W x + {merge.scale:g} B A x with the weight '{merge.base}', so the "
+                "trained factors cannot be merged into that weight; use plain LoRA on linear layers, or another method"
             )

@@ -104,9 +104,11 @@ def _reason(error: Exception) -> str:
     """Return the reason for an error; torch reports a lack of memory as a RuntimeError."""
     allocation = re.search(r"allocate (\d+) bytes", str(error))
     if allocation:
-        return f"one of its tensors needs {int(allocation[1]) / 1e9:,.1f} GB of memory, which are not there"
+        return (
+            f"one of its tensors needs {int(allocation[1]) / 1e9:,.1f} GB of memory, which is not available"
+        )
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no memory is left"
+    return lines[0] if lines else "out of memory"
 
 
 def _from_path(path: str, shape: tuple[int, ...], outputs: int, options: dict[str, Any]) -> nn.Module:

@@ -104,7 +104,7 @@ def _head(module: nn.Module) -> set[str]:
     if not any(True for _ in layer.parameters()):
         raise ModelError(
             f"a {type(module).__name__} has no head: its outputs are computed from the features at "
-            f"'{getattr(module, 'feature_layer', '')}' without a layer to learn. Choose another part of it."
+            f"'{getattr(module, 'feature_layer', '')}' without a trainable layer. Select another part of the model."
         )
     return _state_of(module, (layer,))
 
@@ -113,8 +113,8 @@ def _last_linears(module: nn.Module, count: int) -> set[str]:
     linear_layers = linears(module)
     if len(linear_layers) < count:
         raise ModelError(
-            f"the selector needs {count} linear layer(s), found {len(linear_layers)}: {inventory(module)}. "
-            "Give patterns or a predicate for a head of another type."
+            f"the selector needs {count} linear layer(s), found {len(linear_layers)}: {inventory(module)}. For a head "
+            "of another type, give patterns or a predicate."
         )
     return _state_of(module, linear_layers[-count:])
 
@@ -144,7 +144,7 @@ def _lora(module: nn.Module) -> set[str]:
     parts = lora_parts(module)
     if not parts:
         raise ModelError(
-            "'lora' needs layers that LoRA wraps, as lora=8 puts into bert, llama, vit, minilm and huggingface; "
+            "'lora' needs layers that LoRA wraps, which lora=8 adds to bert, llama, vit, minilm and huggingface; "
             f"{inventory(module)}."
         )
     return _state_of(module, parts)
@@ -158,9 +158,9 @@ def _adapter(module: nn.Module) -> set[str]:
     adapters = [part for part in module.modules() if isinstance(part, ResidualAdapter)]
     if not adapters:
         raise ModelError(
-            "'adapter' needs layers of type tailorfl.models.ResidualAdapter, as adapters=True puts into a resnet "
-            "(resnet10 to resnet56), or tailorfl.models.BottleneckAdapter, as adapter_size=64 puts into a transformer; "
-            f"{inventory(module)}."
+            "'adapter' needs layers of type tailorfl.models.ResidualAdapter, which adapters=True adds to a resnet "
+            "(resnet10 to resnet56), or tailorfl.models.BottleneckAdapter, which adapter_size=64 adds to a "
+            f"transformer; {inventory(module)}."
         )
     # A block's own norms are its direct children; that of a shortcut is one level deeper.
     owners = [part for part in module.modules() if isinstance(part, ResidualBlock)]

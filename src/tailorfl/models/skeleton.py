@@ -115,13 +115,13 @@ def _features(model: str, inputs: Sequence[Tensor] | None) -> Tensor:
     """Return the features from the head's `inputs`, one per run; raises ModelError for None (no head) or several."""
     if inputs is None:
         raise ModelError(
-            f"a {model} has no linear layer whose input could be its feature; name the layer by an attribute "
+            f"a {model} has no linear layer whose input could be its feature; name the layer with the attribute "
             "`feature_layer`"
         )
     if len(inputs) != 1:
         raise ModelError(
             f"the features of a {model} are the input of a layer that runs once in a forward pass, but it ran "
-            f"{len(inputs)} times; name another one by the attribute `feature_layer`"
+            f"{len(inputs)} times; name another one with the attribute `feature_layer`"
         )
     return inputs[0][:, -1] if inputs[0].dim() == 3 else inputs[0]
 

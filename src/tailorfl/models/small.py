@@ -57,7 +57,7 @@ def cox(input_shape: Sequence[int], outputs: int = 1, *, bias: bool = True) -> n
     """
     if outputs != 1:
         raise ModelError(
-            f"model 'cox' has one output, the risk score; the data asks for {outputs}; use 'logistic'."
+            f"model 'cox' has one output, the risk score, but the data needs {outputs}; use 'logistic'."
         )
     return logistic(input_shape, 1, bias=bias)
 
@@ -199,7 +199,7 @@ def _cnn(name: str, description: str) -> Callable[..., nn.Sequential]:
         plan = replace(PLANS[name], channels=_sizes(name, channels), hidden=_sizes(name, hidden))
         if len(plan.channels) != len(PLANS[name].channels):
             raise ModelError(
-                f"model '{name}' has {len(PLANS[name].channels)} convolutions; give channels of each."
+                f"model '{name}' has {len(PLANS[name].channels)} convolutions; give one number of channels for each."
             )
         return _plain_cnn(name, plan, input_shape, outputs, norm, (channel_dropout, dropout))
 

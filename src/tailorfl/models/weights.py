@@ -53,7 +53,8 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
     common = [name for name in targets if name in tensors and name not in skip]
     if not common:
         raise ModelError(
-            f"'{source}' shares no name with the model: it has {_few(tensors)}, the model has {_few(targets)}."
+            f"no tensor of '{source}' has a name of the model: the file has {_few(tensors)}, the model has "
+            f"{_few(targets)}."
         )
     wrong = [
         f"{name}: file {tuple(tensors[name].shape)}, model {tuple(targets[name].shape)}"
@@ -92,7 +93,7 @@ def save_weights(state: Mapping[str, Tensor], path: str | Path) -> Path:
 
     target = Path(path)
     if target.suffix != ".safetensors":
-        raise ModelError(f"weights are saved as .safetensors files, got '{target}'.")
+        raise ModelError(f"weights are saved as .safetensors, but the file is '{target}'.")
     # Clones, because safetensors refuses tensors that share memory (tied weights, views of one stack).
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -113,8 +114,8 @@ def _read(source: str) -> dict[str, Tensor]:
     path = Path(source)
     if path.suffix not in (".npz", ".safetensors"):
         raise ModelError(
-            f"'{source}' is no weight source: give a .npz or .safetensors file, or one of "
-            f"{', '.join(f'{h}:NAME' for h in HUBS)}. For other formats, convert with save_weights first."
+            f"'{source}' is not a weight source; give a .npz or .safetensors file, or one of "
+            f"{', '.join(f'{h}:NAME' for h in HUBS)}. Convert other formats with save_weights first."
         )
     if not path.is_file():
         raise ModelError(f"the weight file '{path}' does not exist.")

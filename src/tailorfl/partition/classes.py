@@ -174,8 +174,8 @@ def fedclup_classes(
     survivors = np.flatnonzero(holders.any(axis=0))
     if len(survivors) < clients:
         raise DataError(
-            f"partition 'fedclup_classes': only {len(survivors)} of {virtual} virtual clients found enough "
-            f"samples, but {clients} clients were asked for; use fewer clients or a larger virtual"
+            f"partition 'fedclup_classes': only {len(survivors)} of {virtual} virtual clients got enough samples, but "
+            f"{clients} clients are needed; use fewer clients or a larger virtual"
         )
     survivors_drawn = rng.choice(survivors, size=clients, replace=False)
     drawn = holders[:, survivors_drawn]
@@ -215,8 +215,8 @@ class _Pool:
             )
         if test is not None and len(extra := np.setdiff1d(test, self.labels)):
             raise DataError(
-                f"partition '{partition}': classes {', '.join(map(str, extra[:5]))} occur in the official "
-                "test part and not in the training part; drop them or split the training part instead"
+                f"partition '{partition}': classes {', '.join(map(str, extra[:5]))} occur in the official test part "
+                "but not in the training part; drop them or split the training part instead"
             )
         self.strata, self.test, _ = compress(strata, test)
         self.sizes = np.bincount(self.strata, minlength=self.count)

@@ -43,8 +43,8 @@ def natural(
         )
     if len(groups) < (1 if clients is None else clients):
         raise DataError(
-            f"partition 'natural': {clients or 'some'} clients were asked for, but only {len(groups)} groups "
-            f"have min_size={min_size} training samples; use fewer clients or a smaller min_size"
+            f"partition 'natural': {clients or 'some'} clients were requested, but only {len(groups)} groups have "
+            f"min_size={min_size} training samples; use fewer clients or a smaller min_size"
         )
     if clients is not None:
         groups = np.sort(rng.choice(groups, size=clients, replace=False))
@@ -72,13 +72,13 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
     per_domain = total // len(domains)
     if per_domain == 0 or total % len(domains):
         raise DataError(
-            f"partition 'domain' needs a multiple of {len(domains)} clients, the number of domains, but got "
-            f"{clients}; use one client per domain (leave 'clients' out) or partition 'natural' to draw some "
-            "of them"
+            f"partition 'domain' needs a number of clients that is a multiple of the {len(domains)} domains, but got "
+            f"{clients}; use one client per domain (leave 'clients' out) or partition 'natural' to draw some of them"
         )
     if sizes.min() < per_domain:
         raise DataError(
-            f"partition 'domain': a domain of {sizes.min()} samples cannot make {per_domain} clients"
+            f"partition 'domain': the smallest domain has {sizes.min()} samples, too few for {per_domain} clients; use "
+            "fewer clients"
         )
     train = _shared(_place_in(domains, strata), len(domains), per_domain, rng)
     shared_test = None if test is None else _shared(_place_in(domains, test), len(domains), per_domain, rng)

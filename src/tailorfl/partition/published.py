@@ -107,8 +107,8 @@ def niid_bench(
         owner = _labels(ids, clients, classes, draws)
     if np.bincount(owner[owner != NOBODY], minlength=clients).min() < min_size:
         raise DataError(
-            f"partition 'niid_bench' found no deal with min_size={min_size} samples for each of {clients} clients; use "
-            "fewer clients, a larger alpha or a smaller min_size"
+            f"partition 'niid_bench' found no division that gives each of {clients} clients min_size={min_size} "
+            "samples; use fewer clients, a larger alpha or a smaller min_size"
         )
     return Deal.of(owner, assign_alike(test_ids, owner, ids, count, clients, rng), clients)
 
@@ -205,8 +205,8 @@ def flwr(
     """
     if test is not None:
         raise DataError(
-            "a partitioner of Flower Datasets deals one part, and the source has an official test part too; test on "
-            "all of it (data.split={test: global}) or on a share of the training part (data.split={test: 0.2})"
+            "a partitioner of Flower Datasets divides only one part, but the source also has an official test part; "
+            "test on all of it (data.split={test: global}) or on a share of the training part (data.split={test: 0.2})"
         )
     flower_partitioner = make_partitioner(partitioner, clients, int(rng.integers(2**31)), options)
     import datasets
@@ -245,8 +245,8 @@ def make_partitioner(name: str, clients: int, seed: int, options: Mapping[str, A
         check_known(f"option of partitioner '{name}'", option, takes)
     if options.get("partition_by", COLUMN) != COLUMN:
         raise ConfigError(
-            f"partitioner '{name}' is given classes as the column '{COLUMN}', so partition_by cannot be "
-            f"{options['partition_by']!r}; clients of a column are data.partition=natural"
+            f"partitioner '{name}' divides by the classes (column '{COLUMN}'), so partition_by cannot be "
+            f"{options['partition_by']!r}; for one client per value of a column, set data.partition=natural"
         )
     ours = {"num_partitions": clients, "partition_by": COLUMN, "seed": seed}
     arguments = {key: value for key, value in ours.items() if key in takes} | dict(options)

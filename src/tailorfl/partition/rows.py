@@ -41,7 +41,7 @@ class Rows(Sequence[Ints]):
         for array in distinct.values():
             if np.ndim(array) != 1 or (len(array) and np.asarray(array).dtype.kind not in "iu"):
                 raise DataError(
-                    "the rows of a client must be a list of whole numbers, but one has type "
+                    "the rows of a client must be a list of whole numbers, but the rows of one client have type "
                     f"{np.asarray(array).dtype} and shape {list(np.shape(array))}"
                 )
         pool = cls.cut(

@@ -81,8 +81,8 @@ def read_split(split: SplitShares | Literal["perfed_ckt"] | None, official: bool
     rule = SplitRule(train, val, share, test if isinstance(test, str) else "client")
     if rule.train <= 0.0 or rule.train + rule.val + rule.test > 1.0 + _TOLERANCE:
         raise ConfigError(
-            f"split shares train={rule.train:g}, val={rule.val:g}, test={rule.test:g} must leave "
-            "something to train on and add up to at most 1"
+            f"split shares train={rule.train:g}, val={rule.val:g}, test={rule.test:g} must have train above 0 and add "
+            "up to at most 1"
         )
     return rule
 
@@ -228,13 +228,14 @@ def own_rows(
     rows = np.asarray(sizes, dtype=np.int64)
     if not 0 <= client < len(rows) or (rows < 1).any():
         raise DataError(
-            f"client {client} of clients with {rows.tolist()[:20]} rows: each has some, and it is one of them"
+            f"client must be from 0 to {len(rows) - 1} and every client needs rows, but client is {client} and the "
+            f"numbers of rows are {rows.tolist()[:20]}"
         )
     if len(strata) != rows[client]:
-        raise DataError(f"client {client} has {rows[client]} rows, but labels of {len(strata)}")
+        raise DataError(f"client {client} has {rows[client]} rows, but {len(strata)} labels")
     if rule.source != "client":
         raise DataError(
-            "an official test part is dealt with all clients' rows at hand; give a share of test rows"
+            "an official test part can only be dealt with the rows of all clients; give a share of test rows instead"
         )
     everyone = Rows.cut(np.arange(rows.sum()), rows)
     all_strata = np.zeros(rows.sum(), dtype=np.int64)

@@ -123,9 +123,9 @@ class Buffer:
                 ended.append(answer)
                 if len(ended) - len(buffered) > VAIN * (self.replies + self.clients):
                     raise RunError(
-                        f"the buffer of {self.replies} replies stays at {len(buffered)} after {time:.4g} simulated "
-                        f"seconds and {len(ended)} trainings: clients are lost or too slow; see system.deadline, "
-                        "system.speed and system.availability"
+                        f"the buffer needs {self.replies} replies, but has {len(buffered)} after {time:.4g} simulated "
+                        f"seconds and {len(ended)} trainings, since clients are lost or too slow; check "
+                        "system.deadline, system.speed and system.availability"
                     )
                 buffered |= {answer.client} if answer.answered else set()
                 continue
@@ -139,8 +139,8 @@ class Buffer:
                 later = min((self.system.availability.next(i, time) for i in idle), default=math.inf)
                 if math.isinf(later) or occasion - start.occasion > PATIENCE:
                     raise RunError(
-                        f"the buffer of {self.replies} replies stays at {len(buffered)}: after {time:.4g} simulated "
-                        "seconds no client can be reached any more; set fewer rounds, or see system.availability"
+                        f"the buffer needs {self.replies} replies, but has {len(buffered)}, and after {time:.4g} "
+                        "simulated seconds no client is available any more; lower rounds, or check system.availability"
                     )
                 time = later
             else:
@@ -189,27 +189,27 @@ def check_buffered(
     """
     check_mean_only(
         method,
-        "replies to older versions of its state cannot stand beside others, as mode=buffered has them",
+        "it cannot mix replies to older and newer versions of its state, as mode=buffered does",
     )
     if method.participation == "all" or method.reaches_all:
         raise ConfigError(
-            f"{method.title} involves all clients in every round (participation=all, or a message to everybody), and "
-            "with mode=buffered there is no such moment; take participation=sampled"
+            f"{method.title} involves all clients in every round (participation=all, or a message to everybody), which "
+            "mode=buffered cannot do; set participation=sampled"
         )
     if fraction != 1 or sampling != "uniform":
         raise ConfigError(
-            "with mode=buffered clients are drawn one by one, uniformly, so fraction and sampling say nothing; leave "
-            "them out and set system.concurrency"
+            "with mode=buffered clients are drawn one by one, uniformly, so fraction and sampling have no effect; "
+            "leave them out and set system.concurrency"
         )
     if privacy is not None and privacy.level == "client":
         raise ConfigError(
-            "client-level privacy is accounted for cohorts of one version of the model, and with mode=buffered there "
-            "are none; take mode=synchronous, or train.dp.level=sample"
+            "client-level privacy is accounted for cohorts that train the same version of the model, which "
+            "mode=buffered does not have; set system.mode=synchronous, or train.dp.level=sample"
         )
     if privacy is not None and privacy.epsilon is not None:
         raise ConfigError(
-            "the noise for an epsilon is found from the cohorts of all rounds, which with mode=buffered nobody knows "
-            "before; give train.dp.noise"
+            "the noise for an epsilon depends on the cohorts of all rounds, which are unknown in advance with "
+            "mode=buffered; set train.dp.noise instead"
         )
 
 
@@ -230,7 +230,8 @@ class Buffered(Simulation):
         if self.trace is None and len(self.population.present) < clients:
             raise ConfigError(
                 "system.mode=buffered starts clients one after another, so without one (data.excluded_clients) all "
-                "others would start at other times; replay a trace without it (system.trace), as tailorfl unlearn does"
+                "others would start at other times; replay a trace without that client (system.trace), as tailorfl "
+                "unlearn does"
             )
         usual = min(USUAL_BUFFER, max(1, clients // 2))
         replies = usual if system.buffer is None else system.buffer
@@ -238,8 +239,8 @@ class Buffered(Simulation):
         for name, number in (("buffer", replies), ("concurrency", concurrency)):
             if number > clients:
                 raise ConfigError(
-                    f"system.{name}={number} is more than the {clients} clients, each of which trains once at a "
-                    f"time and is in the buffer once; set system.{name}={clients} at most"
+                    f"system.{name}={number} is more than the {clients} clients, each of which has one training at a "
+                    f"time and one reply in the buffer; set system.{name}={clients} at most"
                 )
         simulated = self.system or System.of(system, self.seed, self.federation.names)
         self.buffer = Buffer(simulated, self.seed, clients, replies, concurrency)
@@ -326,8 +327,8 @@ class Buffered(Simulation):
             return self.server
         if version not in self.versions:
             raise ConfigError(
-                f"a client started from version {version}, which is not kept in round {self.round + 1}: the trace was "
-                "recorded with other rounds before this one"
+                f"a client started from version {version}, which is no longer kept in round {self.round + 1}; the "
+                "trace was recorded after different earlier rounds"
             )
         return self.versions[version]
 

@@ -109,14 +109,18 @@ def why_all_diverged(server: TensorDict, options: Sequence[str]) -> str:
     floats = [t for _, t in tree.leaves(server) if t.is_floating_point() and t.numel()]
     largest = max((float(t.abs().max()) for t in floats), default=0.0)
     if largest > HUGE and options:
-        return f"the server had sent numbers up to {largest:.2g}: {_too_long(options)}"
-    grown = f"clients' models had grown up to {largest:.2g} in the rounds before: " if largest > HUGE else ""
+        return f"the server had sent values up to {largest:.2g}: {_too_long(options)}"
+    grown = (
+        f"clients' models had reached values up to {largest:.2g} in earlier rounds: "
+        if largest > HUGE
+        else ""
+    )
     return f"{grown}lower train.lr, set train.clip, or check the scale of the data"
 
 
 def _too_long(options: Sequence[str]) -> str:
     named = f" ({', '.join(options)})" if options else ""
-    return f"the server's own step is too long, not train.lr; lower the method's server settings{named}"
+    return f"the server's step is too large, not train.lr; lower the method's server settings{named}"
 
 
 def listed(clients: Sequence[int], most: int = 20) -> str:
@@ -181,8 +185,8 @@ class _Watch:
             else f"the run's loss is {model_value.sum().item():.4g}"
         )
         raise _NotFiniteError(
-            f"{self.name} {bad} at batch {self.batch}, where {comparison}; keep roots, logarithms and quotients away "
-            "from 0 before they are taken: x.clamp(min=1e-12).sqrt(), torch.where(x > 0, x, 1.0).log()"
+            f"{self.name} {bad} at batch {self.batch}, where {comparison}; keep the arguments of roots and logarithms, "
+            "and denominators, away from 0: x.clamp(min=1e-12).sqrt(), torch.where(x > 0, x, 1.0).log()"
         )
 
 

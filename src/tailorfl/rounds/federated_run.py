@@ -118,8 +118,8 @@ class FederatedRun:
         self._check_enough()
         if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
             raise ConfigError(
-                "the epsilon of this privacy counts on nobody seeing who takes part in a round, which settings of "
-                "system show; leave them out, or take sampling=uniform"
+                "the epsilon of this privacy assumes that nobody sees who takes part in a round, but the settings of "
+                "system reveal it; leave them out, or set sampling=uniform"
             )
         # A trace records the outcomes, and with pooled data there are no devices to simulate.
         simulated = system.is_simulated and trace is None and not self.population.pooled
@@ -133,7 +133,9 @@ class FederatedRun:
             self.check_asked(round_trace)
             if any(a.version is not None for a in round_trace.answers) != (system.mode == "buffered"):
                 recorded_mode = "synchronous" if system.mode == "buffered" else "buffered"
-                raise ConfigError(f"the trace is of {recorded_mode} rounds; set system.mode={recorded_mode}")
+                raise ConfigError(
+                    f"the trace was recorded with {recorded_mode} rounds; set system.mode={recorded_mode}"
+                )
 
     def _check_enough(self) -> None:
         """Raise ConfigError if a rule needs more clients of an architecture than a round has."""
@@ -149,8 +151,8 @@ class FederatedRun:
         strange = [i for i in trace.asked if i >= self.participants]
         if strange:
             raise ConfigError(
-                f"the trace asks client {strange[0]} in round {trace.round}, but there are {self.participants}, "
-                "from 0 on: it was recorded with other data"
+                f"the trace has client {strange[0]} in round {trace.round}, but there are {self.participants} clients, "
+                "counted from 0; the trace was recorded with different data"
             )
 
     @property

@@ -286,7 +286,7 @@ def frozen_front(
                 shifted={name: tables.see(s) for name, s in federation.shifted.items()},
             )
         except (RunError, OSError) as error:
-            reason = f"their file cannot be made: {error}"
+            reason = f"their file cannot be created: {error}"
         else:
             location = "in memory" if folder is None else f"in a file in {folder}"
             note = (
@@ -298,7 +298,7 @@ def frozen_front(
                 model.from_features(boundary.apply), featured, tables.see, size, folder is not None
             ), note
     log.warning(
-        "frozen layers are computed anew in every pass, since what they give out is not kept: %s",
+        "frozen layers are computed again in every pass, since their outputs are not kept: %s",
         reason,
         extra={"once": reason},
     )
@@ -315,9 +315,9 @@ def _hindrance(models: Mapping[str, Model], federation: Federation, settings: Fe
         return "clients have different architectures"
     source, public = federation.source, federation.public
     if source.task == "generation":
-        return "a model that generates text reads the text"
+        return "a model that generates text needs the text itself"
     if any(s is not None and s.augment != "none" for s in (source, public)):
-        return "images are augmented, so no two passes see the same ones"
+        return "images are augmented, so they differ in every pass"
     return f"there are fewer than {SAMPLES} samples" if len(source) < SAMPLES else ""
 
 
@@ -334,11 +334,11 @@ def _where(size: int, settings: FeatureSettings) -> tuple[Path | None, str]:
     except OSError as error:
         return (
             None,
-            f"it takes {size / 1e9:,.1f} GB, and '{folder}' cannot be used: {error.strerror or error}",
+            f"the outputs take {size / 1e9:,.1f} GB, and '{folder}' cannot be used: {error.strerror or error}",
         )
     if size <= DISK_SHARE * free_on_disk:
         return folder, ""
     return None, (
-        f"it takes {size / 1e9:,.1f} GB, of which engine.features_memory allows {settings.gigabytes:g} GB of memory, "
-        f"and the disk of '{folder}' has {free_on_disk / 1e9:,.1f} GB left"
+        f"the outputs take {size / 1e9:,.1f} GB, but engine.features_memory allows {settings.gigabytes:g} GB of "
+        f"memory, and the disk of '{folder}' has {free_on_disk / 1e9:,.1f} GB left"
     )

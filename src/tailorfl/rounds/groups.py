@@ -120,9 +120,9 @@ def why_fixed(method: Method, level: PrivacyLevel | None, architectures: int = 1
     """Return why no client can join a run that has started, as a sentence; "" if one can."""
     reason = method.fixed_clients if hold(method.fixed_when, method) else ""
     if level == "client":
-        reason = "the epsilon of client-level privacy counts on the number of clients"
+        reason = "the epsilon of client-level privacy depends on the number of clients"
     elif architectures > 1:
-        reason = "architectures are given to clients by the sizes of all"
+        reason = "architectures are assigned by the sizes of all clients"
     return f"no client can join {method.title} once it has begun: {reason}" if reason else ""
 
 
@@ -145,7 +145,7 @@ def extended(method: Method, group: Group, federation: Federation) -> Group:
         for member_context in (group.context, context)
     )
     if before != after:
-        raise ConfigError(f"no client can join {method.title}: its server keeps something of each client")
+        raise ConfigError(f"no client can join {method.title}: its server keeps a state for each client")
     return replace(group, context=context, clients=range(len(federation)))
 
 
@@ -167,7 +167,8 @@ def _check(
     if isinstance(models, Model):
         if len(assignment):
             raise ConfigError(
-                "`assignment` names architectures, so `model` must give several by name, not one model"
+                "`assignment` names architectures, so `model` must be a mapping of several models by name, not one "
+                "model"
             )
         return
     if not method.heterogeneous and len(models) > 1:

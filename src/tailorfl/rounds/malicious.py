@@ -92,16 +92,16 @@ class Malicious:
         source, train = federation.source, federation.part("train")[: federation.num_clients]
         if source.task not in FLIPPED:
             raise ConfigError(
-                f"system.malicious.kind=label_flip needs labels that can be wrong, of {', '.join(FLIPPED)}, but "
-                f"'{source.name}' is a {source.task} task; take another kind"
+                f"system.malicious.kind=label_flip needs labels to flip (a task of {', '.join(FLIPPED)}), but "
+                f"'{source.name}' is a {source.task} task; use another kind"
             )
         theirs = np.array(sorted(self.clients), dtype=np.int64)
         benign = np.setdiff1d(np.arange(len(train)), theirs)
         rows = np.unique(train.of_clients(theirs).flat())
         if np.isin(train.of_clients(benign).flat(), rows).any():
             raise ConfigError(
-                "system.malicious.kind=label_flip changes the training samples of malicious clients, but others train "
-                "on some of them, too; deal every sample to one client, or take another kind"
+                "system.malicious.kind=label_flip changes the training samples of malicious clients, but other clients "
+                "train on some of them; give every sample to only one client, or use another kind"
             )
         y, hostile_rows = source.y.clone(), torch.from_numpy(rows)
         y[hostile_rows] = (source.outputs - 1 if source.task == "classification" else 1) - y[hostile_rows]
@@ -133,6 +133,7 @@ def drawn(settings: MaliciousConfig, federation: Federation, method: Method, see
         chosen = order[: sampled_clients(settings.share, total)].tolist()
     if len(chosen) == total:
         raise ConfigError(
-            f"all {total} training clients are malicious, so nobody is left to report; lower system.malicious.share"
+            f"all {total} training clients are malicious, so there is no client left to evaluate; lower "
+            "system.malicious.share"
         )
     return Malicious(settings, frozenset(chosen), seed)

@@ -20,14 +20,17 @@ from tailorfl.models.mapping import physical
 from tailorfl.training import operations, tree
 
 MENDS = {
-    "data-dependent control flow": "an `if`, `while`, `and`, `max` or `bool()` on a tensor, whose value differs "
-    "between clients: choose by torch.where(condition, a, b)",
-    ".item()": "a number taken out of a tensor by .item(), float() or int(), which differs between clients: calculate "
-    "with the tensor",
-    "inplace arithmetic": "a tensor that all clients share is written to: make a new one (a = a + b in place of "
-    "a += b)",
-    "does not require grad": "a gradient of something that `client.fit` returned: what leaves a fit has no gradient; "
-    "give `fit` a direction or a term",
+    "data-dependent control flow": (
+        "an `if`, `while`, `and`, `max` or `bool()` on a tensor whose value differs between clients; use "
+        "torch.where(condition, a, b)"
+    ),
+    ".item()": (
+        "a number read from a tensor by .item(), float() or int(), which differs between clients; calculate with the "
+        "tensor"
+    ),
+    "inplace arithmetic": "a tensor that all clients share is written to; make a new one (a = a + b instead of a += b)",
+    "does not require grad": "a gradient through a result of `client.fit`, which has no gradient; give `fit` a "
+    "direction or a term",
 }
 """Parts of torch's messages, and what they mean in client code."""
 
@@ -46,7 +49,9 @@ def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) 
         raise
     except KeyError as error:
         contents = "; ".join(f"{name} has {_names(part)}" for name, part in inputs.items())
-        raise ClientError(f"{_where(method, client, stage)}: there is no {error}; {contents}") from error
+        raise ClientError(
+            f"{_where(method, client, stage)}: there is no entry {error}; {contents}"
+        ) from error
     except Exception as error:
         mend = next((text for mark, text in MENDS.items() if mark in str(error)), None)
         if mend is None and unsupported(error):
@@ -57,8 +62,8 @@ def explained(method: Method, client: Client, stage: str, **inputs: TensorDict) 
     for name, part in inputs.items():
         if _versions(part) != before[name]:
             raise ClientError(
-                f"{_where(method, client, stage)}: `{name}` was written to, which other clients or the server may see; "
-                "make new tensors (a = a + b in place of a += b) and return them"
+                f"{_where(method, client, stage)}: `{name}` was written to, but other clients or the server may use "
+                "it; make new tensors (a = a + b instead of a += b) and return them"
             )
 
 
@@ -71,8 +76,8 @@ def pair(method: Method, client: Client, returned: Any, state: TensorDict) -> tu
     ):
         if difference := tree.unlike(tree.shapes(tree.leaves(returned[0])), tree.shapes(tree.leaves(state))):
             raise ClientError(
-                f"{_where(method, client, 'local')}: the new private state {difference}; it keeps the names, shapes "
-                "and dtypes that client_state() gave it"
+                f"{_where(method, client, 'local')}: the new private state {difference}; it must keep the names, "
+                "shapes and dtypes of client_state()"
             )
         return returned[0], returned[1]
     difference = (
@@ -81,8 +86,8 @@ def pair(method: Method, client: Client, returned: Any, state: TensorDict) -> tu
         else f"one {type(returned).__name__}"
     )
     raise ClientError(
-        f"{_where(method, client, 'local')}: it returned {difference}, but has to return (new private state, reply), "
-        "two TensorDicts; tree.empty() of tailorfl.training stands for nothing"
+        f"{_where(method, client, 'local')}: it returned {difference}, but must return (new private state, reply), two "
+        "TensorDicts; use tree.empty() of tailorfl.training for an empty one"
     )
 
 
@@ -101,8 +106,8 @@ def shapes_of_replies(
         shapes, {**shapes, **{path: before[path] for path in shapes.keys() & before.keys()}}
     ):
         raise ClientError(
-            f"{method.title}, 'local' of {operations.who(ids)}, round {round + 1}: the reply {difference}, as in the "
-            "rounds before; an entry of a reply keeps its shape and dtype: give what is new a name of its own"
+            f"{method.title}, 'local' of {operations.who(ids)}, round {round + 1}: the reply {difference}, as in "
+            "earlier rounds; an entry of a reply must keep its shape and dtype, so give a new entry its own name"
         )
     return {**before, **shapes}
 
@@ -112,7 +117,7 @@ def check_replies_used(method: Method, replied: Sequence[str]) -> None:
     if replied and type(method).aggregate is Method.aggregate:
         raise ClientError(
             f"{method.title}: 'local' replies with {first_few(replied, 5)}, but {type(method).__name__} defines no "
-            "aggregate(server, replies), so that nothing is made of it: define that, or reply with tree.empty() of "
+            "aggregate(server, replies), so the replies are not used; define it, or reply with tree.empty() of "
             "tailorfl.training"
         )
 
@@ -136,7 +141,7 @@ def changed_replies_named(
         raise ClientError(
             f"{method.title}, 'aggregate' of round {round + 1}: {type(error).__name__}: {error}; the replies of this "
             f"round lack {', '.join(lacking[:5])}, which earlier ones had; return the same names from every `local`, "
-            "or let `aggregate` look which there are"
+            "or let `aggregate` check which ones are present"
         ) from error
 
 
@@ -144,17 +149,17 @@ def whole_model(method: Method, client: Client, returned: Any) -> TensorDict:
     """Return the result of `personal`, checked to be a whole model state. Raises ClientError."""
     if not isinstance(returned, TensorDict):
         raise ClientError(
-            f"{_where(method, client, 'personal')}: it returned one {type(returned).__name__}, but has to return the "
+            f"{_where(method, client, 'personal')}: it returned one {type(returned).__name__}, but must return the "
             "model that the client deploys, a TensorDict"
         )
     expected, names = set(client.names), set(tree.tensors(returned))
     if expected != names:
         extra, absent = sorted(names - expected), sorted(expected - names)
-        differences = [f"has {', '.join(extra[:5])}, which the model does not"] if extra else []
+        differences = [f"has {', '.join(extra[:5])}, which the model does not have"] if extra else []
         differences += [f"lacks {', '.join(absent[:5])}"] if absent else []
         raise ClientError(
-            f"{_where(method, client, 'personal')}: what it returned {' and '.join(differences)}; return the whole "
-            "model and nothing else (state.select(...), tree.merge(...))"
+            f"{_where(method, client, 'personal')}: its result {' and '.join(differences)}; return exactly the whole "
+            "model (state.select(...), tree.merge(...))"
         )
     return returned
 

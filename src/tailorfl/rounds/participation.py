@@ -304,7 +304,7 @@ class Trace:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise RunError(
                 f"cannot read the trace '{path}': {reason}; give the trace.jsonl of a job's folder"
             ) from error
@@ -314,8 +314,8 @@ class Trace:
                 rounds.append(_parsed(line, number))
             except (ValueError, RecursionError) as error:
                 raise RunError(
-                    f"line {number} of '{path}' is no line of a trace ({error}); restore the file from a copy, "
-                    "or give the trace.jsonl of another job"
+                    f"line {number} of '{path}' is not a line of a trace ({error}); restore the file from a copy, or "
+                    "give the trace.jsonl of another job"
                 ) from error
         return cls(rounds, str(path))
 
@@ -329,7 +329,7 @@ def _parsed(line: str, number: int) -> RoundTrace:
         key = ".".join(map(str, first["loc"]))
         raise ValueError(f"{key or 'it'}: {first['msg']}, got {str(first['input'])[:40]}") from error
     if trace.round != number:
-        raise ValueError(f"it is of round {trace.round}, and round {number} belongs here")
+        raise ValueError(f"it is of round {trace.round}, but this line should be of round {number}")
     if len(set(trace.answered)) < len(trace.answered) or list(trace.sampled) != sorted(set(trace.sampled)):
         raise ValueError("it has a client twice, or sampled clients out of order")
     if not set(trace.sampled) <= set(trace.asked):

@@ -38,8 +38,8 @@ def check_mean_only(method: Method, consequence: str) -> None:
     if not method.averages_replies:
         able = sorted(n for n, m in methods().items() if not m.pooled and m().averages_replies)
         raise ConfigError(
-            f"the server of {method.title} makes more of its clients' replies than their mean, so {consequence}; "
-            f"methods that it works with: {', '.join(able)}"
+            f"the server of {method.title} needs more than the mean of its clients' replies, so {consequence}; methods "
+            f"that support this: {', '.join(able)}"
         )
 
 
@@ -52,11 +52,12 @@ def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None
     leak = method.unprotected(level)
     if leak:
         raise ConfigError(
-            f"{method.title} uses {leak}, which {level}-level privacy does not cover; leave that out, or train.dp"
+            f"{method.title} uses {leak}, which {level}-level privacy does not cover; change that, or leave out "
+            "train.dp"
         )
     if level == "sample":
         return
-    check_federated(method, "clients that client-level privacy could hide")
+    check_federated(method, "clients for client-level privacy to protect")
     if method.averages_replies and weights != "uniform":
         raise ConfigError(
             f"client-level privacy of {method.title} needs equal weights, since one client may hold most samples; "
@@ -75,7 +76,7 @@ def check_samples(source: Source, train: TrainConfig, level: PrivacyLevel | None
     if scaled is not None and (level == "sample" or (level == "client" and scaled.shared)):
         raise ConfigError(
             f"the samples of '{source.name}' are scaled by {scaled.by}, so one {level} changes all others, which "
-            f"{level}-level privacy does not cover; scale them by public constants ({scaled.instead})"
+            f"{level}-level privacy does not cover; scale them with public constants ({scaled.instead})"
         )
     check_class_weights(train.class_weights, source, level)
     if train.balanced:
@@ -88,7 +89,7 @@ def check_fraction(fraction: float, sampling: Sampling) -> None:
         raise ConfigError(f"fraction must lie in (0, 1], but is {fraction}")
     if sampling in CYCLIC and fraction != 1:
         raise ConfigError(
-            f"sampling={sampling} has one client a round, so fraction={fraction} says nothing; leave it out"
+            f"sampling={sampling} has one client per round, so fraction={fraction} has no effect; leave it out"
         )
 
 

@@ -117,7 +117,7 @@ def find_rule(settings: RobustConfig) -> AggregationRule | None:
             having = [name for name, candidate in RULES.items() if option in candidate.options]
             raise ConfigError(
                 f"server.robust.{option} is an option of the rules {', '.join(having)}, but rule={settings.rule}; "
-                f"leave {option} out, or take another rule"
+                f"leave {option} out, or set another rule"
             )
     return rule
 
@@ -132,11 +132,11 @@ def check_robust(method: Method, settings: RobustConfig, level: PrivacyLevel | N
     if find_rule(settings) is None:
         return
     check_federated(method, f"updates of clients for server.robust={settings.rule}")
-    check_mean_only(method, f"server.robust={settings.rule} cannot take its place")
+    check_mean_only(method, f"server.robust={settings.rule} cannot replace that step")
     if level == "client":
         raise ConfigError(
-            f"server.robust={settings.rule} cannot replace the mean that client-level privacy needs, whose "
-            "train.dp.clip bounds norms already; leave out one of the two"
+            f"server.robust={settings.rule} cannot replace the mean that client-level privacy needs, where "
+            "train.dp.clip already bounds the norms; leave out one of the two"
         )
 
 
@@ -169,9 +169,9 @@ class Robust:
 
 @aggregation_rule(
     "median",
-    meaning="per coordinate; of an even number the mean of the two in the middle",
+    meaning="the median per coordinate; for an even number, the mean of the two middle ones",
     withstands="less than half of m",
-    cost="m log m a coordinate",
+    cost="m log m per coordinate",
 )
 def coordinate_median(view: RuleInput) -> TensorDict:
     """Return replies whose updates are all the median of each coordinate."""
@@ -181,9 +181,9 @@ def coordinate_median(view: RuleInput) -> TensorDict:
 
 @aggregation_rule(
     "trimmed_mean",
-    meaning="per coordinate, without the b = ⌊trim·m⌋ smallest and the b largest",
+    meaning="the mean per coordinate, without the b = ⌊trim·m⌋ smallest and the b largest",
     withstands="b",
-    cost="m log m a coordinate",
+    cost="m log m per coordinate",
     options={"trim": "0.2"},
 )
 def coordinate_trimmed_mean(view: RuleInput) -> TensorDict:
@@ -195,29 +195,29 @@ def coordinate_trimmed_mean(view: RuleInput) -> TensorDict:
 def _check_krum(settings: RobustConfig, clients: int) -> None:
     if clients < least_clients(settings.f):
         raise ConfigError(
-            f"{settings.rule} with f={settings.f} needs 2f + 3 = {least_clients(settings.f)} clients a round (of each "
-            f"architecture), but there are {clients}; lower server.robust.f, or raise fraction"
+            f"{settings.rule} with f={settings.f} needs 2f + 3 = {least_clients(settings.f)} clients per round (of "
+            f"each architecture), but there are {clients}; lower server.robust.f, or raise fraction"
         )
     if settings.rule == "multi_krum" and settings.k is not None and settings.k > clients:
         raise ConfigError(
-            f"multi_krum averages k={settings.k} updates, but there are {clients} clients a round (of an "
+            f"multi_krum averages k={settings.k} updates, but there are {clients} clients per round (of an "
             "architecture); lower server.robust.k"
         )
 
 
 @aggregation_rule(
     "multi_krum",
-    meaning="the mean of the k updates of the least such sums",
+    meaning="the mean of the k updates with the smallest such sums",
     withstands="f, if m ≥ 2f + 3 and k ≤ m − f",
-    cost="m² a coordinate",
+    cost="m² per coordinate",
     options={"f": "1", "k": "all but f"},
     check=_check_krum,
 )
 @aggregation_rule(
     "krum",
-    meaning="the one update with the least sum of squared distances to its m − f − 2 nearest",
+    meaning="the one update with the smallest sum of squared distances to its m − f − 2 nearest",
     withstands="f, if m ≥ 2f + 3",
-    cost="m² a coordinate",
+    cost="m² per coordinate",
     options={"f": "1"},
     check=_check_krum,
 )
@@ -227,7 +227,7 @@ def nearest_updates(view: RuleInput) -> TensorDict | None:
     clients, f = updates.replies.batch_size[0], max(0, settings.f - view.refused)
     if clients < least_clients(f):
         log.warning(
-            "round %d: %s with f=%d needs %d clients, but %d answered; the server stays as it is",
+            "round %d: %s with f=%d needs %d clients, but %d answered; the server is not changed",
             view.round + 1,
             settings.rule,
             f,
@@ -242,9 +242,9 @@ def nearest_updates(view: RuleInput) -> TensorDict | None:
 
 @aggregation_rule(
     "norm_bound",
-    meaning="the mean of Δ · min(1, M/‖Δ‖), and N(0, σ²) in each coordinate of it",
-    withstands="how far a liar moves the mean: M/m",
-    cost="m a coordinate",
+    meaning="the mean of Δ · min(1, M/‖Δ‖), plus N(0, σ²) in each coordinate",
+    withstands="how far a hostile client can move the mean: M/m",
+    cost="m per coordinate",
     options={"bound": "M, or `median` of the round's norms", "noise": "σ, 0"},
     keeps_weights=True,
 )

@@ -125,7 +125,7 @@ class Simulation(FederatedRun):
         if trace is not None:
             if trace.round != self.round + 1:
                 raise ConfigError(
-                    f"round {self.round + 1} cannot be played again as round {trace.round} was recorded"
+                    f"round {self.round + 1} cannot be replayed from the record of round {trace.round}"
                 )
             self.check_asked(trace)
             return RoundState(self.round, trace.sampled, trace.asked, trace)

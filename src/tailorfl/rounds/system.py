@@ -61,7 +61,7 @@ class Rates:
             if lacking:
                 raise DataError(f"'{path}' has no line for client {lacking[0]} ('{names[lacking[0]]}')")
             if min(self._listed.values()) <= 0:
-                raise DataError(f"'{path}' has a rate that is not positive; nothing would ever be done")
+                raise DataError(f"'{path}' has a rate that is not positive; all rates must be above 0")
 
     def of(self, client: int, occasion: int) -> float:
         """Return a client's rate per second on an occasion; infinite if it takes no time."""
@@ -281,13 +281,14 @@ class Listed:
         intervals: dict[int, list[tuple[float, float]]] = {}
         for client, (start, end) in rows_of(path, ("start", "end"), names):
             if not 0 <= start < end <= (math.inf if repeat is None else repeat):
-                latest = "" if repeat is None else f", at {repeat:g} at the latest"
+                latest = "" if repeat is None else f", and at most at {repeat:g}"
                 raise DataError(
-                    f"'{path}' has the interval {start:g} to {end:g}; start at 0 or later, and end after that{latest}"
+                    f"'{path}' has the interval {start:g} to {end:g}; an interval must start at 0 or later and end "
+                    f"after its start{latest}"
                 )
             intervals.setdefault(client, []).append((start, end))
         if not intervals:
-            raise DataError(f"'{path}' has no intervals, so no client could ever be reached")
+            raise DataError(f"'{path}' has no intervals, so no client would ever be available")
         return cls(intervals, repeat)
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
@@ -332,7 +333,7 @@ def make_availability(config: AvailabilityConfig, seed: int, names: Sequence[str
         return Wave(seed, config.share, config.period, config.spread)
     if config.kind == "file":
         if config.file is None:
-            raise ConfigError("system.availability is of kind file; give system.availability.file")
+            raise ConfigError("system.availability.kind=file needs a file; set system.availability.file")
         return Listed.read(Path(config.file), names, config.repeat)
     return ByChance(seed, config.share if config.kind == "share" else 1.0)
 
@@ -350,15 +351,15 @@ def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterato
             lacking = [c for c in ("client", *columns) if c not in (reader.fieldnames or ())]
             if lacking:
                 raise DataError(
-                    f"'{path}' has no column {lacking[0]}; its first line is: client,{','.join(columns)}"
+                    f"'{path}' has no column {lacking[0]}; its first line should be: client,{','.join(columns)}"
                 )
             for line, row in enumerate(reader, start=2):
                 label = (row["client"] or "").strip()
                 client = clients.get(label, int(label) if label.isdecimal() else len(names))
                 if client >= len(names):
                     raise DataError(
-                        f"line {line} of '{path}' is of client '{label}'; clients are 0 to {len(names) - 1}, or have "
-                        f"names such as '{names[0]}'"
+                        f"line {line} of '{path}' names client '{label}'; clients are 0 to {len(names) - 1}, or names "
+                        f"such as '{names[0]}'"
                     )
                 yield client, [_number(path, line, row[c], c) for c in columns]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -369,4 +370,4 @@ def _number(path: Path, line: int, text: str | None, column: str) -> float:
     with contextlib.suppress(ValueError):
         if not math.isnan(number := float(text or "")):
             return number
-    raise DataError(f"line {line} of '{path}' has {column} = '{text}', which is no number")
+    raise DataError(f"line {line} of '{path}' has {column} = '{text}', which is not a number")

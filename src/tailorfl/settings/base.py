@@ -83,7 +83,7 @@ class Settings(BaseModel):
         for name, values in owners.items():
             if value not in values and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"has {name}, which belongs to {owner}={' or '.join(values)}, but {owner}={value}"
+                    f"has {name}, which needs {owner}={' or '.join(values)}, but {owner}={value}"
                 )
 
 
@@ -95,7 +95,7 @@ class Named(Settings):
 
     name: str = Field(description="its name; the name alone is a short form")
     options: dict[str, Any] = Field(
-        default={}, description="its options, which may also be written next to the name"
+        default={}, description="its options; they may also be written next to the name"
     )
 
     short_form: ClassVar[str | None] = "name"
@@ -112,7 +112,7 @@ class Named(Settings):
             return fields
         twice = beside_name.keys() & options.keys()
         if twice:
-            raise ValueError(f"gives '{min(twice)}' twice, beside the name and in options")
+            raise ValueError(f"gives '{min(twice)}' twice, next to the name and in options; keep one of them")
         return {**fields, "options": {**options, **beside_name}}
 
     @model_serializer(mode="wrap")

@@ -24,8 +24,10 @@ class SplitShares(Settings):
     val: Number | None = Field(default=None, ge=0, lt=1, description="share for choosing models and settings")
     test: Annotated[float, Field(ge=0, lt=1)] | Literal["official", "classes", "global"] | None = Field(
         default=None,
-        description="share to test on; or the source's test part: official divides it among clients, "
-        "classes gives each client all samples of its classes, global gives it whole to all",
+        description=(
+            "share to test on; or the source's test part: official divides it among the clients, classes gives each "
+            "client all samples of its classes, global gives all of it to every client"
+        ),
     )
 
 
@@ -36,7 +38,7 @@ class CorruptionConfig(Settings):
         default="all", union_mode="left_to_right", description="names of corruptions"
     )
     severities: tuple[Annotated[Whole, Field(ge=1, le=5)], ...] = Field(
-        default=(1, 2, 3, 4, 5), min_length=1, description="severities, each a separate set"
+        default=(1, 2, 3, 4, 5), min_length=1, description="severities; each makes a separate set"
     )
     samples: Whole = Field(default=200, ge=1, description="largest number of images in a set")
 
@@ -50,7 +52,9 @@ class DataConfig(Settings):
     path: str | None = Field(default=None, description="file or folder of your own source")
     options: dict[str, Any] = Field(default={}, description="further options of the source")
     samples: Whole | None = Field(
-        default=None, ge=1, description="number of samples, even over test part, clients and classes"
+        default=None,
+        ge=1,
+        description="number of samples to use, spread evenly over test part, clients and classes",
     )
     partition: str | None = Field(
         default=None,
@@ -74,17 +78,22 @@ class DataConfig(Settings):
     )
     excluded_clients: Names = Field(
         default=(),
-        description="names (or numbers) of training clients that are left out after the data were dealt; all others "
-        "keep their samples, numbers and random streams",
+        description=(
+            "names (or numbers) of training clients to leave out after the data are divided; all others keep their "
+            "samples, numbers and random streams"
+        ),
     )
     public: str | None = Field(
         default=None,
-        description="source of the unlabelled public set; the data's own name sets training samples aside",
+        description="source of the unlabelled public set; with the data's own name, training samples are set aside",
     )
     public_samples: Whole | None = Field(
         default=None,
         ge=1,
-        description="size of the public set; by default all of it, or a tenth of the data's own source",
+        description=(
+            "size of the public set; by default all of it, or a tenth of the training samples if public is the data's "
+            "own name"
+        ),
     )
     corruptions: CorruptionConfig | None = Field(
         default=None, description="corrupted copies of test images, as shifted sets"
@@ -94,16 +103,18 @@ class DataConfig(Settings):
     )
     shifts: dict[str, str] = Field(
         default={},
-        description="your own test sets, {NAME: file or folder}, in the form of the data, each a shifted set",
+        description="your own test sets, {NAME: file or folder}, in the same form as the data; each is a shifted set",
     )
     normalise: Normalisation = Field(
         default="none",
-        description="standardise numbers (of tables also fill gaps and encode words) by training samples: "
-        "each client's own, or those of all clients together",
+        description=(
+            "standardise numbers (in tables, also fill gaps and encode words) with training samples: each client's "
+            "own, or those of all clients together"
+        ),
     )
     augment: Augmentation = Field(
         default="none",
-        description="random changes of training images: flips; flip_crop also crops after padding by 4",
+        description="random changes of training images: flip, or flip_crop, which also crops after padding by 4",
     )
     seed: Whole | None = Field(default=None, ge=0, description="seed of the partition; null: the run's")
 
@@ -119,7 +130,8 @@ class DataConfig(Settings):
             return values
         if "flwr" not in short or values.get("partition_options"):
             raise ValueError(
-                "partition is a name, with options in partition_options, or {flwr: NAME, ...} with all its options"
+                "partition should be a name, with its options in partition_options, or {flwr: NAME, ...} with all "
+                "options inside"
             )
         options = {key: value for key, value in short.items() if key != "flwr"}
         dealt = {"partitioner": short["flwr"], "options": options}

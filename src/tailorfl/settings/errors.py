@@ -305,21 +305,21 @@ def _problem(value: Any, allowed: str) -> str | None:
     """Return the mistake in a single value, or None."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
-            return f"is a text of {len(value):,} characters; the longest may have {LONGEST_TEXT:,}"
+            return f"is a text of {len(value):,} characters; at most {LONGEST_TEXT:,} are allowed"
         sign = harmful(value, but=allowed)
         if sign is not None:
             return f"holds the character {sign!r}, which would change how a terminal or a page shows it; leave it out"
     elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
-        return f"is a whole number of {value.bit_length()} bits; numbers here lie within ±{LARGEST}"
+        return f"is a whole number of {value.bit_length()} bits; numbers must be within ±{LARGEST}"
     elif hasattr(value, "__len__") and not isinstance(
         value, Mapping | list | tuple | set | frozenset | bytes
     ):
         return (
-            f"is a {type(value).__name__}, and no setting can be that; hand data over as tailorfl.run(data=..., "
-            "label=..., client=...), or make a Source of them by a function of tailorfl.data.own"
+            f"is a {type(value).__name__}, which no setting accepts; pass data as tailorfl.run(data=..., label=..., "
+            "client=...), or turn them into a Source with a function of tailorfl.data.own"
         )
     elif isinstance(value, complex):
-        return f"is {value}, a complex number; numbers here are real"
+        return f"is {value}, a complex number; use a real number"
     return None
 
 
@@ -329,9 +329,12 @@ def _may_have_lines(path: tuple[str, ...]) -> bool:
 
 def too_deep(source: str) -> str:
     """Return the message for settings that are nested too deep."""
-    return f"{source} nests values more than {DEEPEST} deep; no setting is that deep, so a bracket may be missing"
+    return (
+        f"{source} nests values more than {DEEPEST} levels deep; no setting is that deep, so check for a missing "
+        "bracket"
+    )
 
 
 def too_many(source: str) -> str:
     """Return the message for settings with too many values."""
-    return f"{source} holds more than {MOST_VALUES:,} values, aliases counted as often as they stand; leave some out"
+    return f"{source} holds more than {MOST_VALUES:,} values, counting an alias each time it is used; leave some out"

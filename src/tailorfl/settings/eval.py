@@ -35,15 +35,17 @@ class EvalConfig(Settings):
     every: Whole | None = Field(
         default=None,
         ge=0,
-        description="rounds between evaluations; 0: only at the end; null: 5, 10, 20, ..., the first with "
-        "which they are at most a tenth of the work",
+        description=(
+            "rounds between evaluations; 0: only at the end; null: the smallest of 5, 10, 20, ... with which "
+            "evaluations are at most a tenth of the work"
+        ),
     )
     sets: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
         default=("val", "local"), description="sets to evaluate during the run"
     )
     final: Annotated[tuple[EvaluationSet, ...], BeforeValidator(listed)] = Field(
         default=("local", "global", "heldout", "shifted"),
-        description="additional sets at the end, as far as the data have them",
+        description="additional sets at the end, if the data have them",
     )
     adapt_steps: tuple[Annotated[Whole, Field(ge=0)], ...] = Field(
         default=(0, 10), description="steps of adaptation of held-out clients before their evaluation"
@@ -70,8 +72,10 @@ class EvalConfig(Settings):
     predictions: Whole = Field(
         default=20_000,
         ge=0,
-        description="keep predictions on at most so many test samples, for tables of single clients; never "
-        "with private training",
+        description=(
+            "keep predictions, for tables of single clients, if there are at most this many test samples; never with "
+            "private training"
+        ),
     )
     feature_distance: bool = Field(
         default=False, description="also measure the distance of personal features to the global model's"
@@ -91,7 +95,7 @@ class EvalConfig(Settings):
         cls, final: tuple[EvaluationSet, ...], info: ValidationInfo
     ) -> tuple[EvaluationSet, ...]:
         if "local" not in (*final, *info.data.get("sets", ("local",))):
-            raise ValueError("should contain 'local', which methods are compared by")
+            raise ValueError("should contain 'local', by which methods are compared")
         return final
 
     @field_validator("select")

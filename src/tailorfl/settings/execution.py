@@ -25,7 +25,8 @@ class EngineConfig(Settings):
     short_form: ClassVar[str | None] = "name"
 
     name: EngineName = Field(
-        default="auto", description="one client after another, many at once, or the faster (measured)"
+        default="auto",
+        description="one client after another, many at once, or the faster of the two (measured)",
     )
     chunk: Whole | None = Field(default=None, ge=1, description="clients trained at once; null: all that fit")
     states: StatePlace = Field(
@@ -33,8 +34,10 @@ class EngineConfig(Settings):
     )
     features: FeaturePlace = Field(
         default="auto",
-        description="outputs of frozen layers, computed once per sample, are kept in memory, beyond "
-        "features_memory in a file of the result folder (auto), or always in a file (disk); off: not kept",
+        description=(
+            "storage of frozen layers' outputs, computed once per sample; auto: memory, and beyond features_memory a "
+            "file of the result folder; disk: always a file; off: not kept"
+        ),
     )
     features_memory: Number = Field(
         default=2.0, ge=0, description="gigabytes of memory for features, per job"
@@ -91,21 +94,25 @@ class DeployConfig(Settings):
     wait_seconds: Number = Field(
         default=600.0,
         gt=0,
-        description="seconds that the server waits for enough clients at the start, in a pause, and at the "
-        "end for those without their model",
+        description=(
+            "seconds that the server waits for enough clients at the start and in a pause, and at the end for clients "
+            "without their model"
+        ),
     )
     min_replies: Whole = Field(
         default=0,
         ge=0,
-        description="replies without which a round pauses; 0: a majority of its clients. It may change at "
-        "each start of the server",
+        description=(
+            "number of replies below which a round pauses; 0: a majority of its clients. It may change at each start "
+            "of the server"
+        ),
     )
     lost_state: Literal["refuse", "restart"] = Field(
         default="refuse",
-        description="a client that lost its state is left out, or begins anew as one that never trained",
+        description="a client that lost its state is left out, or starts again as one that never trained",
     )
     max_bytes: Whole = Field(
-        default=2**30, ge=1024, description="largest message in bytes; a larger one is refused"
+        default=2**30, ge=1024, description="largest message in bytes; larger ones are refused"
     )
     max_samples: Whole = Field(
         default=10**7, ge=1, description="largest number of samples that a client may report"
@@ -144,8 +151,8 @@ class TrackConfig(Settings):
             )
         if isinstance(value, str) and re.match(r"https?://[^/]*@", value):
             raise ValueError(
-                "should hold no password, since result folders keep it; MLflow takes one from MLFLOW_TRACKING_USERNAME "
-                "and MLFLOW_TRACKING_PASSWORD"
+                "should not contain a password, since result folders keep it; set it with MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD"
             )
         return value
 

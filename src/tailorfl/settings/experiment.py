@@ -68,11 +68,14 @@ class ModelConfig(OneModelConfig):
 
     larger: tuple[OneModelConfig, ...] = Field(
         default=(),
-        description="further models in growing size, for equal shares of the clients, those with more data",
+        description=(
+            "further models in increasing size, each for an equal share of the clients; by default larger ones for "
+            "clients with more data"
+        ),
     )
     assign: Literal["size", "random"] = Field(
         default="size",
-        description="larger models go to clients with most data, or at random with chances by data",
+        description="size: larger models go to the clients with most data; random: drawn with chances by data",
     )
 
     @property
@@ -109,7 +112,7 @@ class ScaleConfig(Settings):
     """One scale of a recipe: its changed settings, and the notes shown before it runs."""
 
     needs: str = Field(default="", description="required data, weights and machines")
-    costs: str = Field(default="", description="time that it takes, and on which machine")
+    costs: str = Field(default="", description="duration, and on which machine")
     settings: dict[str, Any] = Field(
         default={}, description="changed settings of the recipe; those of variants come after these"
     )
@@ -139,24 +142,26 @@ class ExperimentConfig(Settings):
     rounds: Whole = Field(default=30, ge=1, description="rounds of training")
     budget: Budget = Field(
         default="rounds",
-        description="equal for all methods: rounds, or FedAvg's gradients or bytes in so many",
+        description="equal for all methods: rounds, or the gradients or bytes that FedAvg uses in that many rounds",
     )
     fraction: Number = Field(default=1.0, gt=0, le=1, description="share of the clients sampled each round")
     sampling: Sampling = Field(
         default="uniform",
-        description="clients of a round: equal chances, chances by training samples, each independently, or "
-        "one in turns, in a new order each cycle or by number",
+        description=(
+            "choice of a round's clients: with equal chances, with chances by training samples, each independently, or "
+            "one in turn, in a new order each cycle or by number"
+        ),
     )
     weights: Weights = Field(
         default="samples",
-        description="weights of clients in averages: n_i / Σn, or equal; a method's line may set its own",
+        description="weights of clients in averages: n_i / Σn, or equal; a method may set its own",
     )
     server: ServerConfig = ServerConfig()
     system: SystemConfig = SystemConfig()
     engine: EngineConfig = EngineConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint_every: Whole | None = Field(
-        default=None, ge=1, description="rounds between checkpoints; null: as often as it is cheap"
+        default=None, ge=1, description="rounds between checkpoints; null: as often as is cheap"
     )
     track: TrackConfig = TrackConfig()
     deploy: DeployConfig = DeployConfig()
@@ -192,14 +197,14 @@ class ExperimentConfig(Settings):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
         if not 1 <= value <= MOST_SEEDS or value != int(value):
-            raise ValueError(f"should be how many seeds, from 1 to {MOST_SEEDS:,}, or a list of them")
+            raise ValueError(f"should be the number of seeds, from 1 to {MOST_SEEDS:,}, or a list of seeds")
         return list(range(int(value)))
 
     @field_validator("seeds")
     @classmethod
     def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError("has a seed twice, which would count one experiment twice")
+            raise ValueError("has a seed twice, which would count the same run twice; remove one")
         return seeds
 
     @field_validator("published")
@@ -277,7 +282,7 @@ def check_published(key: str, value: Any) -> None:
             )
         if key == RUNS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(
-                f"has {key} = {shown(value)}, which should be how many runs numbers are means of"
+                f"has {key} = {shown(value)}, but should be the number of runs that the means are taken over"
             )
         return
     for column, number in value.items():

@@ -173,7 +173,7 @@ def _use_scale(raw: dict[str, Any], scale: str, origin: str) -> None:
     """Apply the changes of one of the `scales` of settings."""
     scales = raw.get("scales") or {}
     if not isinstance(scales, Mapping) or not scales:
-        raise ConfigError(f"{origin} has no scales, so scale={scale} means nothing; leave it out")
+        raise ConfigError(f"{origin} has no scales, so scale={scale} has no effect; leave it out")
     if scale not in scales:
         raise unknown("scale", scale, list(scales))
     chosen = scales[scale]
@@ -213,7 +213,8 @@ def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
                 f"{path}.{key}={json.dumps(value, default=str)}" for key, value in lost.items()
             )
             log.warning(
-                "%s=%s starts from its own defaults, without what the file sets: %s; write again what should stay",
+                "%s=%s starts from its own defaults, without these settings of the file: %s; repeat those that you "
+                "want to keep",
                 path,
                 remaining.get("name"),
                 listed,
@@ -319,7 +320,7 @@ def _enter(group: Any, path: list[str], step: str) -> Any:
         inner = group[step] = [{"name": m} if isinstance(m, str) else m for m in _as_list(inner)]
     if not isinstance(inner, dict | list):
         raise ConfigError(
-            f"{dotted([*path, step])} = {shown(inner)} has no settings inside it that could be changed"
+            f"{dotted([*path, step])} = {shown(inner)} is a single value, without settings inside it"
         )
     return inner
 
@@ -342,7 +343,7 @@ def _set_method(raw: dict[str, Any], path: list[str], value: Any) -> None:
     if len(chosen) != 1:
         some = _titles(chosen)[0] if chosen else "ditto"
         raise ConfigError(
-            f"{dotted(path)}: the experiment has {len(chosen)} methods; say which, as in "
+            f"{dotted(path)}: the experiment has {len(chosen)} methods; name one, as in "
             f"methods.{some}.{dotted(path[1:])}"
         )
     _set(raw, ["methods", "0", *path[1:]], value)
@@ -383,7 +384,7 @@ class Loader(yaml.SafeLoader):
             if not isinstance(key, str) or key == "<<":
                 continue
             if key in keys:
-                problem = f"the key '{key}' comes twice"
+                problem = f"the key '{key}' is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             keys.add(key)
         return super().construct_mapping(node, deep)
@@ -404,7 +405,8 @@ def parsed(text: str, source: str) -> Any:
     """
     if len(text) > MOST_CHARACTERS:
         raise ConfigError(
-            f"{source} has {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}, so this is another file"
+            f"{source} has {len(text):,} characters, but settings have at most {MOST_CHARACTERS:,}; check that it is a "
+            "settings file"
         )
     try:
         _check_size(text, source)
@@ -438,7 +440,7 @@ def _check_size(text: str, source: str) -> None:
             continue
         elif isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for anchor, _ in open_):
-                raise ConfigError(f"in {source}: '*{event.anchor}' stands inside what it stands for")
+                raise ConfigError(f"in {source}: '*{event.anchor}' is used inside its own definition")
             size = sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.ScalarEvent):
             size = 1

@@ -44,8 +44,10 @@ class MaliciousConfig(Settings):
     )
     kind: Attack = Field(
         default="sign_flip",
-        description="sign_flip and scale send the update times −strength or strength, noise sends normal "
-        "noise, nan sends nan; label_flip trains on flipped labels",
+        description=(
+            "sign_flip: update times −strength; scale: update times strength; noise: normal noise; nan: NaN; "
+            "label_flip: training on flipped labels"
+        ),
     )
     strength: Number | None = Field(
         default=None,
@@ -57,11 +59,11 @@ class MaliciousConfig(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.share and self.clients:
-            raise ValueError("has both share and clients; give one of them")
+            raise ValueError("has both share and clients; give only one of them")
         if len(set(self.clients)) < len(self.clients):
-            raise ValueError("has a client twice in clients")
+            raise ValueError("names a client twice in clients")
         if self.strength is not None and self.kind in ("label_flip", "nan"):
-            raise ValueError(f"has strength, which kind={self.kind} does not have")
+            raise ValueError(f"has strength, which kind={self.kind} does not use; leave it out")
         return self
 
     @property
@@ -77,19 +79,24 @@ class AvailabilityConfig(Settings):
 
     kind: AvailabilityKind = Field(
         default="always",
-        description="share: each client in a random share of the rounds; wave: in a share of every day; "
-        "file: times of a CSV file",
+        description=(
+            "share: each client in a random share of the rounds; wave: each client in a share of every day; file: "
+            "times from a CSV file"
+        ),
     )
-    share: Number = Field(default=0.5, gt=0, le=1, description="of share and wave: share of the time")
-    period: Number = Field(default=86400.0, gt=0, description="of wave: seconds of a day")
+    share: Number = Field(default=0.5, gt=0, le=1, description="for share and wave: share of the time")
+    period: Number = Field(default=86400.0, gt=0, description="for wave: length of a day in seconds")
     spread: Number = Field(
-        default=1.0, ge=0, le=1, description="of wave: share of a day over which mornings are spread"
+        default=1.0,
+        ge=0,
+        le=1,
+        description="for wave: share of a day over which the clients' mornings are spread",
     )
     file: str | None = Field(
-        default=None, description="of file: CSV with the columns client, start, end, in seconds"
+        default=None, description="for file: CSV with the columns client, start, end, in seconds"
     )
     repeat: Number | None = Field(
-        default=None, gt=0, description="of file: seconds after which it repeats; null: never"
+        default=None, gt=0, description="for file: seconds after which it repeats; null: never"
     )
 
     @model_validator(mode="after")
@@ -98,7 +105,7 @@ class AvailabilityConfig(Settings):
         owners = {"share": ["share", "wave"], "period": wave, "spread": wave, "file": file, "repeat": file}
         self.check_owner("kind", owners)
         if self.kind == "file" and self.file is None:
-            raise ValueError("is of kind file, which needs file: the CSV")
+            raise ValueError("has kind=file, which needs a CSV file; set file")
         return self
 
 
@@ -115,10 +122,10 @@ class RateConfig(Settings):
     spread: Number = Field(
         default=0.5,
         ge=0,
-        description="of lognormal: deviation of the logarithm; of uniform (below 1): ± share of the median",
+        description="for lognormal: deviation of the logarithm; for uniform (below 1): ± share of the median",
     )
     redraw: Redraw = Field(default="client", description="draw once for each client, or in each round")
-    file: str | None = Field(default=None, description="of file: CSV with the columns client, per_second")
+    file: str | None = Field(default=None, description="for file: CSV with the columns client, per_second")
 
     @model_validator(mode="before")
     @classmethod
@@ -138,10 +145,10 @@ class RateConfig(Settings):
         }
         self.check_owner("kind", owners)
         if self.kind == "file" and self.file is None:
-            raise ValueError("is of kind file, which needs file: the CSV")
+            raise ValueError("has kind=file, which needs a CSV file; set file")
         if self.kind == "uniform" and self.spread >= 1:
             raise ValueError(
-                f"has spread = {self.spread:g} with kind=uniform, whose lowest would be 0; it is below 1"
+                f"has spread = {self.spread:g} with kind=uniform, so the lowest rate would be 0; set it below 1"
             )
         return self
 
@@ -150,7 +157,7 @@ class StragglersConfig(Settings):
     """Clients that are slower than the speed of their device."""
 
     share: Number = Field(default=0.0, ge=0, le=1, description="share of the clients")
-    factor: Number = Field(default=10.0, ge=1, description="factor on the time that they take")
+    factor: Number = Field(default=10.0, ge=1, description="factor on their time")
     redraw: Redraw = Field(default="client", description="always the same clients, or drawn in each round")
 
 
@@ -159,14 +166,14 @@ class SystemConfig(Settings):
 
     mode: Mode = Field(
         default="synchronous",
-        description="synchronous: rounds of a cohort; buffered: FedBuff, which aggregates every so many replies",
+        description="synchronous: rounds of a cohort; buffered: FedBuff, which aggregates after every `buffer` replies",
     )
     availability: AvailabilityConfig = AvailabilityConfig()
     speed: RateConfig = Field(
-        default=RateConfig(), description="of a device: gradients of single samples a second"
+        default=RateConfig(), description="of a device: gradients of single samples per second"
     )
     bandwidth: RateConfig = Field(
-        default=RateConfig(), description="of a client's connection: bytes a second"
+        default=RateConfig(), description="of a client's connection: bytes per second"
     )
     upload: Number = Field(
         default=1.0, gt=0, description="upload bandwidth as a share of the download bandwidth"
@@ -182,24 +189,28 @@ class SystemConfig(Settings):
         default=0.0, ge=0, description="share of additional clients to ask; those that answer first count"
     )
     min_replies: Whole = Field(
-        default=0, ge=0, description="a round with fewer replies changes neither the server nor a client"
+        default=0,
+        ge=0,
+        description="number of replies below which a round changes neither the server nor a client",
     )
     buffer: Whole | None = Field(
         default=None,
         ge=1,
-        description="of buffered: replies of one aggregation; by default 10, or all clients",
+        description="for buffered: replies of one aggregation; by default 10, but at most half of the clients",
     )
     concurrency: Whole | None = Field(
-        default=None, ge=1, description="of buffered: clients that train at once; by default all"
+        default=None, ge=1, description="for buffered: clients that train at once; by default all"
     )
     staleness: Staleness = Field(
         default="polynomial",
-        description="of buffered: polynomial weighs an update from τ versions ago by 1/√(1 + τ), constant by 1",
+        description="for buffered: weight of an update from τ versions ago; polynomial: 1/√(1 + τ); constant: 1",
     )
     trace: str | None = Field(
         default=None,
-        description="replay a recorded run: trace.jsonl of a job, or the result folder with one for each "
-        "job; it replaces the simulated system",
+        description=(
+            "replay a recorded run: trace.jsonl of a job, or a result folder with one per job; it replaces the "
+            "simulated system"
+        ),
     )
     malicious: MaliciousConfig = MaliciousConfig()
 
@@ -234,22 +245,22 @@ class RobustConfig(Settings):
         default="none", description="rule that replaces the mean of updates, such as median or krum"
     )
     trim: Number = Field(
-        default=0.2, ge=0, lt=0.5, description="of trimmed_mean: share of the clients dropped at either end"
+        default=0.2, ge=0, lt=0.5, description="for trimmed_mean: share of the clients dropped at each end"
     )
     f: Whole = Field(
-        default=1, ge=0, description="of krum, multi_krum: number of hostile clients to withstand in a round"
+        default=1, ge=0, description="for krum, multi_krum: number of hostile clients to withstand in a round"
     )
     k: Whole | None = Field(
-        default=None, ge=1, description="of multi_krum: number of updates to average; null: all but f"
+        default=None, ge=1, description="for multi_krum: number of updates to average; null: all but f"
     )
     bound: Annotated[float | Literal["median"], BeforeValidator(_bound)] = Field(
         default="median",
-        description="of norm_bound: largest norm of an update, ≥ 0; median: that of the round's norms",
+        description="for norm_bound: largest norm of an update, ≥ 0; median: the median of the round's norms",
     )
     noise: Number = Field(
         default=0.0,
         ge=0,
-        description="of norm_bound: standard deviation of normal noise in the mean (weak DP)",
+        description="for norm_bound: standard deviation of normal noise in the mean (weak DP)",
     )
 
 

@@ -33,7 +33,7 @@ class PrivacyConfig(Settings):
 
     level: PrivacyLevel = Field(
         default="sample",
-        description="sample: noise in every gradient, on the clients; client: in what clients send, by the server",
+        description="sample: clients add noise to every gradient; client: the server adds noise to what clients send",
     )
     clip: Annotated[float, BeforeValidator(number)] = Field(
         gt=0, description="largest norm of one sample's gradient, or of one client's update; .inf: no bound"
@@ -42,18 +42,22 @@ class PrivacyConfig(Settings):
         default=None, ge=0, description="σ: standard deviation of the noise, in units of clip"
     )
     epsilon: Number | None = Field(
-        default=None, gt=0, description="instead of noise: no client's ε exceeds this at the end of the run"
+        default=None, gt=0, description="largest ε of a client at the end of the run, instead of noise"
     )
     delta: Number = Field(default=1e-5, gt=0, lt=1, description="δ, well below 1/samples or 1/clients")
     sampling: BatchSampling = Field(
         default="poisson",
-        description="batches of level sample: poisson draws every sample independently, which hides who is "
-        "in a batch; shuffle goes through all samples in random order, and a pass counts in full",
+        description=(
+            "batches at level sample: poisson draws every sample independently, which hides who is in a batch; shuffle "
+            "takes all samples in random order, so every pass counts in full"
+        ),
     )
     calibrate: Literal["client", "run"] | None = Field(
         default=None,
-        description="with epsilon at level sample: client (null) gives every client the noise that it needs "
-        "for epsilon, run gives all clients the largest of these",
+        description=(
+            "with epsilon at level sample: client (null) gives every client the noise that it needs, run gives all "
+            "clients the largest of these"
+        ),
     )
     accountant: Accountant = Field(
         default="prv", description="how ε is computed: prv is tight, rdp quicker and looser"
@@ -65,16 +69,16 @@ class PrivacyConfig(Settings):
             raise ValueError("needs either noise or epsilon; give one of them")
         if math.isinf(self.clip) and self.noise != 0:
             raise ValueError(
-                "has no bound (clip: .inf), which noise is a multiple of; with it, noise must be 0"
+                "has no bound (clip: .inf), but noise is a multiple of the bound; set clip, or noise to 0"
             )
         if self.calibrate is not None and self.epsilon is None:
             raise ValueError(
-                "has calibrate, which is about the noise for an epsilon; leave it out with noise"
+                "has calibrate, which needs epsilon; leave it out, or give epsilon instead of noise"
             )
         if self.calibrate == "client" and self.level == "client":
             raise ValueError(
-                "has calibrate: client at level client, where the server adds one noise to what all clients send; "
-                "leave it out"
+                "has calibrate: client at level client, where the server adds noise once, to the replies of all "
+                "clients; leave calibrate out"
             )
         return self
 
@@ -98,15 +102,16 @@ class RoundScheduleSettings(Settings):
         description="step: × factor at milestones; cosine: to floor; inverse: shift/(shift + t)",
     )
     milestones: tuple[Annotated[Number, Field(gt=0)], ...] = Field(
-        default=(0.5, 0.75), description="of step: rounds, or below 1 shares of all rounds"
+        default=(0.5, 0.75), description="for step: rounds, or shares of all rounds if below 1"
     )
-    factor: Number = Field(default=0.1, gt=0, description="of step: factor at each milestone")
-    floor: Number = Field(default=0.0, ge=0, le=1, description="of cosine: remaining share of the rate")
+    factor: Number = Field(default=0.1, gt=0, description="for step: factor at each milestone")
+    floor: Number = Field(default=0.0, ge=0, le=1, description="for cosine: remaining share of the rate")
     shift: Number = Field(
-        default=1.0, gt=0, description="of inverse: number of rounds after which the rate is halved"
+        default=1.0, gt=0, description="for inverse: number of rounds after which the rate is halved"
     )
     deployment: Deployment = Field(
-        default="last", description="rate of fine-tuning before deployment: of the last round or the first"
+        default="last",
+        description="rate of fine-tuning before deployment: that of the last or the first round",
     )
 
     @model_validator(mode="after")
@@ -120,12 +125,12 @@ class TrainSettings(Settings):
     """Local training on every client; a method may override any of it."""
 
     epochs: Whole | None = Field(
-        default=1, ge=1, le=MOST_EPOCHS, description="passes over the client's training data a round"
+        default=1, ge=1, le=MOST_EPOCHS, description="passes over the client's training data per round"
     )
     steps: Whole | None = Field(
-        default=None, ge=1, le=MOST_STEPS, description="SGD steps a round, instead of epochs"
+        default=None, ge=1, le=MOST_STEPS, description="SGD steps per round, instead of epochs"
     )
-    batch_size: Whole = Field(default=10, ge=0, description="samples a step; 0: all samples of the client")
+    batch_size: Whole = Field(default=10, ge=0, description="samples per step; 0: all samples of the client")
     lr: Number = Field(default=0.05, gt=0, description="learning rate")
     objective: ObjectiveName = Field(
         default="task",
@@ -134,7 +139,9 @@ class TrainSettings(Settings):
     gamma: Number = Field(
         default=1.0, ge=0, description="strength of balanced_softmax against unequal classes"
     )
-    optimizer: OptimizerName = Field(default="sgd", description="of the clients; restarts in every round")
+    optimizer: OptimizerName = Field(
+        default="sgd", description="optimizer of the clients; restarts in every round"
+    )
     schedule: Schedule = Field(
         default="constant", description="learning rate within a round; linear: to 0 over the client's steps"
     )
@@ -143,11 +150,15 @@ class TrainSettings(Settings):
         description="learning rate over the rounds: constant, step, cosine or inverse (1/t)",
     )
     momentum: Number = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
-    weight_decay: Number = Field(default=0.0, ge=0, description="with adamw apart from the gradient")
+    weight_decay: Number = Field(
+        default=0.0, ge=0, description="weight decay; adamw applies it separately from the gradient"
+    )
     class_weights: ClassWeights = Field(
         default="none",
-        description="weights n/(K n_c) of samples in the training loss, from the client's labels, or from "
-        "those of all training clients, which then send their numbers of samples by class",
+        description=(
+            "weights n/(K n_c) of samples in the training loss, from the client's own labels, or from those of all "
+            "training clients, which then send their class counts"
+        ),
     )
     clip: Number | None = Field(
         default=None,
@@ -191,8 +202,8 @@ def check_momentum(optimizer: OptimizerName, momentum: float) -> None:
     """
     if optimizer == "adamw" and momentum:
         raise ValueError(
-            f"has momentum = {momentum} beside optimizer adamw, which averages gradients by itself; leave one of them "
-            "out"
+            f"has momentum = {momentum} with optimizer = adamw, which already averages gradients; leave out one of the "
+            "two"
         )
 
 

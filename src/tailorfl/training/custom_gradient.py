@@ -127,14 +127,14 @@ class CustomGradient:
         """Return the gradient of a batch's loss at `parameters` (the trained tensors of component `of`)."""
         if not 0 <= batch < len(self.batches):
             raise TailorflError(
-                f"a direction asked for batch {batch}, but its steps have {len(self.batches)}, counted from 0; "
-                "say how many with fit(..., batches=...)"
+                f"a direction requested batch {batch}, but its steps have {len(self.batches)}, counted from 0; set the "
+                "number with fit(..., batches=...)"
             )
         component, at = self._component(of), tree.tensors(parameters)
         if self.objective.model.sizes.keys().isdisjoint(component.trained):
             raise TailorflError(
-                f"a direction asked for the gradient of '{of}', of which nothing of a model trains; grad(parameters, "
-                "of=...) names the model whose forward pass it is"
+                f"a direction requested the gradient of '{of}', which trains no part of a model; use grad(parameters, "
+                "of=...) with the name of a trained model"
             )
         if self.dp is not None:
             gradient, value = self._private(component, at, self.batches[batch], self.dp)

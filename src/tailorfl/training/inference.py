@@ -125,7 +125,7 @@ def sample_sum(
         entries = of(Seen.evaluated(cohort.model, loss, (x, y, weight), tree.tensors(state)), *given)
         if entries.shape[:1] != weight.shape:
             raise TailorflError(
-                f"what is summed over samples has one entry a sample, [{len(weight)}, ...], but is of shape "
+                f"a sum over samples needs one entry per sample, [{len(weight)}, ...], but the function returned shape "
                 f"{list(entries.shape)}"
             )
         member = weight.to(entries.dtype)

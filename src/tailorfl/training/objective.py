@@ -249,8 +249,8 @@ def check_class_weights(weights: ClassWeights, source: Source, level: PrivacyLev
         return
     if source.task not in TASKS:
         raise ConfigError(
-            f"train.class_weights={weights} weighs samples by their class, but '{source.name}' is a task of "
-            f"{source.task}, which has none; leave it out"
+            f"train.class_weights={weights} weighs samples by their class, but '{source.name}' is a {source.task} "
+            "task, without classes; leave it out"
         )
     if level == "sample":
         raise ConfigError(
@@ -272,8 +272,7 @@ def check_balanced_softmax(source: Source, level: PrivacyLevel | None) -> None:
     """
     if source.task != "classification":
         raise ConfigError(
-            f"objective = balanced_softmax weighs classes (data with task classification), which a task of "
-            f"{source.task} does not have; leave it out"
+            f"objective = balanced_softmax weighs classes, which a {source.task} task does not have; leave it out"
         )
     if level == "sample":
         raise ConfigError(
@@ -356,7 +355,9 @@ class Seen:
     def rows(self) -> Tensor:
         """The batch's rows of the public set, [batch] int64; only in terms on public samples."""
         if self._rows is None:
-            raise TailorflError("seen.rows is of public samples; say how many with Term(..., public=...)")
+            raise TailorflError(
+                "seen.rows needs a term on public samples; set their number with Term(..., public=...)"
+            )
         return self._rows
 
     def mean(self, per_sample: Tensor) -> Tensor:
@@ -402,7 +403,7 @@ class Term:
     def __post_init__(self) -> None:
         if self.public is not None and (self.public < 1 or self.replaces or self.keeps):
             raise TailorflError(
-                f"a term on public samples takes at least one of them a step and is added to the loss, but has "
+                "a term on public samples needs public >= 1, and neither replaces nor keeps, but has "
                 f"public={self.public}, replaces={self.replaces}, keeps={self.keeps}"
             )
 
@@ -418,6 +419,7 @@ class Term:
         value, new = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
         if not isinstance(new, Mapping) or set(new) != set(self.keeps):
             raise TailorflError(
-                f"a term that keeps {', '.join(self.keeps)} returns (value, {{name: new tensor}}) with just these names"
+                f"a term that keeps {', '.join(self.keeps)} must return (value, {{name: new tensor}}) with exactly "
+                "these names"
             )
         return value, {name: tensor.detach() for name, tensor in new.items()}

@@ -48,8 +48,9 @@ class Packed(NamedTuple):
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 raise TailorflError(
-                    f"tensors, TensorDicts, mappings and tuples travel into a client's training, but not {leaf!r}; "
-                    "make a number that is the same for all clients part of the function, any other a tensor"
+                    "only tensors, and TensorDicts, mappings and tuples of them, can be passed into a client's "
+                    f"training, not {leaf!r}; put a number that is equal for all clients into the function, and make "
+                    "any other a tensor"
                 )
         return cls(leaves, form)
 

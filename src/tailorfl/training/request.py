@@ -135,8 +135,8 @@ class FitRequest:
         absent = [n for c, names in self.trained.items() for n in names if n not in self.centre[c]]
         if absent:
             raise TailorflError(
-                f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; give the whole model "
-                "as its centre, or name with `train` what the centre has"
+                f"the centre of prox lacks {', '.join(absent[:5])}, which is trained; pass the whole model as centre, "
+                "or train only the centre's tensors with `train`"
             )
         tree["centre"] = {c: {n: self.centre[c][n] for n in names} for c, names in self.trained.items()}
         return tree
@@ -146,8 +146,8 @@ class FitRequest:
         direction, batches, cohort = self.direction, self.length.batches, self.cohort
         if batches != 1 and (batches < 1 or direction is None):
             raise TailorflError(
-                f"fit() got batches={batches}; it is at least 1, and a step with more than one needs a `direction` "
-                "that asks for them with grad(parameters, batch=...)"
+                f"fit() got batches={batches}; it must be at least 1, and more than one needs a `direction` that uses "
+                "them with grad(parameters, batch=...)"
             )
         if isinstance(direction, Mapping) and set(direction) != set(self.start):
             raise TailorflError(
@@ -158,14 +158,14 @@ class FitRequest:
         if self.beside and (direction is None or len(self.beside) == len(self.start)):
             raise TailorflError(
                 f"fit() got {', '.join(map(repr, sorted(self.beside)))}, which has no tensor of the model; such "
-                "numbers train beside a model, along what a `direction` says of them"
+                "numbers need a model in the same fit and a `direction` with their gradients"
             )
         for function in direction.values() if isinstance(direction, Mapping) else [direction]:
             if function is not None:
                 _check_closure("direction", function)
         if self.optimizer.clip_each and direction is None:
             raise TailorflError(
-                "Optimizer(clip_each=True) clips what a `direction` asks for, but none was given"
+                "Optimizer(clip_each=True) clips the gradients of a `direction`, but fit() got none"
             )
         if self.terms:
             self._check_terms()
@@ -179,16 +179,16 @@ class FitRequest:
             raise TailorflError("fit(term=...) trains one model at a time, but got several")
         if cohort.public is None and self.public:
             raise TailorflError(
-                "a term on public samples needs a public set, but the federation has none; name one, such as "
-                "data.public=digits, or set `needs_public` of the method so that a run says so at its start"
+                "a term on public samples needs a public set, but the federation has none; set data.public, such as "
+                "data.public=digits, and needs_public = True in the method, so that a run without it is refused at its "
+                "start"
             )
         for term in self.terms:
             _check_closure("term", term.function)
         if cohort.class_weights is not None and any(term.replaces for term in self.terms):
             raise ConfigError(
                 f"train.class_weights={cohort.config.class_weights} weighs samples in the run's loss, but this method "
-                "puts a loss of its own in its place; leave class_weights out of its line (train: {class_weights: "
-                "none})"
+                "replaces that loss; turn class_weights off for this method (train: {class_weights: none})"
             )
         moved = [name for term in self.terms for name in term.keeps]
         strange = [
@@ -231,7 +231,7 @@ def _check_closure(kind: str, function: Any) -> None:
     ):
         if isinstance(cell.cell_contents, Tensor | TensorDict):
             raise TailorflError(
-                f"the {kind} '{inside.__name__}' takes the tensor '{name}' from the code around it, where clients that "
-                "train together cannot be told apart; hand it over: fit(..., given=(...)) of a direction, "
-                "Term(..., given=(...)) of a term, as a further argument of the function"
+                f"the {kind} '{inside.__name__}' uses the tensor '{name}' from the code around it, which would be the "
+                "same for all clients that train together; pass it as a further argument of the function: fit(..., "
+                "given=(...)) for a direction, Term(..., given=(...)) for a term"
             )

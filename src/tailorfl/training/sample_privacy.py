@@ -50,7 +50,7 @@ class ClippedNoise:
     def __post_init__(self) -> None:
         if math.isinf(self.clip) and self.noise > 0:
             raise ConfigError(
-                f"privacy noise is a multiple of the clip, so clip = {self.clip} goes with noise = 0 only; got noise = "
+                f"privacy noise is a multiple of the clip, so clip = {self.clip} needs noise = 0; got noise = "
                 f"{self.noise}"
             )
 
@@ -118,13 +118,13 @@ def check_separable(loss: Loss, batch_buffers: Collection[str], terms: Sequence[
         )
     if any(term.keeps for term in terms):
         raise ModelError(
-            "sample-level privacy cannot use a term that keeps something of a batch, such as a running mean, since no "
-            "noise covers it; leave the term out, or use client-level privacy"
+            "sample-level privacy cannot use a term that keeps values of a batch, such as a running mean, since no "
+            "noise covers them; leave the term out, or use client-level privacy"
         )
     if any(term.mixes for term in terms):
         raise ModelError(
-            "sample-level privacy cannot use a term of the loss that compares the samples of a batch; use one that is "
-            "a mean over samples, or client-level privacy"
+            "sample-level privacy cannot use a term of the loss that compares the samples of a batch; use a mean over "
+            "samples, or client-level privacy"
         )
 
 

@@ -235,8 +235,8 @@ class RoundSchedule:
         relative = self.kind == "step" and any(m < 1 for m in self.milestones)
         if self.rounds is None and (relative or self.kind == "cosine"):
             raise ConfigError(
-                f"a round schedule of kind {self.kind} falls with the share of the rounds that are done; say how many "
-                f"there are, as RoundSchedule('{self.kind}', rounds=100)"
+                f"a round schedule of kind {self.kind} depends on the total number of rounds; give it, as in "
+                f"RoundSchedule('{self.kind}', rounds=100)"
             )
 
     def share(self, round: int) -> float:
