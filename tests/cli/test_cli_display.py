@@ -167,7 +167,7 @@ def test_time_left_stands_with_the_experiment() -> None:
     everything, job = progress.tasks
     column = progress.columns[-1]
     assert isinstance(column, JobFacts)
-    assert column.render(everything).plain == "0/2 jobs"
+    assert column.render(everything).plain == JobFacts(1).render(everything).plain == "0/2 jobs"
     everything.finished_time = None
     everything.start_time = 0.0
     everything._progress.extend([ProgressSample(0.0, 0.0), ProgressSample(10.0, 0.5)])

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics as reference
 
+from tailorfl.evaluation import bootstrap
 from tailorfl.evaluation.bootstrap import RESAMPLES, _draws, _measured, interval, resampled
 from tailorfl.evaluation.calibration import probabilities
 from tailorfl.evaluation.predictions import Predictions
@@ -92,7 +93,7 @@ def test_what_is_undefined_has_no_interval() -> None:
     assert interval(resampled("accuracy", one_class, seed=0)) is not None
 
 
-def test_resamples_depend_on_seed_client_and_size_alone() -> None:
+def test_resamples_depend_on_seed_client_and_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one, better = said("classification"), said("classification", better=3.0, seed=9)
     draws = [np.concatenate(list(_draws(s, p, 20))) for s, p in ((0, one), (0, better), (1, one))]
     assert np.array_equal(draws[0], draws[1])
@@ -100,3 +101,7 @@ def test_resamples_depend_on_seed_client_and_size_alone() -> None:
     other = said("classification", client=4)
     assert not np.array_equal(draws[0], np.concatenate(list(_draws(0, other, 20))))
     assert len(resampled("accuracy", one, 0)) == RESAMPLES
+    monkeypatch.setattr(bootstrap, "AT_ONCE", 200)
+    in_parts = list(_draws(0, one, 20))
+    assert max(part.size for part in in_parts) <= 200, "memory is bounded"
+    assert np.array_equal(np.concatenate(in_parts), draws[0])

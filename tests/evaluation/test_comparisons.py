@@ -44,6 +44,12 @@ def test_paired_equals_scipy(level: float) -> None:
     assert found.seeds == 6
 
 
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_a_level_is_no_certainty(level: float) -> None:
+    with pytest.raises(ValueError, match="level"):
+        interval([1.0, 2.0], level)
+
+
 def test_noise_of_two_means_is_welchs() -> None:
     ours, theirs = [0.81, 0.84, 0.78, 0.9], [0.7, 0.8, 0.75]
     expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.9)
@@ -230,9 +236,10 @@ def test_equals_the_mean_over_all_draws_with_replacement(higher_is_better: bool)
     ]
     found = expected_best(SCORES, [1, 2, 3, 4], higher_is_better=higher_is_better)
     assert found == pytest.approx(every, abs=1e-14)
+    assert expected_best(SCORES, []) == []
 
 
-@pytest.mark.parametrize(("scores", "draws"), [([], [1]), ([float("nan")], [1]), ([0.5], [0])])
+@pytest.mark.parametrize(("scores", "draws"), [([], [1]), ([math.nan], [1]), ([math.inf], [1]), ([0.5], [0])])
 def test_what_has_no_expectation_is_refused(scores: list[float], draws: list[int]) -> None:
     with pytest.raises(ValueError, match="expected_best"):
         expected_best(scores, draws)

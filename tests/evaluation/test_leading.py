@@ -11,7 +11,7 @@ import tailorfl
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
-from tailorfl.evaluation.leading import dominated, leading
+from tailorfl.evaluation.leading import check_target, dominated, leading
 
 
 def source(*shares: float, task: str = "binary", rows: int = 100) -> Source:
@@ -28,7 +28,7 @@ def source(*shares: float, task: str = "binary", rows: int = 100) -> Source:
     [
         ((0.5, 0.5), "accuracy"),
         ((0.5, 0.79), "accuracy"),
-        ((0.5, 0.93), "balanced_accuracy"),  # one imbalanced hospital
+        ((0.5, 0.8), "balanced_accuracy"),  # one imbalanced hospital
         ((0.5, 0.05), "balanced_accuracy"),
         ((0.85, 0.75), "balanced_accuracy"),
     ],
@@ -44,14 +44,15 @@ def test_where_one_class_of_two_dominates_balanced_accuracy_comes_first(
 
 def test_the_client_is_named_and_few_samples_say_nothing() -> None:
     assert dominated(source(0.5, 0.93)) == "93% of the samples of client 'site-1' have the same class"
-    assert leading(source(0.5, 1.0, rows=18)) == "accuracy"
+    assert leading(source(0.5, 1.0, rows=19)) == "accuracy"
+    assert leading(source(0.5, 1.0, rows=20)) == "balanced_accuracy"
 
 
 @pytest.mark.parametrize(
     ("counts", "first"),
     [
         ([10] * 10, "accuracy"),
-        ([55, *[5] * 9], "balanced_accuracy"),
+        ([50, *[5] * 10], "balanced_accuracy"),
         ([45, 5, *[5] * 10], "accuracy"),
         ([60, 20, 20], "accuracy"),  # twice an equal share of a third would be 67
         ([70, 15, 15], "balanced_accuracy"),
@@ -69,6 +70,14 @@ def test_a_metric_that_the_task_has_not_is_refused() -> None:
         leading(source(0.5), "aucc")
     with pytest.raises(ConfigError, match="classification task"):
         leading(source(0.5, task="classification"), "c_index")
+
+
+def test_a_target_that_no_share_reaches_is_refused() -> None:
+    for target, metric in ((0.0, "accuracy"), (1.0, "auc"), (95.0, "mse"), (None, "accuracy")):
+        check_target(target, metric)
+    for target in (-0.01, 1.01):
+        with pytest.raises(ConfigError, match=f"accuracy.*{target}"):
+            check_target(target, "accuracy")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,8 @@ def test_every_client_keeps_the_model_of_its_best_round(name: str, engine: str) 
             assert losses[i] == pytest.approx(-scored(sim, sim.federation.test[i], best[i][2])[1], rel=1e-4)
     rounds = [c.round for c in selection.choices.values()]
     assert selection.choices[UNWATCHED].round == ROUNDS
+    chosen = {"round": np.mean(rounds), "first": min(rounds), "last": max(rounds)}
+    assert chosen.items() <= selection.summary().items()
     assert len(set(rounds)) > 2, "the test says nothing where all choose alike"
 
 
@@ -92,6 +94,7 @@ def test_of_equals_the_lower_loss_and_then_the_earlier() -> None:
         (nan, 0.6, (nan, 0.7), True),
         (nan, 0.8, (nan, 0.7), False),
         (nan, nan, (nan, nan), True),
+        (0.1, 0.6, (nan, 0.7), True),
         (0.9, nan, held, False),  # a model that has diverged
         (0.5, 0.7, (0.9, nan), True),
     ):
@@ -220,6 +223,10 @@ def test_what_cannot_be_chosen_honestly_is_refused(tmp_path: Path) -> None:
     without = load({**SETTINGS, "data": {**SETTINGS["data"], "split": {"train": 0.7, "val": 0, "test": 0.3}}})
     with pytest.raises(ConfigError, match=r"no client has any.*data.split"):
         run_experiment(without, tmp_path / "none")
+    base = data()
+    val = (*(v[:0] for v in base.val[:-1]), base.val[-1])  # of a held-out client alone
+    with pytest.raises(ConfigError, match="no client has any"):
+        Selection(Simulation(make("ditto"), replace(base, val=val), model("mlp"), RESTLESS))
     noisy = TrainConfig(epochs=1, batch_size=4, lr=0.1, dp=SampleDP(1.0, 1.0, "shuffle"))
     with pytest.raises(ConfigError, match="sample-level privacy"):
         Selection(simulation("ditto", train=noisy))

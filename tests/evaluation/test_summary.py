@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailorfl.evaluation.summary import mean, summaries, summarize
+from tailorfl.evaluation.summary import mean, quantiles, summaries, summarize
 
 values_and_weights = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 500)), min_size=1, max_size=60).map(
     lambda pairs: (np.array([v for v, _ in pairs]), np.array([w for _, w in pairs]))
@@ -109,3 +109,13 @@ def test_records_are_grouped_by_model_and_set_and_each_metric_has_its_direction(
     of = found["global"]["local"]
     assert [of["accuracy"][f"{end}{n}"] for end in ("worst", "best") for n in (5, 10)] == [0, 0.5, 19, 18.5]
     assert [of["loss"][f"{end}{n}"] for end in ("worst", "best") for n in (5, 10)] == [19, 18.5, 0, 0.5]
+
+
+def test_quantiles_are_numpys_of_the_clients_that_have_the_metric() -> None:
+    values = [0.9, math.nan, 0.1, 0.4, 0.6]
+    own = [{"model": "personal", "set": "local", "accuracy": value} for value in values]
+    without = {"model": "global", "set": "val", "loss": 1.0}
+    assert quantiles([*own, without], "accuracy") == {
+        f"personal/local/accuracy/p{q}": pytest.approx(np.nanpercentile(values, q))
+        for q in (10, 25, 50, 75, 90)
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def test_bars_are_the_sizes_of_the_parts_end_to_end_and_cells_the_shares(
     cells = figure.axes[0]
     np.testing.assert_array_equal(cells.images[0].get_array(), found.shares)
     assert cells.images[0].get_clim() == (0, found.shares.max())
+    assert cells.images[0].colorbar is not None, "a key to the colours"
     assert [label.get_text() for label in cells.get_xticklabels()] == list(found.cells)
     assert [label.get_text() for label in cells.get_yticklabels()] == list(found.clients)
     low, high = cells.get_ylim()
@@ -72,3 +74,12 @@ def test_of_many_clients_some_are_drawn_from_large_to_small(
     assert drawn[0].axes[0].get_yticks().tolist() == []
     with pytest.raises(ConfigError, match=r"some\.gif"):
         draw_federation(found, tmp_path / "some.gif")
+
+
+def test_names_of_clients_do_not_touch(drawn: list[Figure], tmp_path: Path) -> None:
+    clients = plots.MOST_NAMES
+    draw_federation(overview(build(samples=10 * clients, clients=clients, seed=0)), tmp_path / "all.png")
+    drawn[0].canvas.draw()
+    names = [label.get_window_extent() for label in drawn[0].axes[0].get_yticklabels()]
+    assert len(names) == clients
+    assert not any(upper.overlaps(lower) for upper, lower in pairwise(names))

@@ -141,6 +141,9 @@ def test_differences_are_paired_and_corrected(run: ExperimentResult, text: str) 
 def test_every_client_is_a_point_with_its_own_numbers(run: ExperimentResult, text: str) -> None:
     rows = store(text)["data"]["clients"]
     assert len(rows) == 5 * 3
+    heights = sorted(row["jitter"] for row in rows)
+    assert (heights[0] >= 0) & (heights[-1] < 1)
+    assert np.diff(heights).min() > 1 / (3 * len(rows)), "no point hides another"
     frame = run.clients
     last = frame[(frame["round"] == 3) & (frame["set"] == "local") & (frame["seed"] == 1)]
     for row in (row for row in rows if row["seed"] == 1):

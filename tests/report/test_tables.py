@@ -157,8 +157,8 @@ def test_bold_is_what_is_better_than_all_others_beyond_the_noise(
         (tables.human_bytes, {0: "0 B", 999: "999 B", 999.7: "1.0 kB", 1234567: "1.2 MB", 999_960: "1.0 MB",
                               5e15: "5000.0 TB"}),
         (tables.human_seconds, {0.0: "0.0 s", 0.0123: "12 ms", 0.0499: "50 ms", 0.05: "0.1 s", 59.94: "59.9 s",
-                                59.97: "1 min 00 s", 75: "1 min 15 s", 3599.7: "1 h 00 min", 9000: "2 h 30 min",
-                                math.nan: "–"}),
+                                59.97: "1 min 00 s", 75: "1 min 15 s", 3599.7: "1 h 00 min", 7199: "2 h 00 min",
+                                9000: "2 h 30 min", math.nan: "–"}),
     ],
 )  # fmt: skip
 def test_amounts_in_words(amount: Callable[[float], str], texts: dict[float, str]) -> None:

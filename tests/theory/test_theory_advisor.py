@@ -19,6 +19,7 @@ from tailorfl.data.synthetic import closed_form, synthetic_digits, synthetic_lin
 from tailorfl.errors import ConfigError, DataError, DivergenceError
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.theory import measures
 from tailorfl.theory.advisor import Advice, advise
 from tailorfl.theory.measures import curvature, gradient_noise
 from tailorfl.theory.objective import Objective
@@ -220,7 +221,7 @@ def test_a_network_gets_heuristics_that_are_the_same_again() -> None:
     assert plain == same
 
 
-def test_curvature_of_a_network_is_the_hessians() -> None:
+def test_curvature_of_a_network_is_the_hessians(monkeypatch: pytest.MonkeyPatch) -> None:
     federation, model = small_network()
     pilot = run_pilot(federation, objective_for(federation.source, model), TrainConfig(lr=0.2), rounds=2)
     assert pilot.objective.size > 256
@@ -230,6 +231,8 @@ def test_curvature_of_a_network_is_the_hessians() -> None:
     found = curvature(pilot, probes=200)
     assert found.smoothness == pytest.approx(float(torch.linalg.eigvalsh(H)[-1]), rel=1e-3)
     assert found.trace == pytest.approx(float(torch.trace(H)), rel=0.2)
+    monkeypatch.setattr(measures, "ROWS", 1)  # fewer rows than clients: each still gives one
+    assert curvature(pilot, probes=1).smoothness > 0
 
 
 def test_clients_without_two_samples_are_left_out() -> None:

@@ -100,7 +100,13 @@ def test_expected_smoothness_bounds_the_random_gradient() -> None:
 
 @pytest.mark.parametrize(
     ("radius", "regime", "order"),
-    [(0.0, "pooled", 1 / 2500), (0.02, "pooled", 1 / 2500), (0.05, "between", 0.0025), (0.2, "alone", 0.01)],
+    [
+        (0.0, "pooled", 1 / 2500),
+        (0.02, "pooled", 1 / 2500),
+        (0.05, "between", 0.0025),
+        (0.1, "between", 0.01),
+        (0.2, "alone", 0.01),
+    ],
 )
 def test_regimes_of_the_minimax_rate(radius: float, regime: str, order: float) -> None:
     found = minimax_rate(samples=100, clients=25, radius=radius)

@@ -73,10 +73,10 @@ def test_pfedme_with_one_repetition_is_fedclup(lam: float, beta: float) -> None:
     ("samples", "batch", "lr", "repetitions", "rate"),
     [
         (100, 4, 0.1, 20, 0.05),  # 25 batches a pass, at most 20
-        (12, 4, 0.1, 3, 0.333),
+        (12, 4, 0.01, 3, 0.333),
         (10, 4, 0.1, 3, 0.333),
         (100, 0, 0.1, 1, 1.0),  # whole data: one
-        (3, 8, 0.01, 1, 1.0),
+        (3, 8, 0.1, 1, 1.0),
     ],
 )
 def test_pfedme_on_batches_moves_its_copy_by_one_exact_step(

@@ -65,12 +65,30 @@ def test_client_spread_recovers_every_clients_own() -> None:
     assert found == pytest.approx(v2, rel=0.25, abs=0.02)
 
 
-def test_client_spread_has_the_unit_of_squared_weights() -> None:
-    rng = np.random.default_rng(3)
-    optima = around(rng, 1.0) * rng.uniform(0.5, 2.0, (CLIENTS, 1))
-    a, b = halves(rng, optima)
-    gram, noise = a @ b.T, ((a - b) ** 2).sum(1) / 2
-    assert client_spread(9 * gram, 9 * noise, DIM) == pytest.approx(9 * client_spread(gram, noise, DIM))
+def test_client_spread_is_empirical_bayes_with_the_scatter_that_simulation_gives() -> None:
+    """Each client beside the weighted mean of the others, its estimate pulled to the mean by how much is noise."""
+    rng, dim = np.random.default_rng(5), 30
+    optima = rng.standard_normal((CLIENTS, dim)) * np.sqrt(rng.uniform(0.3, 4, (CLIENTS, 1)))
+    a, b = halves(rng, optima, noise=2.0)
+    noise, weights = ((a - b) ** 2).sum(1) / 2, np.ones(CLIENTS)
+    draw, first, second = rng.standard_normal((3, 100_000))
+    for _ in range(5):
+        system, products = np.eye(CLIENTS), np.empty(CLIENTS)
+        for k in range(CLIENTS):
+            others = np.delete(np.arange(CLIENTS), k)
+            share = weights[others] / weights[others].sum()
+            products[k] = (a[k] - share @ a[others]) @ (b[k] - share @ b[others])
+            system[k, others] = share**2
+        raw = np.linalg.solve(system, products) / dim
+        pairs = (
+            (v**0.5 * draw + p**0.5 * first, v**0.5 * draw + p**0.5 * second)
+            for v, p in zip(raw, noise / dim, strict=True)
+        )
+        scatter = np.array([(x * y).var() / dim for x, y in pairs])
+        between = raw.var(ddof=1) - scatter.mean()
+        spread = raw.mean() + between / (between + scatter) * (raw - raw.mean())
+        weights = 1 / (spread + noise / dim / 2)
+    assert client_spread(a @ b.T, noise, dim) == pytest.approx(spread, rel=0.01)
 
 
 def test_client_spread_is_pulled_together_where_clients_do_not_differ_in_it() -> None:
@@ -106,3 +124,6 @@ def test_best_pull_is_the_minimum_of_the_error_in_every_direction(clients: int) 
     assert flat.coupled == pytest.approx(error(best_pull(sigma2 / samples, r2, clients))[0])
     assert flat.alone == pytest.approx(error(0.0)[0])
     assert flat.pooled == pytest.approx(error(1e12)[0])
+    alike = expected_errors(0.4, -1.0, clients)  # an estimate below 0 counts as 0
+    assert alike.coupled == alike.pooled == 0.4 / clients
+    assert expected_errors(0.0, 0.0, clients).coupled == 0

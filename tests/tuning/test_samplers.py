@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ def search(sampler: Sampler, seed: int = 0, trials: int = 12, label: str = "ditt
     return Search(label, sampler, seed, True, trials)
 
 
-def history(sampler: Sampler, space: Any, count: int, seed: int = 0) -> list[Trial]:
+def history(sampler: Sampler, space: Any, count: int, seed: int = 0, higher: bool = True) -> list[Trial]:
     found: list[Trial] = []
-    while len(found) < count and (values := propose(search(sampler, seed), space, found, None)) is not None:
-        score = -((values.get("x", 0.0) - 0.3) ** 2)
+    wanted = replace(search(sampler, seed), higher_is_better=higher)
+    while len(found) < count and (values := propose(wanted, space, found, None)) is not None:
+        score = (-1 if higher else 1) * (values.get("x", 0.0) - 0.3) ** 2
         found.append(Trial(len(found), values, "complete", score, 10, 0.1))
     return found
 
@@ -66,10 +68,11 @@ def test_a_proposal_depends_on_trials_seed_and_method_alone(sampler: Sampler) ->
     assert history(sampler, LINE, 9)[:7] == so_far
 
 
-def test_tpe_comes_nearer_to_the_best_than_chance() -> None:
+@pytest.mark.parametrize("higher", [True, False])
+def test_tpe_comes_nearer_to_the_best_than_chance(higher: bool) -> None:
     def last(sampler: Sampler) -> float:
-        runs = [history(sampler, LINE, 20, seed)[10:] for seed in range(3)]
-        return sum(-t.score for trials in runs for t in trials if t.score is not None) / 30
+        runs = [history(sampler, LINE, 20, seed, higher)[10:] for seed in range(3)]
+        return sum(abs(t.score) for trials in runs for t in trials if t.score is not None) / 30
 
     assert last("tpe") < last("random") / 2
 
@@ -77,6 +80,7 @@ def test_tpe_comes_nearer_to_the_best_than_chance() -> None:
 def test_the_first_trial_is_what_the_experiment_says() -> None:
     own = {"train.lr": 0.1, "method.scope": "all", "method.own": None}
     assert propose(search("random"), SPACE, [], own) == own
+    assert propose(search("random"), SPACE, [Trial(0, own, "complete", 0.5)], own) != own
 
 
 def test_grids_need_lists_of_a_size_that_can_be_tried() -> None:
@@ -85,6 +89,7 @@ def test_grids_need_lists_of_a_size_that_can_be_tried() -> None:
         with pytest.raises(ConfigError, match=key):
             check("ditto", "grid", space)
         check("ditto", "random", space)
+    check("ditto", "grid", {name: Choice(tuple(range(1000))) for name in "ab"})
 
 
 @pytest.mark.parametrize(("rounds", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (100, 3)])

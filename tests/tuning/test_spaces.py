@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_adamw_has_rates_of_its_own_and_steps_take_the_place_of_epochs() -> None
 def test_the_users_search_has_the_last_word_for_all_and_for_one_line() -> None:
     config = experiment(
         search={
-            "train.lr": [0.1, 0.01],
+            "train.lr": [0.1, 0.01, 0.1],
             "train.momentum": [0.0, 0.9],
             "method.lam": {"low": 0.01, "high": 1, "log": True},
             "methods": {"fedavg": {"train.lr": [0.3], "train": {"momentum": None}}},
@@ -114,7 +115,10 @@ def test_a_range_is_of_whole_numbers_where_the_setting_is() -> None:
         ({"train.lr": 0.1}, "should be a list of values"),
         ({"train.lr": []}, "should be a list of values"),
         ({"train.lr": [[0.1]]}, "should be a list of values"),
+        ({"train.lr": [0.1, math.inf]}, "should be a list of values"),
         ({"train.lr": {"low": 1, "high": 0.1}}, "is not a range"),
+        ({"train.lr": {"low": 0.1, "high": 0.1}}, "is not a range"),
+        ({"train.lr": {"low": 0.1, "high": math.inf}}, "is not a range"),
         ({"train.lr": {"low": 0, "high": 0.1, "log": True}}, "is not a range"),
         ({"train.lr": {"low": 0.1}}, "should be a list of values"),
         ({"train.lr": [0.1, -1.0]}, "ditto cannot be tuned with train.lr = -1.0"),
@@ -147,15 +151,43 @@ def test_an_edge_is_where_the_method_takes_values_beyond() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dimension", "low", "middle", "high"),
+    [
+        (Choice((0.1, 0.3, 1.0)), (0.1,), (0.3,), (1.0,)),
+        (Choice((0.1,)), (), (0.1,), ()),
+        (Choice(("body", "head")), (), ("body", "head"), ()),
+        (Choice((False, True)), (), (False, True), ()),
+        (Range(0.0, 20.0), (0.0, 1.0), (1.1, 18.9), (19.0, 20.0)),  # a twentieth of its width
+        (Range(1.0, 1e20, True), (1.0, 9.0), (11.0, 0.9e19), (1.1e19, 1e20)),
+    ],
+)
+def test_values_lie_at_an_edge_or_between(
+    dimension: Choice | Range, low: tuple[Any, ...], middle: tuple[Any, ...], high: tuple[Any, ...]
+) -> None:
+    for side, values in ((-1, low), (0, middle), (1, high)):
+        assert [(dimension.has(value), dimension.side(value)) for value in values] == [(True, side)] * len(
+            values
+        )
+    assert not any(map(dimension.has, (-0.1, 1e21, "other")))
+    assert dimension.has(True) is (dimension == Choice((False, True)))
+
+
+@pytest.mark.parametrize(
     ("before", "side", "after"),
     [
         (Choice((0.1, 1.0)), 1, Choice((0.1, 1.0, 10.0))),
         (Choice((0.1, 1.0)), -1, Choice((0.01, 0.1, 1.0))),
         (Choice((0.0, 0.5, 0.75)), -1, Choice((-0.5, 0.0, 0.5, 0.75))),
+        (Choice((1021.0, 1022.0)), 1, Choice((1021.0, 1022.0, 1022.0**2 / 1021))),  # 1020 is not beyond
+        (Choice((1020.0, 1021.0)), -1, Choice((1020.0**2 / 1021, 1020.0, 1021.0))),
         (Choice((5, 10)), 1, Choice((5, 10, 20))),
+        (Choice((1, 2)), -1, Choice((0, 1, 2))),
         (Choice((1, 10)), -1, Choice((0, 1, 10))),
         (Range(0.01, 1.0, True), 1, Range(0.01, 10.0, True)),
+        (Range(0.25, 0.5), -1, Range(0.125, 0.5)),
+        (Range(1000.0, 1002.0), 1, Range(1000.0, 1003.0)),
         (Range(2, 6, False, True), -1, Range(0, 6, False, True)),
+        (Range(2, 3, False, True), -1, Range(1, 3, False, True)),
     ],
 )
 def test_beyond_goes_on_as_the_values_do(before: Choice | Range, side: int, after: Choice | Range) -> None:

@@ -21,8 +21,9 @@ from tailorfl.runs.schedule import Limit
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.plan import Budget, TuningRequest, parse, plan, tuned_on
 from tailorfl.tuning.run import foreseen
-from tailorfl.tuning.samplers import Sampler
-from tailorfl.tuning.search import Tuned, left
+from tailorfl.tuning.samplers import Sampler, Search
+from tailorfl.tuning.search import MethodSearch, Tuned, left
+from tailorfl.tuning.space import Choice
 from tailorfl.tuning.training import Task, Trainer, _shared
 from tailorfl.tuning.trials import Ledger, Trial
 from tuning.tiny import experiment, tuned
@@ -113,6 +114,29 @@ def test_what_a_dry_run_foresees_is_validated_at_the_end_of_a_trial_alone(
         assert (one.trials, one.seconds) == (5, 35.0)
         found = asked[-1]
         assert (found.eval.sets, found.eval.every, found.rounds, len(found.seeds)) == (("val",), every, 3, 2)
+
+
+def test_a_grid_grows_when_half_and_three_quarters_of_the_budget_are_spent(tmp_path: Path) -> None:
+    """At the side where the best value so far lies; a trial that failed early counts as a whole one."""
+    config, grid = experiment(methods=["fedavg"]), Choice((0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
+    trials = [
+        Trial(0, {"train.lr": 0.6}, "complete", 0.5, 100),
+        Trial(1, {"train.lr": 0.3}, "failed", None, 1),
+        Trial(2, {"train.lr": 0.1}, "complete", 0.7, 100),
+        Trial(3, {"train.lr": 0.2}, "complete", 0.9, 100),
+    ]
+    request = Search("fedavg", "random", 0, True, 4)
+    with Ledger.opened(tmp_path) as ledger:
+        search = MethodSearch(
+            request, config, config.methods[0], {"train.lr": grid}, 400.0, ledger, widen=True
+        )
+        spaces = []
+        for so_far in (*(trials[:n] for n in range(1, 5)), [trials[0], Trial(1, {}), trials[2]]):
+            search.trials = so_far
+            spaces.append(search.space()["train.lr"])
+    higher = grid.beyond(1)
+    wider = higher.beyond(-1)
+    assert spaces == [grid, higher, wider, wider, grid], "the last while a trial is under way"
 
 
 # -- what a trial is worth --------------------------------------------------------------------------------

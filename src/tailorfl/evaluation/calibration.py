@@ -167,7 +167,7 @@ def _bins(confidence: Floats, right: Bools, bins: int = BINS) -> tuple[Ints, Int
 
     `confidence` [samples], at least one; `right` [rows, samples]; the accuracy is [rows, bins].
     """
-    order = np.argsort(confidence, kind="stable")
+    order = np.argsort(confidence)
     _, first, tie, count = np.unique(
         confidence[order], return_index=True, return_inverse=True, return_counts=True
     )

@@ -70,9 +70,9 @@ class Kept:
             if not len(own_rows):
                 continue
             flat = outputs.detach().cpu().float().numpy().reshape(len(own_rows), -1)
-            owners = np.full(len(own_rows), client, dtype=np.int64)
-            y = source.targets(own_rows).cpu().numpy()
-            self._found[part].append(Predictions(source.task, owners, own_rows.numpy(), y, flat))
+            y, samples = source.targets(own_rows).cpu().numpy(), own_rows.numpy()
+            owners = np.full_like(samples, client)
+            self._found[part].append(Predictions(source.task, owners, samples, y, flat))
 
     @property
     def is_empty(self) -> bool:

@@ -305,9 +305,9 @@ def difference(
 
 def _program(module: nn.Module, sample: Tensor, path: Path, reason: str) -> None:
     """Write a module as a torch.export program, which does not need its code."""
-    batch = torch.export.Dim("batch", min=1)
+    shapes = ({0: torch.export.Dim("batch")},)
     try:
-        program = torch.export.export(module, (several(sample),), dynamic_shapes=({0: batch},))
+        program = torch.export.export(module, (several(sample),), dynamic_shapes=shapes)
         with replacing(path) as part:
             file = part.with_suffix(".pt2")  # the only suffix that torch accepts
             torch.export.save(program, file)

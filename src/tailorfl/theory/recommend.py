@@ -263,7 +263,7 @@ def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
 def _descent_rounds(situation: Situation, eta: float) -> int:
     """Return the rounds of gradient descent that leave at most the wanted share of the squared error."""
     step = -math.log1p(-min(eta * situation.mu, 1 - 1e-12))
-    return max(1, math.ceil(math.log(1 / situation.reduction) / (2 * FEDAVG_STEPS * step)))
+    return math.ceil(math.log(1 / situation.reduction) / (2 * FEDAVG_STEPS * step))
 
 
 def _gentle(situation: Situation) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def rungs(sampler: Sampler, rounds: int) -> int:
     """Return the number of stages of a trial: 1 if none is stopped early."""
     if sampler not in ("halving", "hyperband"):
         return 1
-    return max(1, min(RUNGS, 1 + int(math.log(rounds, ETA) + 1e-9)))
+    return sum(step(rung) <= rounds for rung in range(RUNGS))
 
 
 def step(rung: int) -> int:

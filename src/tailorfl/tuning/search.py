@@ -163,12 +163,11 @@ class MethodSearch:
 
         None if the search has not come that far.
         """
-        spent = 0.0
         for count, trial in enumerate(self.trials, start=1):
             if not trial.done:
                 return None
-            spent += self._charge(trial)
             first = self.trials[:count]
+            spent = sum(map(self._charge, first))
             inside = [t for t in first if all(space[key].has(value) for key, value in t.values.items())]
             if spent >= share * self.allowance or len(inside) >= size(space):
                 return first

@@ -61,18 +61,14 @@ class Choice:
 
     def side(self, value: Any) -> int:
         """Return -1 at the lower edge, 1 at the upper one, 0 between them or without edges."""
-        if not self.numeric or len(self.values) < 2:
-            return 0
-        return int(value == self.values[-1]) - int(value == self.values[0])
+        return int(value == self.values[-1]) - int(value == self.values[0]) if self.numeric else 0
 
     def beyond(self, side: int) -> Choice:
         """Return the choice with one more value on a side, at the last two's distance (as a factor if positive)."""
         last, before = (self.values[-1], self.values[-2]) if side > 0 else self.values[:2]
         further: float = last * last / before if before > 0 and last > 0 else 2 * last - before
-        if all(isinstance(v, int) for v in self.values):
-            further = round(further) if round(further) != last else last + side
-        else:
-            further = float(f"{further:.3g}") if float(f"{further:.3g}") not in self.values else further
+        are_whole = all(isinstance(v, int) for v in self.values)
+        further = round(further) if are_whole else _shortened(further, last)
         return Choice((*self.values, further) if side > 0 else (further, *self.values))
 
 
@@ -113,8 +109,8 @@ class Range:
             low, high = self.low / factor, self.high * factor
         else:
             low, high = self.low - (self.high - self.low) / 2, self.high + (self.high - self.low) / 2
-        end = high if side > 0 else low
-        end = round(end) if self.whole else float(f"{end:.3g}")
+        end, last = (high, self.high) if side > 0 else (low, self.low)
+        end = (round(end) if round(end) != last else last + side) if self.whole else _shortened(end, last)
         return replace(self, high=end) if side > 0 else replace(self, low=end)
 
 
@@ -252,6 +248,12 @@ def _shipped(config: ExperimentConfig, line: MethodConfig) -> dict[str, Dimensio
             choice = Choice((*values, current))
         space[key] = Choice(tuple(sorted(choice.values))) if choice.numeric else choice
     return space
+
+
+def _shortened(value: float, last: float) -> float:
+    """Return a value beyond the last one in three digits, if it still lies beyond it then."""
+    short = float(f"{value:.3g}")
+    return short if (short > last) == (value > last) and short != last else value
 
 
 def _leaves(group: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
