@@ -94,6 +94,8 @@ def test_what_save_to_disk_wrote_keeps_its_parts(tmp_path: Path, frame: pd.DataF
     is_as_the_table(source, frame)
     assert source.test.tolist() == [False] * 40 + [True] * 10
     assert len(load_source("huggingface", path=path, train="test", **OPTIONS)) == 10
+    swapped = load_source("huggingface", path=path, train="test", test="train", **OPTIONS)
+    assert swapped.test.tolist() == [False] * 10 + [True] * 40
     with pytest.raises(ConfigError, match=r"unknown split .*'tset'"):
         load_source("huggingface", path=path, test="tset", **OPTIONS)
 

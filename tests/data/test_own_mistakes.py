@@ -106,6 +106,15 @@ def test_columns_that_are_no_categories_are_refused_by_name(column: list[Any], s
 
 
 @pytest.mark.parametrize(
+    "words", [[*range(20), *map("ward {}".format, range(20))], [f"w{k}" for k in range(100)]]
+)
+def test_as_many_words_as_numbers_and_a_hundred_words_are_categories(words: list[Any]) -> None:
+    settings: dict[str, Any] = {"clients": 1, "normalise": "federated", "split": {"train": 1.0}}
+    source = build(source=from_table(of_odd(words * 2), label="y"), **settings).source
+    assert sum(name.startswith("odd=") for name in source.info["features"]) == len(words)
+
+
+@pytest.mark.parametrize(
     ("column", "said"),
     [
         (range(1000, 1040), "looks like a row or patient number.*data.options.exclude=\\[odd\\]"),

@@ -96,7 +96,7 @@ def test_a_client_with_its_file_alone_has_the_same_bits(folder: Path, by: str, t
     for client, (name, frame) in enumerate(zip(names, frames, strict=True)):
         constants = Constants.from_dict(json.loads(sent))
         if by == "client":
-            constants = constants.fitted_to(frame, parts[client][0], name)
+            constants = constants.fitted_to(frame, parts[client][0])
         x, y = constants.apply(frame)
         for part, rows in zip(("train", "val", "test"), parts[client], strict=True):
             theirs = whole.part(part)[client]
@@ -184,7 +184,7 @@ def test_gaps_and_missing_words_are_shown_by_indicators() -> None:
         ((0.5, "0.50", "+0.5", np.float64(0.5)), "0.5"),
         (("5e-1",), "5e-1"),
         ((True,), "True"),
-        ((2**53 - 1, str(2**53 - 1)), "9007199254740991"),
+        ((2**53 - 1, 2.0**53 - 1, str(2**53 - 1), f"{2**53 - 1}.0"), "9007199254740991"),
         ((2**53 + 1, " 9007199254740993"), "9007199254740993"),  # no float holds it: it keeps its digits
     ],
 )
@@ -214,6 +214,10 @@ def test_what_few_rows_have_is_not_told() -> None:
     here = summarise(frame, roles, range(11)).columns
     assert (here["pain"].levels, here["pain"].count) == (("(other)", "none", "some"), 10)
     assert (here["vessels"].kind, here["age"].count) == ("empty", 11)
+    enough = summarise(frame.assign(vessels=[3.0, 1.0, 2.0, *[None] * 8]), roles, range(11)).columns[
+        "vessels"
+    ]
+    assert (enough.kind, enough.count, enough.total) == ("number", 3, 6.0)
     # Of two rare words the level of all others would tell that these rows are there.
     assert "(other)" not in summarise(frame, roles, range(9)).columns["pain"].levels
     # A word that is rare here and common elsewhere is a level.

@@ -73,6 +73,12 @@ def test_images_are_those_of_a_folder_with_the_channels_of_the_training_images(t
     shifts = {"dark": str(tmp_path / "dark")}
     federation = build("folder", path=str(tmp_path / "scans"), options={"size": (6, 6)}, shifts=shifts)
     found = federation.shifted["dark"]
+    same = build(source=federation.source, shifts={"scans": tmp_path / "scans"}).shifted[
+        "scans"
+    ]  # handed over
+    assert torch.equal(same.x, federation.source.x)
+    with pytest.raises(DataError, match="but got a list"):
+        build(source=federation.source, shifts={"odd": [1.0]})
     assert found.x.shape == (3, 3, 6, 6)
     assert torch.equal(found.x[:, 0], found.x[:, 2])
     assert found.y.tolist() == [1, 1, 1]  # "well" alone, and yet class 1

@@ -72,6 +72,8 @@ def test_strata_follow_the_task() -> None:
         ({"task": "regression", "y": [[0.0]] * 4, "credit": torch.zeros(4, 1)}, "credit .*regression"),
         ({"mean": (0.0,)}, "mean and std"),
         ({"mean": (0.0,), "std": (1.0,)}, "uint8"),
+        ({"x": torch.zeros(4, 1, 2, 2, dtype=torch.uint8), "mean": (0.0,), "std": (0.0,)}, "above zero"),
+        ({"x": torch.zeros(4, 1, 2, 2, dtype=torch.uint8), "mean": (0.0,) * 3, "std": (1.0,) * 3}, "channel"),
     ],
 )
 def test_contradictory_fields_are_refused(changes: dict[str, object], words: str) -> None:
@@ -91,7 +93,7 @@ def test_check_finite_names_count_sample_and_client() -> None:
     ):
         with pytest.raises(DataError, match=words):
             check_finite(source)
-    check_finite(features())
+    check_finite(features(credit=torch.eye(4, 3)))  # where none and all of it are allowed
 
 
 def test_where_data_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tailorfl.data.federation import Federation, validate, weaknesses
+from tailorfl.data.federation import PARTS, Federation, validate, weaknesses
+from tailorfl.data.remote_federation import remote_federation, remote_source, source_facts
 from tailorfl.data.source import Source
 from tailorfl.errors import DataError
+from tailorfl.evaluation.leading import dominated
 
 Ints = NDArray[np.int64]
 
@@ -94,6 +96,16 @@ def test_rows_that_are_none_or_used_twice(change: dict[str, Any], words: str) ->
 def test_two_clients_may_have_one_test_row_where_it_is_official() -> None:
     data = replace(healthy(), test=(rows(16, 17), rows(17, 18), rows(19)))
     validate(replace(data, source=replace(data.source, test=torch.arange(20) >= 16)))
+
+
+def test_samples_of_a_server_say_nothing_of_its_clients() -> None:
+    samples = Source("server", torch.ones(9, 2), torch.zeros(9, dtype=torch.int64), "classification", 2)
+    data, sizes = remote_source(source_facts(healthy().source)), dict.fromkeys(PARTS, (2, 3))
+    federation = remote_federation(data, ("anna", "ben"), sizes, server=samples)
+    assert (federation.source.name, federation.sizes().tolist()) == ("tiny", [2, 3])
+    assert torch.equal(federation.source.x[federation.server], samples.x)
+    assert "100%" in dominated(samples)
+    assert dominated(federation.source) == ""
 
 
 GUESSABLE, OF_ONE_CLASS = "only one class, so", "training samples of only one class"

@@ -62,7 +62,7 @@ def to_half(values: Tensor) -> Tensor:
 SAMPLES, INPUTS, OUTPUTS, RATE = 6, 5, 3, 0.5
 
 
-def one_layer(samples: int) -> tuple[Simulation, Tensor, Tensor]:
+def one_layer(samples: int, decay: float) -> tuple[Simulation, Tensor, Tensor]:
     """Two clients of a linear layer without bias, trained by one step on all their samples; x and y of the first."""
     rng = torch.Generator().manual_seed(3)
     x = torch.randn(2 * samples, INPUTS, generator=rng)
@@ -71,15 +71,16 @@ def one_layer(samples: int) -> tuple[Simulation, Tensor, Tensor]:
     none = (np.empty(0, dtype=np.int64),) * 2
     data = Federation(Source("two", x, y, "classification", OUTPUTS), rows, none, none, ("a", "b"), 2)
     model = Model(lambda: nn.Linear(INPUTS, OUTPUTS, bias=False))
-    train = TrainConfig(epochs=1, batch_size=0, lr=RATE)
+    train = TrainConfig(epochs=1, batch_size=0, lr=RATE, weight_decay=decay)
     return Simulation(make_method("local"), data, model, train), x[:samples].double(), y[:samples]
 
 
 @kinds
+@pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("samples", [6, 40])  # the step in the backward pass sums many samples in another way
-def test_a_step_is_that_of_rounded_inputs(kind: str, samples: int) -> None:
-    """W − η round(G)ᵀ round(X), with G of the logits round(round(X) round(W)ᵀ); losses, steps and weights float32."""
-    sim, x, y = one_layer(samples)
+def test_a_step_is_that_of_rounded_inputs(kind: str, samples: int, decay: float) -> None:
+    """(1 − η δ) W − η round(G)ᵀ round(X), G of the logits round(round(X) round(W)ᵀ); losses and weights float32."""
+    sim, x, y = one_layer(samples, decay)
     sim.engine = half(kind)
     before = sim.init["weight"].double()
     loss = sim.step().losses["train"]
@@ -90,10 +91,11 @@ def test_a_step_is_that_of_rounded_inputs(kind: str, samples: int) -> None:
     slope = to_half(((logits.softmax(1) - hot) / samples).float())
     gradient = slope.T @ to_half(x)
     in_one_go = kind == "vectorized" and samples < 32
-    wanted = before - RATE * (gradient if in_one_go else to_half(gradient.float()))
+    kept = (1 - RATE * decay) * before
+    wanted = kept - RATE * (gradient if in_one_go else to_half(gradient.float()))
     torch.testing.assert_close(after.double(), wanted, atol=2e-7, rtol=0)
     # Nothing of that is what float32 makes of it.
-    exact = before - RATE * ((x @ before.T).softmax(1) - hot).T @ x / samples
+    exact = kept - RATE * ((x @ before.T).softmax(1) - hot).T @ x / samples
     assert (after - exact).abs().max() > 1e-4
     expected = float(-(logits.log_softmax(1) * hot).sum() / samples)
     assert abs(loss - expected) < 0.2  # the mean over both clients

@@ -135,6 +135,18 @@ def test_a_map_is_that_of_torch():
     torch.testing.assert_close(found, torch.func.vmap(layer, in_dims=1)(x))
 
 
+@pytest.mark.parametrize("name", ["linear", "small convolution", "small group norm"])
+def test_a_derivative_of_torch_around_a_map_is_the_plain_one(name):
+    """Layers leave tensors alone that another transform has a hand in."""
+    shape, build = NETWORKS[name]
+    model, states, x = cohort(shape, build)
+    gradients = torch.func.grad(lambda *of: together(model, *of).square().sum(), argnums=(0, 1))(states, x)
+    inputs = [*states.values(), x.requires_grad_()]
+    expected = torch.autograd.grad(alone(build(), states, x).square().sum(), inputs)
+    for gradient, plain in zip([*gradients[0].values(), gradients[1]], expected, strict=True):
+        torch.testing.assert_close(gradient, plain, rtol=1e-4, atol=1e-4)
+
+
 def test_batch_norm_trains_every_client_on_its_own_statistics():
     def build() -> nn.Module:
         layers = (nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 2))

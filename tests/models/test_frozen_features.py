@@ -122,6 +122,19 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(867, 9), nn.Linear(9, 4))
 
 
+class HalfEmbedding(nn.Module):
+    """Its features are bfloat16, which holds whole numbers up to 256 alone."""
+
+    feature_boundary = "tokens"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(64, 6, dtype=torch.bfloat16), nn.Linear(6, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.tokens(ids).float().mean(1))
+
+
 @pytest.mark.parametrize(
     ("make", "shape", "why"),
     [
@@ -134,6 +147,7 @@ def plain() -> nn.Module:
             "before 'base.encoder.layer.0'",
         ),
         (lambda: Model(plain, trainable="head"), IMAGE, "declares no feature_boundary"),
+        (lambda: Model(HalfEmbedding, trainable="head"), IDS, "token ids cannot be kept as"),
     ],
 )
 def test_where_nothing_can_be_kept_the_reason_is_said(

@@ -214,7 +214,7 @@ def test_a_model_is_a_function_of_the_random_state() -> None:
     states = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        states.append(build("bert", (6,), 3, lora=2).state_dict())
+        states.append(build("bert", (128,), 3, lora=2).state_dict())  # the longest texts that it reads
     first, same, other = states
     assert all(torch.equal(first[n], same[n]) for n in first)
     assert any(not torch.equal(first[n], other[n]) for n in first)
@@ -235,11 +235,11 @@ def test_every_transformer_is_tuned_by_the_same_options(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "error", "message"),
     [
-        ("bert", (200,), {}, ModelError, "at most 128 tokens.* 200"),
+        ("bert", (129,), {}, ModelError, "at most 128 tokens.* 129"),
         ("bert", (1, 8, 8), {}, ModelError, r"token ids of shape \(length,\).*'vit'"),
         ("bert", (8,), {"hidden": 30, "heads": 4}, ModelError, "hidden 30.* heads 4"),
         ("bert", (8,), {"pad": 2000}, ModelError, "padding id 2000 is not among 1024"),
-        ("bert", (12,), CHOICE, ModelError, "cannot be a prompt and 4 options of 4"),
+        ("bert", (16,), CHOICE, ModelError, "cannot be a prompt and 4 options of 4"),
         ("llama", (8,), {**LANGUAGE, "vocabulary": 3}, ModelError, "3 tokens.* 4;"),
         ("vit", (8,), {}, ModelError, "takes images"),
         ("vit", (1, 9, 8), {}, ModelError, "9x8 pixels cannot be cut into patches of 4x4"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partition.dealing import balanced, dealt, supports, table_of
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, DataError
 from tailorfl.partition.classes import _distinct_classes
 
 
@@ -129,8 +129,10 @@ def test_the_official_test_part_of_fedclup_follows_in_proportion() -> None:
 def test_a_used_up_class_drops_clients_of_fedclup_only() -> None:
     """Class 1 has room for two of ten virtual clients of all classes, so exactly two survive."""
     strata = np.repeat([0, 1], [380, 20])
-    deal = dealt("fedclup_classes", strata, 1, classes=2, virtual=20)
-    assert table_of(strata, deal.train).tolist() == [[10, 10]]
+    deal = dealt("fedclup_classes", strata, 2, classes=2, virtual=20)
+    assert table_of(strata, deal.train).tolist() == [[10, 10]] * 2
+    with pytest.raises(DataError, match="only 2 of 20"):
+        dealt("fedclup_classes", strata, 3, classes=2, virtual=20)
 
 
 @pytest.mark.parametrize("cut", ["drawn", "sorted"])

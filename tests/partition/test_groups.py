@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from partition.dealing import dealt, sizes_of, supports
+from tailorfl.errors import DataError
 
 GROUPS = np.repeat(np.array([7, 2, 9, 4]), [10, 20, 30, 40])
 
@@ -34,6 +35,9 @@ def test_domains_are_shared_evenly() -> None:
         assert supports(GROUPS, part) == [{i} for i in (2, 4, 7, 9) for _ in range(3)]
         sizes = sizes_of(part)
         assert (sorted(sizes[:3]), sum(sizes)) == ([6, 7, 7], 100)
+    assert sizes_of(dealt("domain", GROUPS, 40).train)[20:30] == [1] * 10  # a domain of ten samples
+    with pytest.raises(DataError, match="10 samples cannot make 11"):
+        dealt("domain", GROUPS, 44)
     unknown = dealt("domain", GROUPS, 4, test=np.array([1, 2, 11]))  # unknown ones are left out
     assert [positions.tolist() for positions in unknown.test] == [[1], [], [], []]
 

@@ -110,7 +110,10 @@ def test_every_partition_ends_with_a_deal_or_a_reason(
         ("dirichlet", {"alfa": 0.1}, "Did you mean 'alpha'"),
         ("iid", {"alpha": 0.1}, "unknown option of partition 'iid'"),
         ("dirichlet", {"test": None}, "unknown option"),
-        *(("dirichlet", {"alpha": value}, "'alpha' must be a number") for value in (0.0, float("nan"), "a")),
+        *(
+            ("dirichlet", {"alpha": value}, "'alpha' must be a number")
+            for value in (0.0, float("nan"), "a", True)
+        ),
         ("dirichlet", {"min_size": 2.5}, "'min_size' must be a whole number of at least 0"),
         ("quantity", {"alpha": 1.0, "sigma": 1.0}, "not both"),
         ("quantity", {"sigma": -1.0}, "'sigma' must be a number from 0"),

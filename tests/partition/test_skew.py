@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from partition.dealing import Ints, balanced, dealt, sizes_of, supports, table_of
-from tailorfl.partition.skew import _balanced_counts
+from tailorfl.partition.deal import cut, log_dirichlet, proportions
+from tailorfl.partition.skew import _balanced_counts, _best_draw
 
 STRATA, TEST = balanced(5000, 10), balanced(1000, 10)
 
@@ -25,6 +26,16 @@ def test_the_hopeless_case_ends(min_size: int) -> None:
 
 def test_min_size_uses_the_last_sample_if_need_be() -> None:
     assert set(sizes_of(dealt("dirichlet", balanced(200, 10), 20, alpha=0.01).train)) == {10}
+
+
+def test_the_first_draw_that_gives_every_client_enough_is_taken() -> None:
+    """As the published recipe: draw all classes anew until the smallest client has enough."""
+    sizes, rng, plain = np.array([12, 12]), np.random.default_rng(0), np.random.default_rng(0)
+    for _ in range(30):
+        counts = np.zeros((2, 3))
+        while counts.sum(axis=0).min() < 4:
+            counts = cut(sizes, proportions(log_dirichlet(1.0, (2, 3), plain)))
+        assert _best_draw(sizes, 3, 1.0, 4, rng).tolist() == counts.tolist()
 
 
 def test_small_alpha_is_more_skewed() -> None:
@@ -72,6 +83,8 @@ def test_server_keeps_a_tenth_of_all_samples() -> None:
     deal = dealt("dirichlet_perada", STRATA, 10)
     assert (len(deal.server), sum(sizes_of(deal.train))) == (500, 4500)
     assert not set(deal.server) & set(np.concatenate(deal.train))
+    last = dealt("dirichlet_perada", STRATA, 240, server=0.04)  # all that the reserve leaves
+    assert (len(last.server), set(sizes_of(last.train))) == (200, {20})
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0])
@@ -135,9 +148,13 @@ def test_clients_have_three_samples_at_least() -> None:
     assert min(sizes_of(dealt("quantity", balanced(160, 2), 40, sigma=3.0).train)) == 3
 
 
-def test_log_normal_sizes_have_the_given_deviation() -> None:
-    sizes = sizes_of(dealt("quantity", balanced(1_000_000, 2), 400, sigma=0.7).train)
+def test_sizes_have_the_given_deviation() -> None:
+    """Log-normal ones in their logarithms; shares of Dirichlet(a) deviate by their mean / √a, of many clients."""
+    strata = balanced(200_000, 2)
+    sizes = sizes_of(dealt("quantity", strata, 400, sigma=0.7).train)
     assert np.std(np.log(sizes)) == pytest.approx(0.7, rel=0.1)
+    sizes = sizes_of(dealt("quantity", strata, 400, alpha=4.0).train)
+    assert np.std(sizes) / np.mean(sizes) == pytest.approx(0.5, rel=0.1)
 
 
 def test_test_sizes_follow_training_sizes() -> None:

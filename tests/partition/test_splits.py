@@ -36,6 +36,7 @@ def shares(train: float, val: float, test: float, clients: int = 1) -> NDArray[n
         (None, False, SplitRule(0.7, 0.1, 0.2)),
         (None, True, SplitRule(0.9, 0.1, 0.0, "official")),
         ({"train": 0.6, "val": 0.2, "test": 0.2}, False, SplitRule(0.6, 0.2, 0.2)),
+        ({"train": 0.56, "val": 0.34, "test": 0.1}, False, SplitRule(0.56, 0.34, 0.1)),  # 1 + 2⁻⁵² as floats
         ({"train": 0.5, "test": 0.25}, True, SplitRule(0.5, 0.0, 0.25)),
         ({"train": 0.75}, False, SplitRule(0.75, 0.0, 0.25)),
         ({"val": 0.25}, True, SplitRule(0.75, 0.25, 0.0, "official")),
@@ -81,6 +82,7 @@ DEFAULT, HALF, ALL, CKT = (0.7, 0.1, 0.2), (0.25, 0.25, 0.5), (1.0, 0.0, 0.0), (
             for n, sizes in ((0, [0, 0, 0]), (1, [1, 0, 0]), (2, [1, 0, 1]), (3, [1, 1, 1]))
         ),
         (DEFAULT, 10, [7, 1, 2]),
+        (DEFAULT, 15, [10, 2, 3]),  # a half is rounded up
         *((HALF, n, sizes) for n, sizes in ((1, [1, 0, 0]), (2, [1, 0, 1]), (3, [1, 1, 1]), (4, [1, 1, 2]))),
         *((ALL, n, [n, 0, 0]) for n in (1, 7)),
         *((CKT, n, [n // 10, n // 10, n // 2]) for n in (10, 100)),  # the rest is discarded

@@ -162,9 +162,7 @@ class Constants(OrderedColumns):
             return target_tensor(name, numeric(name, frame, label), task)
         return class_numbers(name, frame, label[0], self.classes)
 
-    def fitted_to(
-        self, frame: pd.DataFrame, train_rows: Ints | Sequence[int], name: str = "table"
-    ) -> Constants:
+    def fitted_to(self, frame: pd.DataFrame, train_rows: Ints | Sequence[int]) -> Constants:
         """Return the same columns with a client's own means, deviations and fills, which never leave it.
 
         A column without any number here keeps the constants of all clients. Levels and classes stay the same.
@@ -172,14 +170,13 @@ class Constants(OrderedColumns):
         Args:
             frame: the client's table.
             train_rows: int64 rows that it trains on.
-            name: of the client.
         """
         train = frame.iloc[np.asarray(train_rows, dtype=np.int64)]
         columns: dict[str, Any] = {}
         for feature, column in self.columns.items():
             columns[feature] = column
             if column.kind == "number":
-                values = numbers_of(name, feature, tidy(train[feature], self.roles.na_values))
+                values = numbers_of("table", feature, tidy(train[feature], self.roles.na_values))
                 filled = values[~np.isnan(values)]
                 if len(filled):
                     fitted = _number(*moments(values), indicator=column.indicator)

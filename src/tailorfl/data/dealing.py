@@ -92,7 +92,7 @@ def set_aside(
     if not away and keep is None:
         return dealt
     staying = np.setdiff1d(np.arange(total), away, assume_unique=True)
-    if len(staying) < max(1, keep or 1):
+    if len(staying) < (keep or 1):
         raise ConfigError(
             f"{len(away)} of {total} clients are held out, which leaves {len(staying)} to train, fewer than "
             f"the {keep or 1} needed; hold out fewer"

@@ -259,8 +259,8 @@ def by_training_rows(
     fitted: dict[str, Constants] = {}
     for client in clients if by == "client" else ():
         frame = table.frame.iloc[client.rows]
-        fitted[client.name] = everyone.fitted_to(frame, client.train, client.name)
-        prepared_source.x[torch.from_numpy(client.rows)] = fitted[client.name].inputs(frame, client.name)
+        fitted[client.name] = everyone.fitted_to(frame, client.train)
+        prepared_source.x[torch.from_numpy(client.rows)] = fitted[client.name].inputs(frame)
     info = {
         **prepared_source.info,
         PREPARATION: Preparation.by_client(everyone, fitted, summaries),

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorfl.data.columns import class_numbers, need_columns, numeric, target_columns, unknown_class
-from tailorfl.data.folder import from_folder
 from tailorfl.data.preparation import PREPARATION, Preparation
 from tailorfl.data.registry import load_source
 from tailorfl.data.scaling import SCALING, Scaling
@@ -241,16 +240,15 @@ def _loaded(source: Source, value: Any, name: str | None, options: Mapping[str, 
     if "label" in source.info and not isinstance(value, Mapping):
         return _table(source, value)
     load_options = {key: value for key, value in options.items() if key not in NOT_OF_SHIFTS}
-    if source.x.dtype == torch.uint8 and source.x.dim() == 4 and name in (None, "folder"):
-        if not isinstance(value, str | Path):
-            raise DataError(f"expected a folder of images, but got a {type(value).__name__}")
-        size = load_options.get("size")
-        return from_folder(value, size=None if size is None else (size[0], size[1]))
+    if name is None and source.x.dtype == torch.uint8 and source.x.dim() == 4:
+        name = "folder"
     if name is None:
         raise DataError(
             "the training data were passed from Python, so it is unknown how to read a file of their kind; pass a "
             "tailorfl.Source: build_federation(source=..., shifts={name: source})"
         )
+    if not isinstance(value, str | Path):
+        raise DataError(f"expected a file or folder, but got a {type(value).__name__}")
     return load_source(name, **{**load_options, "path": str(value)})
 
 

@@ -160,7 +160,7 @@ class Mixing(nn.Module):
 
     shares: Tensor
 
-    def __init__(self, count: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, count: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("shares", torch.full((count,), 1.0 / count, dtype=dtype))
 
@@ -182,8 +182,7 @@ class Mixture(nn.Module):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
-        first = next((p.dtype for p in self.networks.parameters()), None)
-        self.mixture = Mixing(len(networks), first)
+        self.mixture = Mixing(len(networks), next(self.networks.parameters()).dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logarithms of the probabilities of samples `x`, [batch, C]."""

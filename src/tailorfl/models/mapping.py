@@ -46,7 +46,7 @@ class Level:
         plain, dim = _unwrap_batched(tensor, self.level)
         if dim is None:
             return plain.expand(self.clients, *plain.shape)
-        return plain if dim == 0 else plain.movedim(dim, 0)
+        return plain.movedim(dim, 0)
 
     def all(self, tensor: Tensor) -> Tensor:
         """Return a result of the code of one client for all clients, [clients, ...]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -175,8 +174,7 @@ def raise_to_minimum(owner: Ints, strata: Ints, clients: int, min_size: int, rng
     give = _levelled(sizes, needed, min_size, rng)
     # The samples of each client get a random order, in which the first `give` are released.
     shuffled = np.lexsort((rng.random(len(owner)), owner))
-    position = np.empty(len(owner), dtype=np.int64)
-    position[shuffled] = np.arange(len(owner))
+    position = np.argsort(shuffled)
     first = np.searchsorted(owner[shuffled], np.arange(clients))
     released = np.flatnonzero(owner >= 0)
     released = released[position[released] - first[owner[released]] < give[owner[released]]]
@@ -210,16 +208,12 @@ def require_enough(samples: int, clients: int, min_size: int) -> None:
         )
 
 
-def require_number(name: str, value: float, low: float, high: float = math.inf) -> None:
+def require_number(name: str, value: float, low: float, high: float) -> None:
     """Raise ConfigError unless option `name` is a number in low..high."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not low <= value <= high
-        or value == math.inf
-    ):
-        bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        raise ConfigError(f"partition option '{name}' must be a number {bounds}, but is {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ConfigError(
+            f"partition option '{name}' must be a number from {low:g} to {high:g}, but is {shown(value)}"
+        )
 
 
 def require_whole(name: str, value: int, low: int) -> None:
