@@ -17,8 +17,8 @@ from tailorfl.core.client import Client
 from tailorfl.engines.base import CohortTask, CohortUpdates, Engine, Inference, Parts, Stored
 from tailorfl.engines.choice import Auto
 from tailorfl.engines.in_process import InProcessEngine, Sequential, Vectorized
-from tailorfl.engines.pool import ChunkStates, PooledEngine, Task
-from tailorfl.engines.ray_pool import CarriedStates, to_bytes
+from tailorfl.engines.pool import ChunkStates, Known, PooledEngine, Task, pack
+from tailorfl.engines.ray_pool import CarriedStates, _unpacked, to_bytes
 from tailorfl.engines.state import StateStore
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
@@ -142,12 +142,15 @@ def test_models_are_shared_out_where_making_them_takes_training(steps: int, shar
 
 
 def test_bytes_of_any_tensor_are_those_of_its_elements() -> None:
-    """Also of one element that was expanded, of every second one, of a scalar, and of none."""
+    """Also of one element that was expanded, of every second one, of a scalar, and of none; a reader has a copy."""
     row = torch.arange(6)
     scalar = torch.tensor(7)
     for tensor in (row, row[::2], row.reshape(2, 3).T, scalar, scalar.expand(1), row[:0], row[5:]):
         expected = b"".join(int(v).to_bytes(8, "little") for v in tensor.reshape(-1).tolist())
         assert to_bytes(tensor).tobytes() == expected
+        message, arrays = pack(tensor, None)[0], [to_bytes(tensor)]
+        assert torch.equal(_unpacked((message, arrays), Known()).mul_(2), 2 * tensor)
+        assert arrays[0].tobytes() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)

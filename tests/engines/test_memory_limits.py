@@ -156,18 +156,18 @@ def test_a_chunk_is_no_larger_than_what_fits_into_free_memory(monkeypatch: pytes
     assert Vectorized().chunk_of(cohort) == usual
 
 
-@pytest.mark.parametrize(("free", "expected"), [(350, [2, 3]), (150, [2, 1, 1, 1])])
+@pytest.mark.parametrize(("free", "expected"), [(350, [2, 3, 3, 2]), (150, [2, 1, 1, 1, 1, 1, 1, 1, 1])])
 def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits(
     free: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every chunk takes 100 bytes a client."""
+    """The first chunk takes 100 bytes a client and later ones 10: the most that was seen counts, next round too."""
     sim, chunks = simulation("fedavg", "logistic", Vectorized()), list[int]()
     engine, cohort = sim.engine, sim.cohort(range(len(SIZES)))
     assert isinstance(engine, Vectorized)
     engine.place.device = torch.device("cuda", 0)
     # The device is a name here: nothing is moved and nothing is asked of a GPU.
     monkeypatch.setattr(type(engine.place), "is_host", True)
-    peak = {"clients": 0, "bytes": lambda: 100 * chunks[-1]}
+    peak = {"clients": 0, "bytes": lambda: (100 if len(chunks) == 1 else 10) * chunks[-1]}
     monkeypatch.setattr(in_process, "Peak", lambda device: SimpleNamespace(**peak))
     monkeypatch.setattr(memory, "free_memory", lambda device: int(free / memory.USABLE))
 
@@ -175,9 +175,10 @@ def test_on_a_gpu_the_first_clients_are_measured_and_the_next_chunk_is_what_fits
         chunks.append(len(client._cohort.ids))
         return (TensorDict({"samples": client.samples}),)
 
-    (replies,) = engine.map(CohortTask(function, cohort, TensorDict({})), sim.states.get(range(5)))
+    for _ in range(2):
+        (replies,) = engine.map(CohortTask(function, cohort, TensorDict({})), sim.states.get(range(5)))
+        assert replies["samples"].tolist() == list(SIZES)
     assert chunks == expected
-    assert replies["samples"].tolist() == list(SIZES)
 
 
 def test_free_memory_of_the_host_is_known_on_linux() -> None:

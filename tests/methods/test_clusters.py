@@ -113,6 +113,13 @@ def test_a_cluster_goes_on_while_no_clients_update_is_long() -> None:
         assert method.stands(updates, weights) is stands
 
 
+@pytest.mark.parametrize(("gamma", "apart"), [(0.7, True), (0.72, False)])
+def test_updates_at_right_angles_are_the_root_of_one_half_apart(gamma: float, apart: bool) -> None:
+    method = make_method("cfl", {"gamma": gamma})
+    assert isinstance(method, CFL)
+    assert method.parts(torch.eye(2, dtype=torch.float64)).tolist() == [False, apart]
+
+
 def networks(state: dict[str, Tensor], m: int) -> dict[str, Tensor]:
     """The m-th network of a mixture, by its own names."""
     start = f"networks.{m}."

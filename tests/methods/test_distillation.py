@@ -59,7 +59,8 @@ CONTRACTS = {
         ),
         remarks=(
             ({**UPLOAD, "warm_rounds": 1}, "in all rounds but round 2", REMARKS),
-            (UPLOAD, "from the second round on", REMARKS),
+            (UPLOAD, "is LocalTrain from the second round on", REMARKS),
+            ({**UPLOAD, "own_init": True}, "initial models of the clients' own", REMARKS),
             ({"clusters": 1}, "without clusters", NUMBERS),
             ({"clusters": 3}, "cluster of its own", REMARKS),
         ),

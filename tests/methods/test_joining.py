@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from methods.settings import NAMES, make, row
-from methods.small import everything, federation, simulation
+from methods.small import SIZES, everything, federation, simulation
 from methods.test_lora_factors import simulation_with_lora
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError
@@ -91,4 +91,5 @@ def test_the_states_of_those_who_are_there_are_untouched() -> None:
     after = everything(sim, range(FOUNDERS))
     assert before.keys() == after.keys()
     assert all(after[path].equal(tensor) for path, tensor in before.items())
-    assert (sim.participants, sim.context.num_clients) == (5, 5)
+    assert sim.participants == sim.context.num_clients == 5
+    assert (sim.context.sizes, sim.context.samples) == (SIZES, sum(SIZES) / 5)  # without the held-out client

@@ -98,13 +98,16 @@ def test_a_personal_whole_with_a_penalty_is_what_the_penalty_makes_of_local_trai
     assert_close(personal(sim), personal(after("ditto", 1, lam=0.5)), atol=1e-6)
 
 
-@pytest.mark.parametrize("warm", [0, 1])
-def test_without_pull_and_with_an_upload_first_it_is_local_training_of_the_other_rounds(warm: int) -> None:
+@pytest.mark.parametrize(("warm", "own_init"), [(0, False), (1, False), (0, True)])
+def test_without_pull_and_with_an_upload_first_it_is_local_training_of_the_other_rounds(
+    warm: int, own_init: bool
+) -> None:
     """Batches of a whole client, which no round draws differently."""
     full = replace(TRAIN, batch_size=0)
-    options = {"lam": 0.0, "own_init": False, "first_round": "upload", "warm_rounds": warm}
+    options = {"lam": 0.0, "own_init": own_init, "first_round": "upload", "warm_rounds": warm}
     mine = after("perfed_ckt", 3, **options, train=full)
-    assert_close(personal(mine), personal(simulation("local", train=full, rounds=2)), atol=1e-6)
+    alone = after("local", 2, own_init=own_init, train=full)
+    assert_close(personal(mine), personal(alone), atol=1e-6)
 
 
 def test_a_head_that_is_all_of_the_model_trains_alone_for_its_own_steps() -> None:

@@ -264,6 +264,11 @@ def test_rounds_in_which_nothing_is_sent_cost_nothing() -> None:
     """L2GD's coins send models up once, at the end of round 2; LocalTrain sends nothing at all."""
     assert run("l2gd", NOISY, rounds=5).ledger.entries(0) == ((1.0, 1.0, 1),)
     assert not run("local", NOISY, rounds=5).ledger
+    some = run(make("ditto", weights="uniform", participation="all"), NOISY, fraction=0.4)
+    planned = planned_ledger(some, 1)
+    some.step()
+    assert planned == some.ledger
+    assert set(planned.clients) == set(some.sample(0))  # all have trained
 
 
 # -- what is refused -----------------------------------------------------------------------------------------

@@ -111,6 +111,8 @@ def test_with_all_participating_a_diverging_sample_leaves_the_server() -> None:
     assert sim.step().rejected == (sampled,)
     assert_same(dict(sim.server.items()), dict(sim.init.items()))
     assert len(sim.states) == len(SIZES) - 1
+    scalars = sim.model.scalars  # all receive and train, and the sampled one answers
+    assert (sim.traffic.down_unicast, sim.traffic.up, sim.turns) == (len(SIZES) * scalars, scalars, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from tailorfl import Client, Context, Method, Simulation, Term
 from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ClientError, ConfigError, DivergenceError, TailorflError
 from tailorfl.methods.fedavg import FedAvg
+from tailorfl.rounds.client_privacy import ClientDP
+from tailorfl.settings.system import SystemConfig
 from tailorfl.training import tree
 from tailorfl.training.update import Optimizer
 
@@ -43,9 +45,9 @@ def mine(**members: Any) -> Method:
     return type("Other", (Mine,), members)()
 
 
-def run(method: Method, engine: str, model: str = "logistic") -> Simulation:
+def run(method: Method, engine: str, model: str = "logistic", **settings: Any) -> Simulation:
     name = "vectorized" if engine in PARTED else engine
-    return simulation(method, model, make_engine(name, **PARTED.get(engine, {})))
+    return simulation(method, model, make_engine(name, **PARTED.get(engine, {})), **settings)
 
 
 def deploy_after_a_round(method: Method, engine: str) -> int:
@@ -353,18 +355,24 @@ def test_a_term_is_not_blamed_for_a_model_that_diverges(engine: str) -> None:
 
 @parted
 def test_the_term_of_a_single_client_is_named_once(engine: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The others go on, and what a client diverged by is looked for the first time only."""
+    """The others go on, and what a client diverged by is looked for the first time only; never under privacy."""
 
     def large(seen, samples):
-        return seen.mean(torch.where(samples > 14, seen.outputs - seen.outputs, 1.0).log().sum(1))
+        return seen.mean(torch.where(samples == 9, seen.outputs - seen.outputs, 1.0).log().sum(1))
 
     def local(self, client, state, received):
         return state, client.fit(received, term=Term(large, given=(client.samples,)))
 
-    sim = run(mine(local=local), engine)
+    hostile = SystemConfig.model_validate({"malicious": {"clients": [1], "kind": "nan"}})
+    sim = run(mine(local=local), engine, system=hostile)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert sim.step().rejected == (SIZES.index(15),)
+            assert sim.step().rejected == (1, SIZES.index(9))
     first, second = [r.getMessage() for r in caplog.records if "rejected" in r.getMessage()]
-    assert "client 0, round 1: term 1 (large)" in first
+    assert "client 3, round 1: term 1 (large)" in first
     assert "learning rate" in second
+    caplog.clear()
+    private = run(mine(local=local), engine, weights="uniform", client_dp=ClientDP(1.0, 0.0))
+    with caplog.at_level(logging.WARNING):
+        assert private.step().rejected == (SIZES.index(9),)
+    assert "large" not in caplog.text

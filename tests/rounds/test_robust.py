@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from methods.settings import NAMES, make, one_of
-from methods.small import BOTH, assert_close, assert_same, everything, personal, simulation
+from methods.small import (
+    BOTH,
+    assert_close,
+    assert_same,
+    everything,
+    federation,
+    personal,
+    replaced,
+    simulation,
+)
 from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError
 from tailorfl.rounds.client_privacy import ClientDP
@@ -146,6 +155,7 @@ def test_a_share_of_clients_that_is_a_whole_number_is_not_rounded_down() -> None
     values = torch.arange(100.0)
     values[:29] = -1e9
     assert trimmed_mean(values, 0.29) == values[29:71].mean()
+    assert trimmed_mean(values[:2], 0.5 - 1e-12) == values[:2].mean()  # somebody is left
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -240,9 +250,10 @@ def test_engines_agree_and_runs_repeat(name: str, rule: dict[str, Any]) -> None:
 
 
 def test_a_round_with_too_few_clients_for_krum_leaves_the_server_as_it_is() -> None:
-    sim = run("ditto", KRUM, rounds=1)
+    """Client 4 diverges, but its reply was not wanted: it is not the hostile one among the three."""
+    sim = run("ditto", KRUM, rounds=1, data=replaced(federation(), 4, lambda x: x * math.inf))
     before, personal_before = sim.server.clone(), personal(sim)
-    sim.step((0, 2, 3), (0, 2, 3))
+    sim.step((0, 2, 3), (0, 2, 3, 4))
     assert_same(dict(tree.leaves(sim.server)), dict(tree.leaves(before)))
     assert sim.round == 2
     moved = [not torch.equal(t[0], personal_before[n][0]) for n, t in personal(sim).items()]

@@ -143,6 +143,11 @@ def test_a_wave_has_its_share_of_every_day_and_knows_when_it_turns() -> None:
     assert 4.0 < max(mornings) <= 5.0  # over half of a day
 
 
+def test_who_is_there_all_day_never_goes() -> None:
+    for always in (Wave(3, 1.0, 10.0, 0.5), Listed({i: [(0.0, 10.0)] for i in range(12)}, repeat=10.0)):
+        assert {always.until(i, t, 0) for i in range(12) for t in (4.0, 9.0, 25.0)} == {math.inf}
+
+
 def test_a_share_is_by_chance_and_by_occasion() -> None:
     found = ByChance(1, 0.3)
     there = np.array([[found.until(i, 5.0, k) is not None for k in range(200)] for i in range(50)])
@@ -255,6 +260,13 @@ def test_of_those_that_answer_at_once_as_many_count_as_are_wanted() -> None:
         assert [a.fate for a in found.answers] == ["accepted"] * wanted + ["late"] * (4 - wanted)
 
 
+def test_a_share_of_clients_is_lost_though_nothing_takes_time() -> None:
+    system = System.of(settings(dropout=0.3), 0, NAMES)
+    fates = [system.answer(k % 6, 0.0, k, ClientWork(1, 1, 1)).fate for k in range(2000)]
+    assert fates.count("lost") / 2000 == pytest.approx(0.3, abs=0.04)
+    assert set(fates) == {"accepted", "lost"}
+
+
 def test_more_are_asked_and_the_first_ones_count() -> None:
     sim = simulation("fedavg", system=settings(speed=10.0, over_selection=0.5), fraction=0.4)
     for _ in range(4):
@@ -264,6 +276,8 @@ def test_more_are_asked_and_the_first_ones_count() -> None:
         quickest = sorted(done.clients, key=lambda i: SIZES[i])[:2]
         assert done.trace.answered == tuple(sorted(quickest))
         assert [a.fate for a in done.trace.answers if a.client not in quickest] == ["late"]
+    most = simulation("fedavg", system=settings(speed=10.0, over_selection=0.5), fraction=0.8)
+    assert len(most.step().clients) == len(SIZES)  # six would be asked, if they were there
 
 
 # -- whole runs ---------------------------------------------------------------------------------------------------

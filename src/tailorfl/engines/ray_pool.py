@@ -57,6 +57,8 @@ def to_bytes(tensor: Tensor) -> Bytes:
 
 def from_bytes(array: Bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Return the tensor that shares the memory of `array`: read-only if that is in the object store."""
+    if not array.size:  # torch cannot view zero bytes as another type
+        return torch.empty(tuple(shape), dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about arrays that are read-only
         return torch.from_numpy(array).view(dtype).reshape(tuple(shape))

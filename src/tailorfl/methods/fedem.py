@@ -123,7 +123,7 @@ class FedEM(ServerModel):
         """Return π_i = mean_s q_m(s), [M]; unchanged for a client without samples."""
         of = partial(responsibilities, count=self.components)
         total = client.summed(model, of, given=(shares,))
-        return torch.where(client.samples > 0, total / client.samples.clamp(min=1).to(total.dtype), shares)
+        return torch.where(client.samples > 0, total / client.samples.to(total.dtype), shares)
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.towards(server, replies.share if self.normalise == "all" else 1.0)

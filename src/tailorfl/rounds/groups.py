@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,6 @@ def make_groups(
     `models` are those of `trained_models`, which read sources as `see` returns them.
     """
     source, rows = federation.source, federation.server
-    sizes = federation.sizes()[: federation.num_clients]
     validation = subset(source, rows, "the server's validation samples") if len(rows) else None
     contexts = tuple(
         Context(
@@ -97,9 +97,8 @@ def make_groups(
             task=source.task,
             public=see(federation.public),
             validation=see(validation),
-            samples=float(sizes[sizes > 0].mean()),
-            sizes=tuple(sizes.tolist()),
             architecture=name,
+            **_sizes(federation),
         )
         for name, model in models.items()
     )
@@ -137,9 +136,7 @@ def extended(method: Method, group: Group, federation: Federation) -> Group:
     Raises:
         ConfigError: the server's state depends on the number of clients.
     """
-    sizes = federation.sizes()
-    number, mean = federation.num_clients, float(sizes.mean())
-    context = replace(group.context, num_clients=number, sizes=tuple(sizes.tolist()), samples=mean)
+    context = replace(group.context, num_clients=federation.num_clients, **_sizes(federation))
     before, after = (
         tree.shapes(tree.leaves(method.server_state(member_context)))
         for member_context in (group.context, context)
@@ -147,6 +144,12 @@ def extended(method: Method, group: Group, federation: Federation) -> Group:
     if before != after:
         raise ConfigError(f"no client can join {method.title}: its server keeps a state for each client")
     return replace(group, context=context, clients=range(len(federation)))
+
+
+def _sizes(federation: Federation) -> dict[str, Any]:
+    """Return the fields of a context about the training clients' numbers of samples."""
+    sizes = federation.sizes()[: federation.num_clients]
+    return {"samples": float(sizes[sizes > 0].mean()), "sizes": tuple(sizes.tolist())}
 
 
 def own_start(method: Method, context: Context, client: int) -> TensorDict:

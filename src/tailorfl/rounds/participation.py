@@ -64,7 +64,7 @@ def sample_clients(
                 return tuple(int(c) for c in chosen)
         return (int(rng.integers(total)),)
     share = sizes / sizes.sum() if sampling == "proportional" else None
-    size = min(sampled_clients(fraction, total), total)
+    size = sampled_clients(fraction, total)
     return tuple(sorted(int(c) for c in rng.choice(total, size=size, replace=False, p=share)))
 
 

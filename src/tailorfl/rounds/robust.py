@@ -278,9 +278,9 @@ def median(values: Tensor) -> Tensor:
 
 
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
-    """Return the mean over the leading axis [m] without the ⌊trim·m⌋ smallest and ⌊trim·m⌋ largest."""
+    """Return the mean over the leading axis [m] without the ⌊trim·m⌋ smallest and ⌊trim·m⌋ largest; one value stays."""
     # rounding first: trim · m in floating point may be slightly below an integer
-    dropped = math.floor(round(trim * len(values), 9))
+    dropped = min(math.floor(round(trim * len(values), 9)), (len(values) - 1) // 2)
     return _mean(values.sort(0).values[dropped : len(values) - dropped])
 
 

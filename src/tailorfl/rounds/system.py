@@ -241,7 +241,9 @@ class Wave:
         return (time / self._period - self._spread * uniform(self._seed, "morning", client, 0)) % 1.0
 
     def until(self, client: int, time: float, occasion: int) -> float | None:
-        """Return the client's next evening, or None at night."""
+        """Return the client's next evening, infinity if there is no night, or None at night."""
+        if self._share == 1:
+            return math.inf
         hour = self._hour(client, time)
         return time + (self._share - hour) * self._period if hour < self._share else None
 
