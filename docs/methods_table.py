@@ -51,12 +51,12 @@ FAMILIES = {
     "baseline": "References",
     "one model": "One model for all",
     "tuned": "One model, tuned on each client",
-    "two models": "A personal model beside a global one",
+    "two models": "A personal model next to a global one",
     "parts": "Shared and personal parts",
     "mixture": "Mixtures and groups of clients' models",
-    "knowledge": "Predictions, prototypes or neighbours in place of weights",
-    "hypernet": "A network that makes models",
-    "trees": "Trees for tables, beside networks",
+    "knowledge": "Predictions, prototypes or neighbours instead of weights",
+    "hypernet": "A network that generates models",
+    "trees": "Trees for tables",
 }
 """Of a method -> its heading."""
 ROUNDS = 6
@@ -254,7 +254,7 @@ def contents(payload: TensorDict, model: Model) -> str:
         if beside := re.match(r"network\.(.+)\.(own|shared)(\..+)", name):  # two adapters on one network
             name = beside[1] + beside[3]
         if name.endswith(".base_layer.weight"):  # frozen elsewhere
-            name = "weights beside LoRA"
+            name = "weights other than LoRA"
         groups.setdefault(group, set()).add(name)
     known = {*model.parameters, *model.buffers}
     parts = [part_of(names & known, model) for names in groups.values() if names & known]

@@ -80,7 +80,7 @@ def contents(setting: Setting) -> tuple[str, ...]:
 def page_of_rules() -> str:
     """Return docs/robust.md with the table of the rules that are registered."""
     rows = [
-        ("`server.robust`", "In place of the mean", "Options", "Stands", "A round costs the server"),
+        ("`server.robust`", "Instead of the mean", "Options", "Withstands", "A round costs the server"),
         ("---",) * 5,
     ]
     for rule in RULES.values():

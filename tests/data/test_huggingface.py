@@ -202,7 +202,7 @@ def test_numbers_to_be_predicted(frame: pd.DataFrame, task: str) -> None:
         (
             "huggingface",
             {**OPTIONS, "path": "somebody/some"},
-            r"no file or folder 'somebody/some', and HF_HUB_OFFLINE says not",
+            r"no file or folder 'somebody/some', and HF_HUB_OFFLINE forbids",
         ),
     ],
 )

@@ -101,10 +101,11 @@ def _model(
             )
         module = loaded(folder)
         try:
-            return network_of(module), vars(module), facts
-        except (
-            Exception
-        ) as error:  # an export's code may raise anything, for instance if it is damaged but has no digests
+            network, code = network_of(module), vars(module)
+            if "answers" not in code:
+                raise NameError("its model.py ends before answers()")
+            return network, code, facts
+        except Exception as error:  # damaged code without digests may raise anything
             raise ModelError(
                 f"the exported model '{folder}' cannot be loaded ({type(error).__name__}: {error}); restore it from a "
                 "copy, or export it again with tailorfl export"
@@ -117,10 +118,9 @@ def _model(
     run = restore(folder, method, seed, source)
     model = next(run.global_models() if client == "global" else run.models([run.number(client)], steps))
     facts = facts_of(run, model)
-    code: dict[str, Any] = {"__file__": str(folder / "model.py"), "__name__": "deployed"}
-    exec(
-        compile(text_of("", "", facts), "deployed", "exec"), code
-    )  # the code of an export is reused, so that both do the same
+    # The code of an export is reused, so that both do the same.
+    code = {"__file__": str(folder / "model.py"), "__name__": "deployed"}
+    exec(compile(text_of("", "", facts), "deployed", "exec"), code)
     return model.module, code, facts
 
 
