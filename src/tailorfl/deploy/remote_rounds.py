@@ -96,9 +96,7 @@ class RemoteRounds(Simulation):
 
     def _agree_with(self, clients: DescribedClients) -> None:
         self.clients = clients
-        self._agreements = {
-            first: agreement_of(self.job, clients, first) for first in accumulate(clients.groups)
-        }
+        self._agreements = {i: agreement_of(self.job, clients, i) for i in accumulate(clients.groups)}
         self._digests = {first: agreement.digest(self) for first, agreement in self._agreements.items()}
 
     def take_in(self, federation: Federation, clients: DescribedClients) -> None:
