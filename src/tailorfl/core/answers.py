@@ -116,7 +116,7 @@ class Voting(nn.Module):
 
 
 class Unaided(nn.Module):
-    """Returns the model's outputs unchanged as its answers."""
+    """A module that returns the model's outputs unchanged."""
 
     def forward(self, outputs: Tensor, features: Tensor) -> Tensor:
         """Return `outputs`."""

@@ -65,7 +65,7 @@ class Method(BaseModel):
     paper: ClassVar[str]
     family: ClassVar[Family] = ""
     use: ClassVar[str] = ""
-    """What it is good for, in a few words."""
+    """Its purpose, in a few words."""
     grid: ClassVar[Grid] = {}
     """Values of its options that `tailorfl tune` tries along with training options: its paper's, or ones near them."""
     has_personal: ClassVar[bool] = True

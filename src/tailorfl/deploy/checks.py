@@ -264,6 +264,7 @@ def records_of(packet: Packet, client: int, round: int, samples: Mapping[str, in
     for row in packet.fact("records", list):
         if not isinstance(row, dict) or row.get("client") != client or row.get("round") != round:
             raise MessageError(f"a record is not for client {client} after round {round}: {str(row)[:80]}")
+        # A list, since a client may send a value that cannot be hashed.
         if row.get("set") not in [*samples] or row.get("model") not in ("personal", "global"):
             raise MessageError(f"a record is for a set or model that was not requested: {str(row)[:80]}")
         if row.get("samples") != samples[row["set"]] or "loss" not in row:
@@ -272,6 +273,7 @@ def records_of(packet: Packet, client: int, round: int, samples: Mapping[str, in
             if name not in OF_RECORD and value is not None:
                 check_number(name, value)
         values = {k: math.nan if v is None else v for k, v in row.items()}
+        # JSON's true and 1.0 equal 1, but are other values in a table.
         records.append({**values, "client": client, "round": round, "samples": samples[row["set"]]})
     if len({(row["set"], row["model"]) for row in records}) < len(records):
         raise MessageError("it has two records for the same set and model")

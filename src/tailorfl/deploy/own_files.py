@@ -241,13 +241,9 @@ class OwnSamples(OwnFile):
         alike += [] if facts["task"] in CLASSES else ["outputs"]
         for summary in summaries[1:]:
             for key in alike:
-                expected, actual = facts[key], summary.source[key]
-                if key == "x" and images:  # grey ones get the channels of the others
-                    expected, actual = ([x[0][1:], x[1]] for x in (expected, actual))
-                if key in ("mean", "std"):
-                    expected, actual = (values and values[:1] for values in (expected, actual))
-                if key == "info":  # the classes are those of all
-                    expected, actual = ({**info, "classes": None} for info in (expected, actual))
+                expected, actual = (
+                    _comparable(key, source[key], images) for source in (facts, summary.source)
+                )
                 if expected != actual:
                     hint = " (for images set data.options.size=[HEIGHT, WIDTH])" if images else ""
                     raise DataError(
@@ -269,6 +265,17 @@ class OwnSamples(OwnFile):
             facts |= _scaling(summaries, channels, facts)
         facts |= {"name": "images" if images else "texts", FITTED: images and bool(first.pixels)}
         return {"facts": facts, "rows": list(rows)}, facts
+
+
+def _comparable(key: str, value: Any, images: bool) -> Any:
+    """Return the part of a fact about samples that must be equal for all clients."""
+    if key == "x" and images:  # grey ones get the channels of the others
+        return [value[0][1:], value[1]]
+    if key in ("mean", "std"):
+        return value and value[:1]
+    if key == "info":  # the classes are those of all
+        return {**value, "classes": None}
+    return value
 
 
 def _scaling(summaries: Sequence[SampleSummary], channels: int, facts: dict[str, Any]) -> dict[str, Any]:

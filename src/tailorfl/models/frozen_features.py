@@ -147,7 +147,7 @@ class _Entrance:
 
 
 class StandIn(nn.Module):
-    """Returns what another module would have returned."""
+    """A module that returns precomputed outputs of another one."""
 
     def __init__(self, original: nn.Module, calls: Sequence[Output], device: str | None) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ from tailorfl.settings.train import PrivacyConfig
 from tailorfl.training import tree
 
 WorkOf = Callable[[Sequence[int]], Mapping[int, ClientWork]]
-"""Returns the work of clients that start now."""
+"""The function that returns the work of clients that start now."""
 VAIN = 50
 """Failed trainings, per client and reply of the buffer, after which the run gives up."""
 PATIENCE = 100_000

@@ -283,5 +283,4 @@ def means_of(metrics: Sequence[TensorDict]) -> dict[str, float]:
     if not metrics:
         return {}
     leaves = [dict(tree.leaves(part)) for part in metrics]
-    values = {name: torch.cat([part[name] for part in leaves]).double() for name in leaves[0]}
-    return {name: float(told[~told.isnan()].mean()) for name, told in values.items()}
+    return {name: float(torch.cat([part[name] for part in leaves]).double().nanmean()) for name in leaves[0]}

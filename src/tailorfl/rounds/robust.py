@@ -65,7 +65,7 @@ class RuleInput:
 
 
 RuleFunction = Callable[[RuleInput], TensorDict | None]
-"""Returns the replies that the server of a method may average; None if too few arrived."""
+"""The function that returns the replies a method's server may average, or None if too few arrived."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class AggregationRule:
     name: str
     function: RuleFunction
     meaning: str
-    """What replaces the mean."""
+    """The replacement for the mean, in words."""
     withstands: str
     """Number of hostile clients among m that it withstands."""
     cost: str
