@@ -7,7 +7,8 @@ The client runs Ditto in the sequential engine: two fits of one step each. A fir
 the engine's part of one and the client's part of one are traced. A move is a call into another file than before.
 
 The setting is followed through `tailorfl run` with FedAvg: a file gets it where an argument of one of its functions is
-the value, a text with it, or an object of one of the classes that carry it.
+the value, a text with it, or an object of a class that carries it. `Optimizer`, by which a method replaces the run's
+rate, is among the classes, and carries none in FedAvg.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def trace_setting() -> None:
 def _form(value: Any) -> str | None:
     """Return how a value holds the learning rate, or None."""
     if type(value).__name__ in CARRIERS:
-        return type(value).__name__
+        return type(value).__name__ if value.lr == RATE else None
     if isinstance(value, float):
         return "number" if value == RATE else None
     if isinstance(value, str):

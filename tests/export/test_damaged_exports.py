@@ -45,6 +45,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = home / "models" / "ash"
     names = {path.name for path in folder.iterdir() if path.name != MANIFEST}
     assert set(json.loads((folder / MANIFEST).read_text())["files"]) == names - {"__pycache__"}
+    assert predicted(folder, home, home)[0] == 0
+    loaded(folder).load()
     return home
 
 
@@ -91,10 +93,6 @@ CHANCE = (flip, cut)
 def test_nothing_is_predicted_by_a_damaged_export_nor_does_its_own_code_load_it(
     name: str, harm: Callable[[Path, random.Random], None], home: Path, tmp_path: Path
 ) -> None:
-    whole = home / "models" / "ash"
-    assert predicted(whole, home, tmp_path)[0] == 0
-    loaded(whole).load()
-    (tmp_path / "out.csv").unlink()
     for attempt in range(3 if harm in CHANCE else 1):
         folder = copy(home, tmp_path / str(attempt))
         shutil.rmtree(folder / "__pycache__", ignore_errors=True)

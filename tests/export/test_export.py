@@ -170,6 +170,13 @@ def test_a_network_that_cannot_be_copied_is_exported_as_a_program(tmp_path: Path
     assert_apart([one.path])
 
 
+def test_the_global_model_is_compared_on_samples_of_a_client_that_has_some(tmp_path: Path) -> None:
+    data = {"samples": 90, "clients": 3, "excluded_clients": ["0"]}
+    tailorfl.run(QUICK, method="fedavg", model="logistic", data=data, out=tmp_path / "run")
+    (one,) = export(tmp_path / "run", tmp_path, shared=True)
+    assert one.off["model.py"] <= 1e-6
+
+
 def test_what_cannot_be_exported_is_said(sold: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name the models"):
         export(sold, tmp_path)

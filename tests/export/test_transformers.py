@@ -101,7 +101,10 @@ def test_lora_leaves_in_the_format_of_peft(kind: str, tmp_path: Path) -> None:
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize(("method", "merge"), [("flora", False), ("flexlora", False), ("flexlora", True)])
+@pytest.mark.parametrize(
+    ("method", "merge"),
+    [("flora", False), pytest.param("flexlora", False, marks=pytest.mark.slow), ("flexlora", True)],
+)
 def test_lora_of_ranks_by_client_leaves_with_what_it_does(method: str, merge: bool, tmp_path: Path) -> None:
     """Weights that FLoRA merged into leave as the base; ranks that FlexLoRA scales and cuts leave in the factors."""
     folder = run_on_texts(tmp_path, "bert", {"name": method, "ranks": [1, 2]}, rounds=2)

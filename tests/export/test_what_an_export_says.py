@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -126,6 +127,33 @@ def test_a_network_is_written_as_code_or_why_it_cannot_be_is_told() -> None:
     for name in ("class", "a-b"):
         with pytest.raises(NotWritableError, match="not Python identifiers"):
             written(nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])))
+
+
+class Scaled(nn.Module):
+    """Multiplies by an attribute."""
+
+    def __init__(self, factor: Any) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def test_layers_are_written_with_words_and_numbers_as_python_has_them() -> None:
+    """Torch's texts have bare words and infinities, numpy's numbers and enumerations have texts of their own."""
+    torch.manual_seed(0)
+    network, x = nn.Conv2d(2, 3, 3, padding="same", padding_mode="reflect"), torch.randn(2, 2, 5, 5)
+    space: dict[str, Any] = {}
+    exec(written(nn.Sequential(network)), space)
+    copy = space["network"]()
+    copy.load_state_dict(nn.Sequential(network).state_dict())
+    assert torch.equal(copy(x), network(x))
+    for other in (np.sqrt(64.0), math.inf, math.nan, re.IGNORECASE):
+        with pytest.raises(NotWritableError, match="neither a finite number nor a text"):
+            written(Scaled(other))
+    with pytest.raises(NotWritableError, match="Hardtanh has an infinite number"):
+        written(nn.Hardtanh(-1.0, math.inf))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

@@ -69,7 +69,11 @@ SETTINGS: dict[str, Any] = {
             {"local": 8, "fedavg": 8, "fedrep": 2, "scaffold": 8, "ditto": 5},
         ),  # four epochs for one
         ("bytes", {"local": 8, "fedavg": 8, "fedrep": 9, "scaffold": 4, "ditto": 5}),  # twice as much a round
-        ("rounds", {"local": 8, "fedavg": 8, "fedrep": 8, "scaffold": 8, "ditto": 5}),  # its line says so
+        pytest.param(
+            "rounds",
+            {"local": 8, "fedavg": 8, "fedrep": 8, "scaffold": 8, "ditto": 5},  # its line says so
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_method_gets_as_much_as_fedavg(budget: str, rounds: dict[str, int], tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_number_is_taken_as_it_is_and_says_nothing() -> None:
         assert left_out(config, sim, 60) == ""
 
 
-@pytest.mark.parametrize("method", one_of(3, NAMES))
+@pytest.mark.parametrize("method", one_of(8, NAMES))
 def test_no_method_computes_so_little_that_evaluations_are_more(method: str) -> None:
     """Gradients as they are counted, of all rounds between two evaluations."""
     config, sim = made("train.epochs=1", "fraction=0.5", "data.public=digits", method=method)

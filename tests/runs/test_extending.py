@@ -145,7 +145,7 @@ def test_where_the_number_of_rounds_decides_more_are_refused(
     schedule: dict[str, Any], tmp_path: Path
 ) -> None:
     train = {"round_schedule": schedule}
-    tailorfl.run({**TINY, "train": train}, out=tmp_path / "out")
+    tailorfl.run({**TINY, "methods": ["local"], "train": train}, out=tmp_path / "out")
     before = contents(tmp_path / "out")
     with pytest.raises(ConfigError, match=f"of kind {schedule['kind']} depends on the total"):
         tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)

@@ -163,6 +163,7 @@ def test_frozen_tensors_are_in_the_file_too(tmp_path: Path) -> None:
         ({"variants": {"a": {"rounds": 1}}}, "one model"),
         ({"model": {"name": "resnet10", "widht": 8}}, "Did you mean 'width'"),
         ({"data": {"augment": "flip"}}, "uint8 images"),
+        ({"data": {"excluded_clients": ["1"]}}, "cannot leave any out"),
     ],
 )
 def test_what_it_cannot_follow_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

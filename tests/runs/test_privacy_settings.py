@@ -290,6 +290,10 @@ def test_summary_and_table_of_a_run(tmp_path: Path) -> None:
     assert column.title in (out / "comparison.md").read_text()
     assert not (out / "open/seed-0/privacy.csv").exists()
     assert "privacy" not in facts(out / "open/seed-0/summary.json")
+    counted = {
+        label: "labels" in facts(out / label / "seed-0/config.json") for label in ("open", "unbounded")
+    }
+    assert counted == {"open": True, "unbounded": False}, "label counts, which no ε covers"
     without_noise = loaded.jobs[2][0]["privacy"]
     assert (without_noise["epsilon"]["max"], without_noise["clip"]) == (math.inf, math.inf)
 
@@ -317,7 +321,7 @@ def test_experiments_without_privacy_have_no_column_of_it(tmp_path: Path) -> Non
 
 @opacus
 def test_an_interrupted_private_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
-    given = {**SMALL, "train": dp(epsilon=8.0), "checkpoint_every": 1}
+    given = {**SMALL, "train": dp(epsilon=8.0, accountant="rdp"), "checkpoint_every": 1}
     run(given, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(given, out=tmp_path / "cut", observer=StopAt("fedavg_ft, seed 0", 1))

@@ -28,13 +28,34 @@ BELOW = 0.02
 
 
 @pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which runs/features holds the files that recipes read, of 1,500 images each."""
+def files() -> None:
+    """Skip what needs data files where they are missing."""
     try:
         for file in FILES:
             data_file(file)
     except DataError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def made_up(files: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `features`, with random numbers for the features of images, which take seconds to compute."""
+    here, rng = tmp_path_factory.mktemp("made up"), np.random.default_rng(0)
+    (here / "runs/features").mkdir(parents=True)
+    classes = [f"class {k}" for k in range(10)]
+    domains = ["art_painting", "cartoon", "photo", "sketch"]
+    for which, width, more in (
+        ("cifar10", 128, {"test": np.arange(1500) % 6 == 0}),
+        ("pacs", 64, {"domain": np.arange(1500) % 4, "domains": domains}),
+    ):
+        x, y = rng.normal(size=(1500, width)).astype(np.float32), rng.integers(0, 10, 1500)
+        np.savez(here / f"runs/features/{which}.npz", x=x, y=y, classes=classes, **more)
+    return here
+
+
+@pytest.fixture(scope="module")
+def features(files: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which runs/features holds the files that recipes read, of 1,500 images each."""
     study = loaded("studies/features.py")
     here = tmp_path_factory.mktemp("smokes")
     for which in ("cifar10", "mnist", "pacs"):
@@ -63,15 +84,23 @@ def test_features_of_images(name: str, width: int, features: Path) -> None:
             assert ((spread == 0) | (abs(spread - 1) < 0.1)).all()  # black in all images, or standardised
 
 
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SMOKES if n not in QUICK)]
-)
-def test_a_smoke_runs(name: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(features)
-    found = tailorfl.reproduce(name, scale="smoke", out=tmp_path / "out", progress=False)
-    for result in found.values():
+def assert_runs(name: str, out: Path) -> None:
+    for result in tailorfl.reproduce(name, scale="smoke", out=out, progress=False).values():
         assert not result.missing
         assert result.table["mean"].notna().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMOKES)
+def test_every_smoke_runs(name: str, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(features)
+    assert_runs(name, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_smoke_runs(name: str, made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made_up)
+    assert_runs(name, tmp_path / "out")
 
 
 def test_the_recipe_of_defaults_has_every_method_and_no_settings_of_theirs() -> None:

@@ -106,10 +106,11 @@ KNOWN: dict[tuple[str, ...], dict[str, str]] = {
 @pytest.mark.parametrize("name", sorted(recipes()))
 def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
     """With a split that has both parts, whatever the model; rounds, cohorts and training are the recipe's."""
-    check(load(name))
+    recipe = load(name)
+    check(recipe)
     found: dict[str, str] = {}
     split = cast(Any, SimpleNamespace(shared=("u",), personal=("v",), trainable=("u", "v")))
-    for config in expand(load(name)).values():
+    for config in expand(recipe).values():
         clients = config.data.clients or 6
         for line in config.methods:
             job = Job(config, line, config.seeds[0])

@@ -116,8 +116,15 @@ def test_two_seeds_are_resumed_extended_and_merged(kind: str, tmp_path: Path) ->
     assert list(by_federation({part: ExperimentResult.load(part) for part in parts}).values()) == [parts]
 
 
-@pytest.mark.parametrize("kind", ["table by all clients", "table by client"])
-@pytest.mark.parametrize("change", [1, 2], ids=["number", "word"])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("table by all clients", 1),
+        ("table by client", 2),
+        pytest.param("table by all clients", 2, marks=pytest.mark.slow),
+        pytest.param("table by client", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_one_other_cell_is_other_data_for_every_seed(kind: str, change: int, tmp_path: Path) -> None:
     ran(kind, tmp_path / "first", [0])
     other = table(change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_a_trace_of_a_file_and_of_the_folder_that_it_left(tmp_path: Path) -> Non
 def test_a_resumed_job_has_one_line_a_round(tmp_path: Path) -> None:
     settings = {**SMALL, "methods": ["ditto"], "system": {"trace": str(trace_file(tmp_path))}}
     tailorfl.run(settings, out=tmp_path / "whole")
-    tailorfl.run(settings, out=tmp_path / "cut")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     job = tmp_path / "cut" / "ditto" / "seed-0"
     cut_back(job, 2)
     with RunStore.open(job) as store:
@@ -110,8 +111,8 @@ FAULTS: dict[str, Any] = {
 def test_a_simulated_system_is_resumed_and_played_again(mode: dict[str, Any], tmp_path: Path) -> None:
     """With clients in the middle of their training where rounds are buffered."""
     settings = {**SMALL, "rounds": 6, "system": {**FAULTS, **mode}}
-    for name in ("whole", "cut"):
-        tailorfl.run(settings, out=tmp_path / name)
+    tailorfl.run(settings, out=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for job in (tmp_path / "cut").glob("*/seed-0"):
         cut_back(job, 5)
     tailorfl.run(settings, out=tmp_path / "cut", resume=True)

@@ -134,8 +134,15 @@ def test_bad_numbers_in_data_of_ones_own_are_told_by_sample(x: float, y: int, tm
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("model", ["logistic", "{name: mlp, norm: batch}"])
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [
+        ("logistic", "sequential"),
+        ("{name: mlp, norm: batch}", "vectorized"),
+        pytest.param("logistic", "vectorized", marks=pytest.mark.slow),
+        pytest.param("{name: mlp, norm: batch}", "sequential", marks=pytest.mark.slow),
+    ],
+)
 def test_a_client_with_one_sample_takes_part_and_is_pointed_out(model: str, engine: str) -> None:
     """Also with batch norm, which cannot train on one sample and leaves the model of that client as it is."""
     table(sizes=(20, 1, 20))

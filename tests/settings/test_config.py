@@ -46,6 +46,10 @@ def test_yaml_and_plain_values_give_an_equal_experiment(count: int, tmp_path: Pa
     file = tmp_path / "config.yaml"
     file.write_text(config.to_yaml())
     assert load(file) == load(config) == config == load(config.to_dict())
+    for changes in ([], ["model=logistic"], ["model=mlp"]):  # the last without the default's options
+        config = load(None, [*VARIED[:count], *changes])
+        file.write_text(config.to_yaml(brief=True))
+        assert load(file) == config
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
@@ -99,6 +103,11 @@ def at(config: ExperimentConfig, path: str) -> Any:
         (None, [CLUPS, "methods.ditto.lam=2", "methods.Ditto.rounds=3", "methods.high.lam=9"],
          {"methods.2.options": {"lam": 2}, "methods.2.rounds": 3, "methods.0.options": {},
           "methods.1.options": {"lam": 9}}),
+        (None, ["methods=[{name: ditto, label: Ditto 0.5}, {name: ditto, label: Ditto}]", "methods.Ditto 0.5.lam=0.5",
+                "methods.Ditto 0.5.train.lr=0.3", "methods.Ditto.rounds=7"],
+         {"methods.0.options": {"lam": 0.5}, "methods.0.train": {"lr": 0.3}, "methods.1.rounds": 7}),
+        (None, ["method={name: fedavg, train: {gamma: 2}}", "train.objective=balanced_softmax"],
+         {"methods.0.train": {"gamma": 2.0}}),
         # the default model's options can be added to; another model starts from its own defaults
         (None, ["model.norm=batch"], {"model.options": {"hidden": [64], "norm": "batch"}}),
         (None, ["model.name=cnn2", "model.norm=batch"], {"model.options": {"norm": "batch"}}),
@@ -107,6 +116,12 @@ def at(config: ExperimentConfig, path: str) -> Any:
          ["engine.chunk=4", "method.lam=3", "data.clients=7"],
          {"engine.name": "vectorized", "engine.chunk": 4, "data.name": "mnist", "data.clients": 7,
           "methods.0.options": {"lam": 3}}),
+        ({"server": {"robust": "krum"}, "methods": [{"name": "local", "train": {"round_schedule": "cosine"}}]},
+         ["server.robust.f=2", "method.train.round_schedule.floor=0.5", "train.round_schedule=step",
+          "train.round_schedule.factor=0.2"],
+         {"server.robust.rule": "krum", "server.robust.f": 2, "methods.0.train.round_schedule.kind": "cosine",
+          "methods.0.train.round_schedule.floor": 0.5, "train.round_schedule.kind": "step",
+          "train.round_schedule.factor": 0.2}),
         # Python values merge groups
         ({"train": {"lr": 0.3, "momentum": 0.5}, "method": "ditto"},
          {"train": {"lr": 0.1}, "methods": ["local"], "rounds": 2},
@@ -115,6 +130,16 @@ def at(config: ExperimentConfig, path: str) -> Any:
         (None, ["methods=[fedavg, {name: scaffold, weights: samples}]", "weights=uniform"],
          {"weights": "uniform", "methods.0.options": {}, "methods.1.options": {"weights": "samples"}}),
         (None, [], {"weights": "samples"}),
+        # numbers name clients, as YAML reads them, where names are expected
+        (None, ["data.excluded_clients=3", "data.heldout_clients=2"],
+         {"data.excluded_clients": ("3",), "data.heldout_clients": 2}),
+        (None, ["data.excluded_clients=3,b", "data.heldout_clients=[0, 12]"],
+         {"data.excluded_clients": ("3", "b"), "data.heldout_clients": ("0", "12")}),
+        # published numbers of lines that are left out go with them
+        ({"methods": ["local", {"name": "fedavg", "label": "Avg"}],
+          "published": {"source": "a paper", "local": {"mean": 0.5}, "Avg": {"mean": 0.6}, "Agv": {"mean": 0.7}}},
+         ["methods=local"],
+         {"published": {"source": "a paper", "local": {"mean": 0.5}, "Agv": {"mean": 0.7}}}),
         (None, ["train.dp={clip: .inf, noise: 0}"], {"train.dp.clip": math.inf}),
     ],
 )  # fmt: skip
@@ -123,6 +148,15 @@ def test_short_forms_and_overrides(base: Any, overrides: Any, expected: dict[str
     config = load(base, overrides)
     assert {path: at(config, path) for path in expected} == expected
     assert base == before, "the caller's settings were changed"
+
+
+def test_options_of_a_methods_model_replace_the_experiments_wherever_they_are_written() -> None:
+    model = {"name": "mlp", "hidden": [8], "norm": "batch", "options": {"weights": "mine"}}
+    for changes in ({"hidden": [32]}, {"options": {"hidden": [32]}}):
+        config = load({"model": model, "methods": [{"name": "ditto", "model": changes}]})
+        found = config.model_of(config.methods[0])
+        assert found.options == {"hidden": [32], "norm": "batch", "weights": "mine"}
+        assert load(config.to_dict()) == config
 
 
 def test_split_is_given_to_the_data_as_it_was_written() -> None:
@@ -203,6 +237,10 @@ MISTAKES = [
     ("methods=[{lam: 1}]", "methods.0.name is missing"),
     ("methods=[ditto, ditto]", "has 'ditto' twice; give one of them another label"),
     ("model={name: mlp, norm: a, options: {norm: b}}", "gives 'norm' twice"),
+    ("track.mlflow=http://me@there", "should not contain a password"),
+    ("track.mlflow=postgresql+psycopg://me:secret@there/runs", "should not contain a password"),
+    ("data.excluded_clients=true", "should be a name, or a list of names"),
+    ("method={name: fedavg, train: {gamma: 2}}", "has methods.fedavg.train.gamma, which needs objective="),
     ("sampling=uniformly", "Did you mean 'uniform'?"),
     ("eval.sets=[lokal]", "Did you mean 'local'?"),
     ("data.normalise=clients", "Did you mean 'client'?"),
@@ -247,6 +285,10 @@ def test_files_that_are_no_settings(text: str, expected: str, tmp_path: Path) ->
     file.write_text(text)
     with pytest.raises(ConfigError, match=expected):
         load(file)
+    file.write_text(
+        "train: &base {lr: 0.3, momentum: 0.5}\nmethods: [{name: local, train: {<<: *base, lr: 0.1}}]\n"
+    )
+    assert dict(**load(file).methods[0].train) == {"lr": 0.1, "momentum": 0.5}
     file.write_text("# nothing\n")
     assert load(file) == ExperimentConfig()
 

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,15 @@ NAMES = {name for group in GROUPS for name in type(group).model_fields} - {
 }  # fmt: skip
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    """A file's syntax."""
+    return ast.parse(path.read_text())
+
+
 def literals(path: Path) -> Iterator[frozenset[Any]]:
     """The sets of values of every `Literal[...]` of texts in a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
             parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             yield frozenset(ast.literal_eval(part) for part in parts)
@@ -38,7 +45,7 @@ def literals(path: Path) -> Iterator[frozenset[Any]]:
 
 def defaults(path: Path) -> Iterator[tuple[str, ast.expr]]:
     """(name, default) of every parameter and every field of a class in a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef):
             given = node.args.posonlyargs + node.args.args
             some = given[len(given) - len(node.args.defaults) :]

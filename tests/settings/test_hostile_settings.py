@@ -23,7 +23,7 @@ from tailorfl.printable import harmful, visible
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.progress import messages
 from tailorfl.runs.build import check
-from tailorfl.settings.errors import DEEPEST, LARGEST, MOST_VALUES
+from tailorfl.settings.base import DEEPEST, LARGEST, MOST_VALUES
 from tailorfl.settings.loading import load
 
 HUGE = 10**23

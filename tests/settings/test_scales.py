@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
 from tailorfl.runs.folders import new_folder
-from tailorfl.settings.loading import expand, load, recipes
+from tailorfl.settings.loading import expand, load, read, recipes
 
 TINY = """
 name: tiny
@@ -64,8 +64,13 @@ def test_each_scale_has_a_folder_of_its_own(
 def test_a_scale_that_there_is_not(recipe: Path) -> None:
     with pytest.raises(ConfigError, match="smoke"):
         load(recipe, scale="small")
+    with pytest.raises(ConfigError, match="smoke"):
+        load(recipe, ["scale=[smoke]"])
     with pytest.raises(ConfigError, match="has no scales"):
         load(None, scale="small")
+    for settings in (3, [3], "rounds"):
+        with pytest.raises(ConfigError, match=r"scales\.small\.settings.*should be a group"):
+            load({"scales": {"small": {"settings": settings}}}, scale="small")
     recipe.write_text(TINY.replace("paper:", "papers:"))
     with pytest.raises(ConfigError, match="scales"):
         load(recipe)
@@ -89,5 +94,6 @@ def test_what_a_scale_needs_is_said_first_and_it_is_resumed_by_the_same_command(
 
 def test_every_scale_of_every_recipe_is_a_valid_experiment() -> None:
     for name in recipes():
-        for scale in load(name).scales:
-            assert expand(load(name, scale=scale))
+        settings = read(name)
+        for scale in settings.get("scales", {}):
+            assert expand(load(settings, scale=scale))

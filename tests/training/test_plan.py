@@ -133,6 +133,14 @@ def test_steps_cycle_through_the_epochs_of_the_same_key(sizes, batch, steps, min
     np.testing.assert_array_equal(by_steps.steps, np.where(usable, steps, 0))
 
 
+def test_a_share_of_a_pass_is_as_many_steps_as_in_decimal_numbers():
+    """0.07 of 100 batches are 7.000000000000001 in floating point."""
+    shares, size = range(1, 301), np.array([100])
+    steps = [int(steps_of(size, 1, share / 100, None, 1, 1)[0]) for share in shares]
+    assert steps == list(shares)
+    assert [int(steps_of(size, 7, share / 100, None, 1, 2)[0]) for share in (1, 50, 100)] == [1, 4, 8]
+
+
 @given(SIZES, BATCH, LENGTH, MIN_BATCH, st.integers(1, 4), st.none() | st.integers(0, 9))
 def test_plans_take_whole_steps_of_one_sequence(sizes, batch, length, min_batch, count, limit):
     """As many as the length needs, or as `limit` batches allow; how many is known without a plan."""

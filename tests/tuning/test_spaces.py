@@ -194,6 +194,19 @@ def test_beyond_goes_on_as_the_values_do(before: Choice | Range, side: int, afte
     assert before.beyond(side) == after
 
 
+def test_one_setting_of_a_group_of_training_is_searched_beside_the_experiments_others() -> None:
+    train = {"round_schedule": {"kind": "step", "milestones": [3]}, "dp": {"clip": 1, "noise": 2}}
+    line = {"name": "fedavg", "train": {"round_schedule": {"kind": "step", "milestones": [5]}}}
+    keys = {"train.round_schedule.factor": [0.2, 0.5], "train.dp.clip": [3.0]}
+    config = experiment(methods=[line], train=train, search=keys)
+    space = spaces(config)["fedavg"]
+    assert {key: space[key].ends for key in keys} == {key: tuple(values) for key, values in keys.items()}
+    new = changed(config, config.methods[0], {"train.round_schedule.factor": 0.5, "train.dp.clip": 3.0})
+    assert value_of(config, new, "train.round_schedule.milestones") == [5]
+    assert (new.train["round_schedule"]["factor"], value_of(config, new, "train.dp.noise")) == (0.5, 2)
+    assert new.train["dp"]["clip"] == 3.0
+
+
 def test_nested_options_are_set_beside_the_others() -> None:
     config = experiment(methods=[{"name": "feddf", "distil": {"steps": 7}}])
     new = changed(config, config.methods[0], {"method.distil.lr": 0.01, "train.lr": 0.3})

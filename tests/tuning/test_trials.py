@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,11 +21,11 @@ from tailorfl.runs.job import Job
 from tailorfl.runs.schedule import Limit
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.tuning.plan import Budget, TuningRequest, parse, plan, tuned_on
-from tailorfl.tuning.run import foreseen
+from tailorfl.tuning.run import _work, foreseen
 from tailorfl.tuning.samplers import Sampler, Search
 from tailorfl.tuning.search import MethodSearch, Tuned, left
 from tailorfl.tuning.space import Choice
-from tailorfl.tuning.training import Task, Trainer, _shared
+from tailorfl.tuning.training import Outcome, Task, Trainer, _shared
 from tailorfl.tuning.trials import Ledger, Trial
 from tuning.tiny import experiment, tuned
 
@@ -137,6 +138,25 @@ def test_a_grid_grows_when_half_and_three_quarters_of_the_budget_are_spent(tmp_p
     higher = grid.beyond(1)
     wider = higher.beyond(-1)
     assert spaces == [grid, higher, wider, wider, grid], "the last while a trial is under way"
+
+
+def test_several_workers_go_on_where_a_finished_trial_widens_the_grid(tmp_path: Path) -> None:
+    """They have nothing to do while its last values are under way, and then have more."""
+    config = experiment(methods=["fedavg", "local"], train={"batch_size": 0, "lr": 0.1})
+    searches = {}
+    with Ledger.opened(tmp_path) as ledger:
+        for line in config.methods:
+            request, space = Search(line.label, "grid", 0, True, 4), {"train.lr": Choice((0.01, 0.1))}
+            searches[line.label] = MethodSearch(request, config, line, space, 400.0, ledger, widen=True)
+
+        def send(task: Task) -> Future[Outcome]:
+            future: Future[Outcome] = Future()
+            future.set_result(Outcome("complete", task.values["train.lr"], 100, 1.0))
+            return future
+
+        _work(searches, send, workers=3)
+        rates = [[trial.values["train.lr"] for trial in search.trials] for search in searches.values()]
+    assert rates == [[0.1, 0.01, 1.0, 10.0]] * 2
 
 
 # -- what a trial is worth --------------------------------------------------------------------------------

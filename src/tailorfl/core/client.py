@@ -28,7 +28,7 @@ from tailorfl.training.gradients import Directions, Gradient
 from tailorfl.training.objective import Given, Term
 from tailorfl.training.operations import NOTHING, Computed, Drawn, ExternalTraining, Packed, apply, who
 from tailorfl.training.plan import Length, steps_of
-from tailorfl.training.request import FitRequest, by_component, resolved
+from tailorfl.training.request import FitRequest, by_component
 from tailorfl.training.update import OF_RUN, Optimizer
 
 Start = TypeVar("Start", TensorDict, Mapping[str, TensorDict])
@@ -362,7 +362,7 @@ class Client:
     def _taken(self, length: Length) -> NDArray[np.int64]:
         """Return the steps of every client of the cohort, [clients]."""
         c = self._cohort
-        batch, epochs, steps = resolved(self.config, length)
+        batch, epochs, steps = self.config.resolved(length)
         if isinstance(steps, Tensor):
             raise TailorflError(
                 "client.steps() does not take a length with steps=Tensor; use that tensor instead"

@@ -254,9 +254,10 @@ def tensors(named: Mapping[str, Tensor], path: Path) -> None:
 
 
 def sample_for(run: Restored, model: Deployed) -> Tensor:
-    """Return some samples as model inputs: its client's own, else the first client's."""
-    rows = run.sim.given.train[model.client or 0][:TRIED]
-    return run.sim.given.source.take(torch.as_tensor(rows))
+    """Return some samples as model inputs: its client's own, else those of the first client that has any."""
+    train = run.sim.given.train
+    rows = next(train[k] for k in (model.client or 0, *range(len(train))) if len(train[k]))
+    return run.sim.given.source.take(torch.as_tensor(rows[:TRIED]))
 
 
 def loaded(folder: Path) -> ModuleType:

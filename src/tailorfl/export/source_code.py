@@ -12,6 +12,8 @@ import ast
 import builtins
 import inspect
 import keyword
+import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -142,7 +144,7 @@ class Writer:
             plain = f"from {above} import {last}" if above else f"import {last}"
             self.imports.add(plain if last == name else f"{plain} as {name}")
             return
-        if isinstance(value, bool | int | float | str):
+        if _is_plain(value):
             if self.constants.setdefault(name, value) != value:
                 raise NotWritableError(f"'{name}' has two different values")
             return
@@ -189,7 +191,7 @@ class Writer:
             return repr(value)
         if _is_plain(value):
             return repr(value)
-        raise NotWritableError(f"a {type(value).__name__} is neither a number nor a text")
+        raise NotWritableError(f"a {type(value).__name__} is neither a finite number nor a text of Python")
 
     def _module(self, module: nn.Module) -> Any:
         children = {name: self._value(part) for name, part in module._modules.items()}
@@ -207,7 +209,11 @@ class Writer:
             return self._container(type(module).__name__, children)
         if children:
             raise NotWritableError(f"{type(module).__name__} has parts that its text does not show")
-        text = f"nn.{module!r}"
+        text = re.sub(
+            r"(padding|padding_mode)=([a-z]+)", r"\1='\2'", f"nn.{module!r}"
+        )  # bare words in torch's repr
+        if re.search(r"\b(inf|nan)\b", text):
+            raise NotWritableError(f"{type(module).__name__} has an infinite number")
         # Norms before torch 2.13 have no argument `bias`.
         return text.replace(", bias=True", "") if is_norm(module) else text
 
@@ -262,7 +268,10 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
+    """Return whether the repr of a value is Python code for it: not of NaN, and not of numpy's numbers or an enum's."""
+    return value is None or (
+        type(value) in (bool, int, float, str) and (type(value) is not float or math.isfinite(value))
+    )
 
 
 def _tree(method: Callable[..., Any]) -> ast.FunctionDef:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tailorfl.engines.base import ClientFunction, CohortTask, Engine, Parts, Sto
 from tailorfl.engines.choice import Auto, keep_choice
 from tailorfl.engines.memory import keep_freed_memory
 from tailorfl.errors import ConfigError
+from tailorfl.interface import check_kind, check_texts
 from tailorfl.models.functional import Model
 from tailorfl.privacy import PrivacyLedger, PrivacyRecord, Purpose
 from tailorfl.rounds.client_privacy import ClientDP, PrivateUpdates
@@ -34,7 +36,7 @@ from tailorfl.rounds.participation import (
     sample_clients,
     sampled_clients,
 )
-from tailorfl.rounds.requirements import check_fraction, check_kinds, check_private, check_samples
+from tailorfl.rounds.requirements import check_fraction, check_private, check_samples
 from tailorfl.rounds.robust import Robust, check_robust
 from tailorfl.rounds.system import System
 from tailorfl.settings.experiment import CYCLIC, DEFAULT, Sampling, Weights
@@ -67,7 +69,7 @@ class FederatedRun:
         robust: RobustConfig = DEFAULT.server.robust,
         features: FeatureSettings = FEATURES,
     ) -> None:
-        check_kinds(method, federation, model, train, assignment, seed, fraction)
+        _check_kinds(method, federation, model, train, assignment, seed, fraction)
         keep_freed_memory()
         check_aggregates(method)
         check_fraction(fraction, sampling)
@@ -80,7 +82,7 @@ class FederatedRun:
         self.weights: Weights = "uniform" if is_counted_alike else method.weighting(weights)
         if self.level is not None:
             check_private(method, self.level, self.weights)
-        check_samples(federation.source, train, self.level)
+        check_samples(federation.source, train.class_weights, train.balanced, self.level)
         check_robust(method, robust, self.level)
         self.malicious = drawn(system.malicious, federation, method, seed)
         models = trained_models(method, federation, model, assignment)
@@ -345,3 +347,16 @@ class FederatedRun:
 def _place(group: Group) -> str:
     """Return the prefix of the private states of a group's clients in a checkpoint."""
     return f"clients/{group.name}/" if group.name else "clients/"
+
+
+def _check_kinds(
+    method: Any, federation: Any, model: Any, train: Any, assignment: Any, seed: Any, fraction: Any
+) -> None:
+    """Check the types of a run's arguments. Raises ConfigError."""
+    check_kind("method", method, Method)
+    check_kind("federation", federation, Federation)
+    check_kind("model", model, Model, Mapping)
+    check_kind("train", train, TrainConfig)
+    check_texts("assignment", assignment)
+    check_kind("seed", seed, Integral)
+    check_kind("fraction", fraction, Real)

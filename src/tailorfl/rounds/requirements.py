@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from numbers import Integral, Real
-from typing import Any
-
 from tailorfl.core.method import Method, methods
-from tailorfl.data.federation import Federation
 from tailorfl.data.scaling import PRIVATE_SCALING, PrivateScaling
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
-from tailorfl.interface import check_kind, check_texts
-from tailorfl.models.functional import Model
 from tailorfl.settings.experiment import CYCLIC, Sampling, Weights
-from tailorfl.settings.train import PrivacyLevel
-from tailorfl.training.cohort import TrainConfig
+from tailorfl.settings.train import ClassWeights, PrivacyLevel
 from tailorfl.training.objective import check_balanced_softmax, check_class_weights
 
 
@@ -65,8 +57,10 @@ def check_private(method: Method, level: PrivacyLevel, weights: Weights) -> None
         )
 
 
-def check_samples(source: Source, train: TrainConfig, level: PrivacyLevel | None) -> None:
-    """Check that samples fit the settings `train`, and that privacy covers how they were scaled.
+def check_samples(
+    source: Source, class_weights: ClassWeights, balanced: bool, level: PrivacyLevel | None
+) -> None:
+    """Check that samples fit the class weights and a `balanced` loss, and that privacy covers how they were scaled.
 
     Raises:
         ConfigError: samples were scaled by statistics of private ones, so that one sample, or one client, changes all
@@ -78,8 +72,8 @@ def check_samples(source: Source, train: TrainConfig, level: PrivacyLevel | None
             f"the samples of '{source.name}' are scaled by {scaled.by}, so one {level} changes all others, which "
             f"{level}-level privacy does not cover; scale them with public constants ({scaled.instead})"
         )
-    check_class_weights(train.class_weights, source, level)
-    if train.balanced:
+    check_class_weights(class_weights, source, level)
+    if balanced:
         check_balanced_softmax(source, level)
 
 
@@ -91,16 +85,3 @@ def check_fraction(fraction: float, sampling: Sampling) -> None:
         raise ConfigError(
             f"sampling={sampling} has one client per round, so fraction={fraction} has no effect; leave it out"
         )
-
-
-def check_kinds(
-    method: Any, federation: Any, model: Any, train: Any, assignment: Any, seed: Any, fraction: Any
-) -> None:
-    """Check the types of a run's arguments. Raises ConfigError."""
-    check_kind("method", method, Method)
-    check_kind("federation", federation, Federation)
-    check_kind("model", model, Model, Mapping)
-    check_kind("train", train, TrainConfig)
-    check_texts("assignment", assignment)
-    check_kind("seed", seed, Integral)
-    check_kind("fraction", fraction, Real)

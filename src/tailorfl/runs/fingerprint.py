@@ -142,11 +142,11 @@ def data_change(
     return ""
 
 
-def made_with(job: Job, federation: Federation) -> dict[str, Any]:
-    """Return the settings, digests and versions that a job's folder stores."""
+def made_with(job: Job, federation: Federation, data: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings, versions and digests that a job's folder stores; `data` are those of its federation."""
     return {
         "experiment": job.config.to_dict(),
-        "data": digests(federation),
+        "data": dict(data),
         "environment": environment(),
         "clients": list(federation.names),
         "source": federation.source.name,
@@ -178,9 +178,14 @@ def other_settings(
             yield f"{job.name}: {change}"
 
 
-def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> Iterator[str]:
-    """Yield a sentence for each job in a folder whose data differ from the federation of `job`."""
-    today = digests(federation)
+def other_data(
+    jobs: Sequence[Job], out: Path, job: Job, federation: Federation, today: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Yield a sentence for each job in a folder whose data differ from the federation of `job`.
+
+    `today` are the digests of the federation if known.
+    """
+    today = digests(federation) if today is None else today
     for stored_job, stored in _stored(jobs, out):
         same_seed = stored_job.config.data.seed_of(stored_job.seed) == job.config.data.seed_of(job.seed)
         change = data_change(stored, today, federation.source, same_seed)
@@ -190,12 +195,11 @@ def other_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation)
 
 def note_data(jobs: Sequence[Job], out: Path, job: Job, federation: Federation) -> None:
     """Store the federation of `job`, which a client has joined, in the folders of all jobs with the same data."""
+    data = digests(federation)
     for stored_job, stored in list(_stored(jobs, out)):
         if stored_job.config.data.seed_of(stored_job.seed) == job.config.data.seed_of(job.seed):
-            folder = out / stored_job.folder
-            write_text(
-                folder / "config.json", encode({**stored, **made_with(stored_job, federation)}, indent=1)
-            )
+            folder, facts = out / stored_job.folder, made_with(stored_job, federation, data)
+            write_text(folder / "config.json", encode({**stored, **facts}, indent=1))
             renew_manifest(folder)
 
 
@@ -279,9 +283,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str
 
 
 def _is_default(key: str, value: Any) -> bool:
-    from tailorfl.settings.experiment import ExperimentConfig
-
-    defaults = dict(_flat(ExperimentConfig().to_dict()))
+    defaults = dict(_flat(DEFAULT.to_dict()))
     return key in defaults and bool(defaults[key] == value)
 
 

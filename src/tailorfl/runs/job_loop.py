@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.extension import MODELS
 from tailorfl.runs.files import numbers, write_text
+from tailorfl.runs.fingerprint import made_with
 from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.privacy import epsilon_so_far, spent
 from tailorfl.runs.process import raise_if_told, why
@@ -69,18 +70,21 @@ def run_job(
     watch: Observer,
     position: int,
     total: int,
-    origin: dict[str, Any],
-    backend: Backend = SIMULATED,
+    has_own_source: bool,
+    data: Mapping[str, str],
+    backend: Backend,
 ) -> None:
-    """Do a job, with `resume` from its last checkpoint if there is one; `origin` is stored with its settings.
+    """Do a job, with `resume` from its last checkpoint if there is one.
 
-    `backend` has the functions for a simulation or a deployment.
+    `has_own_source` is whether the samples are the caller's, and `data` are digests of them; both are stored. `backend`
+    has the functions for a simulation or a deployment.
 
     Raises:
         TailorflError: the job cannot be continued, or diverges.
     """
     identity = {"method": job.method.name, "label": job.method.label, "seed": job.seed}
     exists = resume and (folder / "config.json").is_file()
+    origin = {"own_source": has_own_source, **made_with(job, sim.given, data)}
     config = {**identity, **origin, EVERY: rounds_between(job.config, sim)}
     with RunStore.open(folder) if exists else RunStore.create(folder, config, overwrite=True) as store:
         loop = _Loop(job, sim, store, watch, backend)

@@ -128,6 +128,11 @@ def central(config: ExperimentConfig) -> ExperimentConfig:
             train.round_schedule.kind != "constant",
             "pretraining has its own cosine schedule of the learning rate; leave out train.round_schedule",
         ),
+        (
+            config.data.excluded_clients,
+            "pretraining trains on all samples, which it does not divide among clients, so it cannot leave any out; "
+            "leave out data.excluded_clients, or give data without their samples",
+        ),
         (train.dp, "pretraining uses public data, which need no privacy; leave out train.dp"),
     ):
         if wrong:

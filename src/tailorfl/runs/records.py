@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.reductions import remarks
 from tailorfl.runs.store import SECONDS, RunStore
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 GROWN = 10.0
@@ -64,7 +67,7 @@ def summary_of(
 
     `metric` is the first metric.
     """
-    frame = store.clients()
+    frame, rounds = store.clients(), store.rounds()
     model, _ = headline(sim)
     if frame.empty:
         raise TailorflError(f"no client was evaluated after round {sim.round}, so there is no result")
@@ -97,18 +100,17 @@ def summary_of(
         "clients": len(sim.federation.members),
         **_malicious(sim),
         **_features(sim),
-        **({} if sim.cohort_is_secret else _rejected(sim, store)),
-        "loss_grew": _growth(sim, store),
-        **_of_the_system(store),
+        **({} if sim.cohort_is_secret else _rejected(sim, rounds)),
+        "loss_grew": _growth(sim, rounds),
+        **_of_the_system(rounds),
     }
 
 
-def _of_the_system(store: RunStore) -> dict[str, float]:
+def _of_the_system(rounds: pd.DataFrame) -> dict[str, float]:
     """Return the share of asked clients that took part, and the simulated seconds.
 
     Empty if all clients answer at once.
     """
-    rounds = store.rounds()
     if "absent" not in rounds:
         return {}
     absent = rounds["absent"].map(len).sum()
@@ -119,10 +121,10 @@ def _of_the_system(store: RunStore) -> dict[str, float]:
     return facts | ({"simulated_seconds": float(rounds[SECONDS].iloc[-1])} if SECONDS in rounds else {})
 
 
-def _rejected(sim: Simulation, store: RunStore) -> dict[str, Any]:
+def _rejected(sim: Simulation, rounds: pd.DataFrame) -> dict[str, Any]:
     """Return the number of rejected updates, and the rounds of rejections by client name."""
     rejected: dict[str, list[int]] = {}
-    for row in store.rounds()[["round", "rejected"]].to_dict("records"):
+    for row in rounds[["round", "rejected"]].to_dict("records"):
         for client in row["rejected"]:
             rejected.setdefault(sim.federation.names[client], []).append(int(row["round"]))
     return {"rejected": sum(map(len, rejected.values())), "rejected_clients": rejected}
@@ -143,13 +145,13 @@ def _features(sim: Simulation) -> dict[str, str]:
     return {"features": sim.features_note} if frozen else {}
 
 
-def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
+def _growth(sim: Simulation, rounds: pd.DataFrame) -> list[float] | None:
     """Return the training losses of the first and the last round if training diverged although all numbers are finite.
 
     It diverged if the last loss exceeds `GROWN` times the loss of guessing or, for tasks without classes, the first
     loss.
     """
-    rounds, source = store.rounds(), sim.federation.source
+    source = sim.federation.source
     if "loss/train" not in rounds:
         return None
     losses = rounds["loss/train"].dropna()
@@ -164,7 +166,7 @@ def _growth(sim: Simulation, store: RunStore) -> list[float] | None:
     return [float(losses.iloc[0]), float(losses.iloc[-1])]
 
 
-def _best_by_validation(frame: Any, model: str, metric: str) -> dict[str, Any] | None:
+def _best_by_validation(frame: pd.DataFrame, model: str, metric: str) -> dict[str, Any] | None:
     """Return the evaluated round with the best mean validation metric, and its test metric, or None."""
     rows = frame[frame["model"] == model]
     means = rows.groupby(["set", "round"])[metric].mean()

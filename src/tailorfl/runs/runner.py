@@ -21,7 +21,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import with_all_options
 from tailorfl.runs.extension import discard_damage, is_longer, reopen
 from tailorfl.runs.files import write_text
-from tailorfl.runs.fingerprint import FORCED, made_with, other_data, other_settings, refuse
+from tailorfl.runs.fingerprint import FORCED, digests, other_data, other_settings, refuse
 from tailorfl.runs.folders import (
     TUNING,
     StatusFile,
@@ -86,7 +86,7 @@ def run_jobs(
         if resume:
             refuse(out, list(other_settings(jobs, out, longer=way == "extend")), force)
         federation: Federation | None = None
-        facts: dict[str, Any] = {}
+        data: dict[str, str] = {}
         built: int | None = None
         warned: set[str] = set()
         diverged: list[DivergenceError] = []
@@ -101,22 +101,22 @@ def run_jobs(
             if federation is None or seed != built:
                 federation, built = backend.federation(config, seed, source, warned), seed
                 _warn_once([_note_on_metric(config, federation.source)], warned)
-                facts = made_with(job, federation)
+                data = digests(federation)
                 if resume:
-                    refuse(out, list(other_data(jobs, out, job, federation)), force)
+                    refuse(out, list(other_data(jobs, out, job, federation, data)), force)
             sim = backend.simulation(job, federation, folder)
             if sim.given is not federation:  # a client has joined it
                 federation = sim.given
-                facts = made_with(job, federation)
+                data = digests(federation)
             if not begun:  # only now: unusable data or models must not replace an earlier experiment
                 _begin(config, jobs, out, way, tuning)
                 watch.experiment_started(out, way)
                 begun = True
             _warn_once(_notes(job, sim), warned)
             try:
-                origin = {"own_source": source is not None, **facts}
                 status.begin(job, sim, position)
-                run_job(job, sim, folder, resume, watch, position, len(jobs), origin, backend)
+                has_own = source is not None
+                run_job(job, sim, folder, resume, watch, position, len(jobs), has_own, data, backend)
             except DivergenceError as error:
                 log.warning("%s, is left out of the results: %s", job.name, error)
                 diverged.append(error)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from tailorfl.evaluation.protocols import Protocol, common_sets
 from tailorfl.rounds.participation import sample_clients, sampled_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
-from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.plan import make_plan
 
 Kind = Literal["gradients", "bytes"]
@@ -103,11 +102,11 @@ def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
             _, _, size = payload_size(group.context.init, ())
             costs[members] = 2 * size
             continue
-        train = TrainConfig(**{**config.train.model_dump(), "dp": None})
+        train = config.train
         rows, keys = [sim.federation.train[i] for i in members], np.zeros(len(members), dtype=np.uint64)
         smallest = 2 if group.model.has_batch_statistics else 1
-        epochs, steps = train.epochs, train.steps
-        plan = make_plan(rows, keys, train.batch_size, epochs=epochs, steps=steps, min_batch=smallest)
+        length: dict[str, Any] = {"epochs": train.epochs, "steps": train.steps}
+        plan = make_plan(rows, keys, train.batch_size, **length, min_batch=smallest)
         costs[members] = plan.count.sum(1)
     sizes = sim.federation.sizes()[:clients]
     drawn = (

@@ -1,4 +1,4 @@
-"""Building blocks of settings: strict numbers, frozen groups, and things chosen by name with options.
+"""Building blocks of settings: bounds, strict numbers, frozen groups, and things chosen by name with options.
 
 This package declares every setting once, with its type, range, default and meaning, and needs no torch. `Client.fit`,
 engines and evaluation take their defaults from it; `tailorfl list settings` prints it.
@@ -20,7 +20,20 @@ from pydantic import (
     model_validator,
 )
 
+from tailorfl.errors import ConfigError
+from tailorfl.printable import harmful
+
 LARGEST_FLOAT = 3.4e38
+MOST_CHARACTERS = 2**20
+"""Largest number of characters in a settings file."""
+LONGEST_TEXT = 10_000
+"""Largest number of characters in one text among the settings."""
+MOST_VALUES = 100_000
+DEEPEST = 50
+LARGEST = 2**63 - 1
+"""Whole numbers are within ±this, the range of torch and numpy integers."""
+SEVERAL_LINES = "\n\t"
+"""Characters of texts that may have several lines: descriptions, and notes among published numbers."""
 
 
 def _whole(value: Any) -> Any:
@@ -45,10 +58,13 @@ def listed(value: Any) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """Return names as a list; refuse other iterables, such as a series of a frame, whose items could pass as names."""
-    if not isinstance(value, str | int | list | tuple):
+    """Return names as a list, and numbers, as YAML reads `3`, as names.
+
+    Other iterables are refused, such as a series of a frame, whose items could pass as names.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | list | tuple):
         raise ValueError("should be a name, or a list of names")
-    return listed(value)
+    return [str(name) if type(name) is int else name for name in listed(value)]
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -118,7 +134,7 @@ class Named(Settings):
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields, plain = type(self).model_fields, handler(self)
-        options = plain.pop("options")
+        options = plain.pop("options", {})  # absent where defaults are left out
         # An option with the name of a setting (`weights` of a user's own model) stays inside `options`.
         inner = {key: value for key, value in options.items() if key in fields}
         outer = {key: value for key, value in options.items() if key not in fields}
@@ -128,3 +144,70 @@ class Named(Settings):
             if key == "name" or value not in (fields[key].default, [])
         }
         return {**changed, **outer, **({"options": inner} if inner else {})}
+
+
+def check_values(settings: Any, origin: str) -> None:
+    """Check that settings are within the bounds of this module; `origin` names their source in messages.
+
+    Raises:
+        ConfigError: a setting is not; names its place.
+    """
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), settings)]
+    for count in range(MOST_VALUES + 1):
+        if not waiting:
+            return
+        path, value = waiting.pop()
+        if len(path) > DEEPEST:
+            raise ConfigError(too_deep(origin))
+        if count == MOST_VALUES:
+            raise ConfigError(too_many(origin))
+        problem = _problem(value, SEVERAL_LINES if _may_have_lines(path) else "")
+        if problem is not None:
+            raise ConfigError(f"in {origin}: {'.'.join(path) or 'the value'} {problem}")
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                problem = _problem(key, "")
+                if problem is not None:
+                    raise ConfigError(f"in {origin}: a key in {'.'.join(path) or 'the settings'} {problem}")
+                waiting.append(((*path, str(key)), inner))
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += [((*path, str(number)), inner) for number, inner in enumerate(value)]
+
+
+def _problem(value: Any, allowed: str) -> str | None:
+    """Return the mistake in a single value, or None."""
+    if isinstance(value, str):
+        if len(value) > LONGEST_TEXT:
+            return f"is a text of {len(value):,} characters; at most {LONGEST_TEXT:,} are allowed"
+        sign = harmful(value, but=allowed)
+        if sign is not None:
+            return f"holds the character {sign!r}, which would change how a terminal or a page shows it; leave it out"
+    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        return f"is a whole number of {value.bit_length()} bits; numbers must be within ±{LARGEST}"
+    elif hasattr(value, "__len__") and not isinstance(
+        value, Mapping | list | tuple | set | frozenset | bytes
+    ):
+        return (
+            f"is a {type(value).__name__}, which no setting accepts; pass data as tailorfl.run(data=..., label=..., "
+            "client=...), or turn them into a Source with a function of tailorfl.data.own"
+        )
+    elif isinstance(value, complex):
+        return f"is {value}, a complex number; use a real number"
+    return None
+
+
+def _may_have_lines(path: tuple[str, ...]) -> bool:
+    return path[-1:] == ("description",) or "published" in path
+
+
+def too_deep(source: str) -> str:
+    """Return the message for settings that are nested too deep."""
+    return (
+        f"{source} nests values more than {DEEPEST} levels deep; no setting is that deep, so check for a missing "
+        "bracket"
+    )
+
+
+def too_many(source: str) -> str:
+    """Return the message for settings with too many values."""
+    return f"{source} holds more than {MOST_VALUES:,} values, counting an alias each time it is used; leave some out"

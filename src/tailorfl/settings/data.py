@@ -71,7 +71,9 @@ class DataConfig(Settings):
         default=None, description="shares {train, val, test} of every client's samples"
     )
     heldout_clients: Whole | Names = Field(
-        default=0, description="number of additional clients that never train, or their names"
+        default=0,
+        union_mode="left_to_right",
+        description="number of additional clients that never train, or their names",
     )
     heldout_domain: Names | None = Field(
         default=None, description="domain(s) that never train, each a held-out client and a shifted set"

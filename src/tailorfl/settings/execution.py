@@ -149,10 +149,10 @@ class TrackConfig(Settings):
             raise ValueError(
                 "should be true, or an address such as http://127.0.0.1:5000 or sqlite:///mlflow.db"
             )
-        if isinstance(value, str) and re.match(r"https?://[^/]*@", value):
+        if isinstance(value, str) and re.match(r"https?://[^/]*@|[^/]+://[^/]*:[^/]*@", value):
             raise ValueError(
                 "should not contain a password, since result folders keep it; set it with MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD"
+                "MLFLOW_TRACKING_PASSWORD, or for a database in a file of its own, such as ~/.pgpass"
             )
         return value
 

@@ -242,6 +242,15 @@ class ExperimentConfig(Settings):
                 raise ValueError(f"has {key} = {problem['input']!r}: {problem['msg']}") from error
         return self
 
+    @model_validator(mode="after")
+    def _gamma_of_lines_is_of_the_balanced(self) -> Self:
+        for method in self.methods:
+            if "gamma" in method.train.keys() and self.train_of(method)["objective"] != "balanced_softmax":  # noqa: SIM118
+                raise ValueError(
+                    f"has methods.{method.label}.train.gamma, which needs objective=balanced_softmax"
+                )
+        return self
+
     def model_of(self, method: MethodConfig) -> ModelConfig:
         """Return the model that a method trains.
 
@@ -249,7 +258,12 @@ class ExperimentConfig(Settings):
         """
         if "name" in method.model:
             return ModelConfig.model_validate(method.model)
-        return ModelConfig.model_validate({**self.model.model_dump(), **method.model})
+        base, changes = self.model.model_dump(), method.model
+        if isinstance(options := changes.get("options"), Mapping):
+            # The dump has options next to the name; those given inside `options` replace them there.
+            base = {key: base[key] for key in base if key in ModelConfig.model_fields or key not in options}
+            changes = {**changes, "options": {**base.get("options", {}), **options}}
+        return ModelConfig.model_validate({**base, **changes})
 
     def train_of(self, method: MethodConfig) -> dict[str, Any]:
         """Return the training settings of a method: the experiment's, replaced by those of its line."""

@@ -123,10 +123,27 @@ def _name(annotation: Any) -> str:
 
 def takes_list(path: Sequence[str]) -> bool:
     """Return whether the setting at a dotted path may be a list, so that `a,b` is read as one."""
+    schema, inside = _inside(path)
+    return not inside or _holds_list(schema, inside)
+
+
+def short_form(path: Sequence[str]) -> str | None:
+    """Return the setting that a text in place of the group at a dotted path stands for, None without such a group."""
+    schema, inside = _inside(path)
+    for step in inside:
+        field = schema.model_fields.get(step)
+        groups = [] if field is None else groups_in(field.annotation)
+        if not groups:
+            return None
+        schema = groups[0]
+    return getattr(schema, "short_form", None)
+
+
+def _inside(path: Sequence[str]) -> tuple[type[BaseModel], list[str]]:
+    """Return the group that a dotted path starts in, and the path inside it: a method's line, or the experiment."""
     if path[0] in ("method", "methods"):
-        inside = list(path[1 if path[0] == "method" else 2 :])
-        return not inside or _holds_list(MethodConfig, inside)
-    return _holds_list(ExperimentConfig, list(path))
+        return MethodConfig, list(path[1 if path[0] == "method" else 2 :])
+    return ExperimentConfig, list(path)
 
 
 def _holds_list(schema: type[BaseModel], path: Sequence[str]) -> bool:

@@ -30,21 +30,17 @@ from tailorfl.errors import ConfigError, did_you_mean, unknown
 from tailorfl.interface import check_kind
 from tailorfl.modules import name_in
 from tailorfl.printable import shown
-from tailorfl.settings.errors import (
+from tailorfl.settings.base import (
     DEEPEST,
     MOST_CHARACTERS,
     MOST_VALUES,
-    Elsewhere,
     check_values,
-    dotted,
-    explain,
-    meant,
     too_deep,
     too_many,
-    written,
 )
+from tailorfl.settings.errors import Elsewhere, dotted, explain, meant, written
 from tailorfl.settings.experiment import ExperimentConfig
-from tailorfl.settings.listing import takes_list
+from tailorfl.settings.listing import short_form, takes_list
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +50,8 @@ NAMING = {
     *(("model", "name"), ("data", "name"), ("data", "public")),
 }
 """Settings that name a thing, which may be from a user's module."""
-SHORT_FORMS = ("data", "model", "engine")
-"""Groups that may be given by name only."""
+NAMED = ("data", "model", "engine")
+"""Groups of a thing that is chosen by name."""
 
 
 def load(
@@ -103,6 +99,7 @@ def load(
         raw.setdefault("methods", list(methods))
     _apply(raw, overrides)
     _say_dropped(before, raw)
+    _drop_published(before, raw)
     check_values(raw, origin)
     try:
         return ExperimentConfig.model_validate(raw)
@@ -174,10 +171,10 @@ def _use_scale(raw: dict[str, Any], scale: str, origin: str) -> None:
     scales = raw.get("scales") or {}
     if not isinstance(scales, Mapping) or not scales:
         raise ConfigError(f"{origin} has no scales, so scale={scale} has no effect; leave it out")
-    if scale not in scales:
-        raise unknown("scale", scale, list(scales))
-    chosen = scales[scale]
-    _apply(raw, (chosen.get("settings") or {}) if isinstance(chosen, Mapping) else {})
+    if not isinstance(scale, str) or scale not in scales:
+        raise unknown("scale", str(scale), list(map(str, scales)))
+    changes = scales[scale].get("settings") if isinstance(scales[scale], Mapping) else None
+    _apply(raw, changes if isinstance(changes, Mapping) else {})  # other kinds are refused with all mistakes
     raw["scale"] = scale
 
 
@@ -201,7 +198,7 @@ def _elsewhere(plain: Mapping[str, Any], python: Mapping[str, Any]) -> Elsewhere
 
 def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Warn of settings of a file that were dropped because the thing that they belong to was replaced."""
-    named = [(group, before.get(group), after.get(group)) for group in SHORT_FORMS]
+    named = [(group, before.get(group), after.get(group)) for group in NAMED]
     named = [(g, old, new) for g, old, new in named if _flat(old).get("name") != _flat(new).get("name")]
     lines = _lines(after)
     named += [(f"methods.{t}", old, lines[t]) for t, old in _lines(before).items() if t in lines]
@@ -219,6 +216,13 @@ def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
                 remaining.get("name"),
                 listed,
             )
+
+
+def _drop_published(before: Mapping[str, Any], after: dict[str, Any]) -> None:
+    """Leave out the published numbers of a file's methods that overrides have left out."""
+    gone, published = _lines(before).keys() - _lines(after).keys(), after.get("published")
+    if gone and isinstance(published, Mapping):
+        after["published"] = {label: numbers for label, numbers in published.items() if label not in gone}
 
 
 def _lines(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,6 +300,8 @@ def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
     if path[0] == "method":
         _set_method(raw, path, value)
         return
+    if path[0] == "methods":
+        path = _with_whole_label(path, _titles(_as_list(raw.get("methods") or [])))
     if path == ["model", "name"] and _current_name(raw.get("model")) != value:
         raw["model"] = {"name": value}  # another model starts from its own defaults
         return
@@ -303,6 +309,14 @@ def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
     for number, step in enumerate(path[:-1]):
         group = _enter(group, path[:number], step)
     _put(group, path, value)
+
+
+def _with_whole_label(path: list[str], titles: Sequence[str]) -> list[str]:
+    """Return a path into a line of `methods` with its label as one step, also if the label has dots (Ditto 0.5)."""
+    for end in range(len(path) - 1, 2, -1):
+        if (label := dotted(path[1:end])) in titles:
+            return [path[0], label, *path[end:]]
+    return path
 
 
 def _enter(group: Any, path: list[str], step: str) -> Any:
@@ -314,8 +328,8 @@ def _enter(group: Any, path: list[str], step: str) -> Any:
     inner = group.setdefault(step, {})
     if inner is None:
         inner = group[step] = {}
-    if isinstance(inner, str) and not path and step in SHORT_FORMS:
-        inner = group[step] = {"name": inner}
+    if isinstance(inner, str) and (meant_by := short_form([*path, step])):
+        inner = group[step] = {meant_by: inner}
     if not path and step == "methods":
         inner = group[step] = [{"name": m} if isinstance(m, str) else m for m in _as_list(inner)]
     if not isinstance(inner, dict | list):
@@ -373,21 +387,24 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-class Loader(yaml.SafeLoader):
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml is ten times as fast
     """YAML loader that reads 1e-3 as a number (YAML 1.1 reads it as text) and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a node; raise an error for duplicate keys, of which YAML silently keeps the last."""
         keys: set[str] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":  # `<<: *base`
+                continue
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str) or key == "<<":
+            if not isinstance(key, str):
                 continue
             if key in keys:
                 problem = f"the key '{key}' is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             keys.add(key)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _RULES = yaml.SafeLoader.yaml_implicit_resolvers

@@ -21,7 +21,7 @@ from tailorfl.settings.train import ClassWeights, ObjectiveName, OptimizerName, 
 from tailorfl.training import tree
 from tailorfl.training.keys import derive
 from tailorfl.training.objective import Loss
-from tailorfl.training.plan import BatchPlan, Rows, Steps, make_plan
+from tailorfl.training.plan import BatchPlan, Length, Rows, Steps, make_plan
 from tailorfl.training.sample_privacy import SampleDP
 from tailorfl.training.update import CONSTANT, RoundSchedule, UpdateRule
 
@@ -67,6 +67,14 @@ class TrainConfig:
     def decayed(self, share: float) -> TrainConfig:
         """Return the settings of a round in which rates are multiplied by `share`."""
         return replace(self, lr=self.lr * share, decay=share)
+
+    def resolved(self, length: Length) -> tuple[int, float | None, int | Tensor | None]:
+        """Return (samples a batch, epochs, steps) of a fit of this length, one of the last two None."""
+        batch = self.batch_size if length.batch_size is None else length.batch_size
+        epochs, steps = length.epochs, length.steps
+        if epochs is None and steps is None:
+            epochs, steps = self.epochs, self.steps
+        return (batch, None, steps) if steps is not None else (batch, epochs, None)
 
     @property
     def balanced(self) -> bool:

@@ -142,7 +142,8 @@ def steps_of(
     if steps is not None:
         return np.where(per_pass > 0, np.asarray(steps, dtype=np.int64), 0)
     assert epochs is not None
-    return np.asarray(-(-per_pass * epochs // batches), dtype=np.int64)
+    # Rounded first: 0.07 of 100 batches are 7.000000000000001 in floating point.
+    return np.ceil(np.round(per_pass * epochs / batches, 9)).astype(np.int64)
 
 
 def batches_of(

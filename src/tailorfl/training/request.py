@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, TailorflError
-from tailorfl.training.cohort import Cohort, TrainConfig
+from tailorfl.training.cohort import Cohort
 from tailorfl.training.gradients import Directions
 from tailorfl.training.objective import Term
 from tailorfl.training.operations import NOTHING, Packed
@@ -88,7 +88,7 @@ class FitRequest:
         """The rule by which a gradient moves the parameters."""
         self.clip = None if optimizer.clip_each else config.clip
         """Largest norm of a step's descent direction; None: no limit."""
-        self.batch, self.epochs, self.steps = resolved(config, length)
+        self.batch, self.epochs, self.steps = config.resolved(length)
         """Samples a batch, and the fit's length; one of epochs and steps is None."""
         taken = self.epochs if self.steps is None else self.steps
         long = isinstance(taken, Tensor) or taken != 0
@@ -205,15 +205,6 @@ def by_component(states: TensorDict | Mapping[str, TensorDict]) -> States:
     """Return the tensors of one model, or of several models by name."""
     several = cast(Mapping[str, TensorDict], {"": states} if isinstance(states, TensorDict) else states)
     return {name: dict(state.items()) for name, state in several.items()}
-
-
-def resolved(config: TrainConfig, length: Length) -> tuple[int, float | None, int | Tensor | None]:
-    """Return (samples a batch, epochs, steps) of a fit of this length, one of the last two None."""
-    batch = config.batch_size if length.batch_size is None else length.batch_size
-    epochs, steps = length.epochs, length.steps
-    if epochs is None and steps is None:
-        epochs, steps = config.epochs, config.steps
-    return (batch, None, steps) if steps is not None else (batch, epochs, None)
 
 
 def is_beside(cohort: Cohort, state: Mapping[str, Any]) -> bool:

@@ -219,9 +219,19 @@ Send = Callable[[Task], "Future[Outcome]"]
 def _work(searches: Mapping[str, MethodSearch], send: Send, workers: int) -> None:
     """Train trials, as many at a time as there are workers, until all methods are done."""
     under_way: dict[Future[Outcome], Task] = {}
-    tasks = (task for search in searches.values() for task in iter(search.next, None) if task is not None)
+    unfinished = list(searches.values())
+
+    def next_task() -> Task | None:
+        for search in list(unfinished):
+            if (task := search.next()) is not None:
+                return task
+            # The outcome of a trial under way may leave budget for another one, or widen the space.
+            if all(other.label != search.search.label for other in under_way.values()):
+                unfinished.remove(search)
+        return None
+
     while True:
-        while len(under_way) < workers and (task := next(tasks, None)) is not None:
+        while len(under_way) < workers and (task := next_task()) is not None:
             under_way[send(task)] = task
         if not under_way:
             return
