@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +340,7 @@ class Deployed:
     result: ExperimentResult
     folder: Path
 
-    @property
+    @cached_property
     def config(self) -> ExperimentConfig:
         """The experiment, as the server has kept it."""
         return self.result.config

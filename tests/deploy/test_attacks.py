@@ -1,4 +1,4 @@
-"""What outsiders, former clients and clients can do at a server's port: one server, a real process, for all of them.
+"""What outsiders, former clients and clients can do at a server's port: one server for all of them.
 
 Nobody without a certificate of the federation's authority gets a byte of HTTP, and who has one gets only the calls that
 a client needs, as itself.
@@ -15,18 +15,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from deploy.federation import experiment
-from deploy.running import Field
-from tailorfl.deploy.flower_client import Connection
-from tailorfl.deploy.keys import Tls, client_keys, make_keys, renew, revoke
+from deploy.running import free_port
+from tailorfl.deploy.keys import Revoked, Tls, client_keys, make_keys, renew, revoke, server_keys
 from tailorfl.deploy.running import in_the_way
 from tailorfl.errors import ConfigError, RunError
 
 pytest.importorskip("flwr")
+from tailorfl.deploy.flower_client import Connection
+from tailorfl.deploy.flower_server import Link
+
 pytestmark = pytest.mark.timeout(300)
 
 APP = """\
@@ -98,11 +100,10 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     make_keys(folder / "keys", ["127.0.0.1"], ["north", "south", "former"])
     make_keys(folder / "keys", [], ["old"], days=0)
     make_keys(folder / "others", ["127.0.0.1"], ["north"])
-    with Field(folder, experiment("fedavg", deploy={"wait_seconds": 250.0})) as field:
-        server = field.server(secure=("--keys", "keys/server"))
-        server.hears("waiting for 4 clients", 200)
-        yield Door(folder, field.port)
-        assert server.code is None
+    port = free_port()
+    with closing(Link("127.0.0.1", port, server_keys(folder / "keys"), Revoked(folder / "keys").why)) as link:
+        yield Door(folder, port)
+        assert link._thread.is_alive()
 
 
 @pytest.mark.threat("an outsider", "has no certificate", now="the handshake fails")

@@ -92,6 +92,7 @@ def test_the_list_of_the_revoked_is_read_again(keys: Path) -> None:
     os.utime(path, (1, 1))
     assert listed.why("south", serial) == ""
     assert "'north wing'" in listed.why("north wing", "77")
+    assert listed.why("NORTH", "77") == ""  # the first word of a line is a number, and no name
     path.unlink()
     assert listed.why("north wing", "77") == ""
 
@@ -102,6 +103,10 @@ def test_what_cannot_be_used(keys: Path) -> None:
         (lambda: revoke(keys, "west"), r"no client\.crt"),
         (lambda: renew(keys / "elsewhere", "server"), r"no .*server\.crt"),
         (lambda: make_keys(keys, [], ["x" * 65]), "65"),
+        (lambda: make_keys(keys, [], ["é" * 33]), "66"),
+        (lambda: make_keys(keys, [], [""]), "has 0"),
+        (lambda: make_keys(keys / "new", ["käse.example"], []), "'käse.example'"),
+        (lambda: renew(keys, "server", [""]), "''"),
     ):
         with pytest.raises(ConfigError, match=words):
             use()
@@ -109,8 +114,12 @@ def test_what_cannot_be_used(keys: Path) -> None:
     with pytest.raises(ConfigError, match="expired"):
         client_keys(keys / "clients" / "old")
     (keys / "authority.key").rename(keys / "elsewhere")
-    with pytest.raises(ConfigError, match=r"authority.key'"):
-        make_keys(keys, [], ["east"])
+    before = everything(keys)
+    for use in (lambda: make_keys(keys, [], ["east"]), lambda: renew(keys, "north")):
+        with pytest.raises(ConfigError, match=r"authority.key'"):
+            use()
+    assert everything(keys) == before, "the certificate is revoked, and there is no new one"
+    assert not (keys / "new").exists()
     shutil.copy(keys / "clients" / "south" / "client.key", keys / "clients" / "north" / "client.key")
     with pytest.raises(ConfigError, match=r"client.crt' and .*client.key' cannot be used"):
         client_keys(keys / "clients" / "north").for_client()

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from deploy.federation import (
     small,
 )
 from tailorfl.deploy.client_state import ClientState
-from tailorfl.deploy.messages import Arrival, Letter, Packet
+from tailorfl.deploy.local_run import LocalRun
+from tailorfl.deploy.messages import Arrival, Letter, Packet, RefusalError
 from tailorfl.deploy.release_log import verified
+from tailorfl.errors import DivergenceError
 
 
 def is_for(letter: Letter, round: int) -> bool:
@@ -174,7 +177,7 @@ def test_a_client_is_restarted(federation: Federation) -> None:
 @pytest.mark.threat(
     "a fault", "a client's folder is gone", now="left out by name, or begins anew where the server says so"
 )
-@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("running", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_client_whose_folder_is_gone_is_left_out(federation: Federation, running: bool) -> None:
     result = with_restart(federation, deleted=True, running=running)
     assert result.fates_of(1) == ["accepted", "accepted", "refused", "refused"]
@@ -182,7 +185,7 @@ def test_a_client_whose_folder_is_gone_is_left_out(federation: Federation, runni
     are_equal(simulated(result.config, trace=result.trace), result.server_state, [])
 
 
-@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("running", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_client_whose_folder_is_gone_begins_anew(federation: Federation, running: bool) -> None:
     """As in a simulation in which its state is forgotten at that moment."""
     result = with_restart(federation, deleted=True, running=running, lost_state="restart")
@@ -261,6 +264,28 @@ def test_what_was_not_accepted_is_in_the_ledger(federation: Federation) -> None:
     (first, uses), (second, later) = used(federation.folder, 1)
     assert (first, second) == (1, 2)
     assert uses == later != []
+
+
+def test_training_that_diverged_is_in_the_ledger(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server learns from it; another question for this round is refused."""
+
+    def diverge(*given: Any) -> None:
+        raise RefusalError("its update is not finite", "not-finite")
+
+    monkeypatch.setattr(LocalRun, "one_round", diverge)
+    with pytest.raises(DivergenceError, match="all clients that answered diverged"):
+        federation.host(small(train=PRIVATE, rounds=1))
+    ((round, uses),) = used(federation.folder, 1)
+    assert (round, bool(uses)) == (1, True)
+    ((_, question, answer),) = federation.of_kind("train", 101)
+    assert federation.people[101].answer(question) == answer
+    packet = Packet.decoded(question)
+    other = replace(packet, tensors={name: t + 1 for name, t in packet.tensors.items()}).encoded()
+    refused = Packet.decoded(federation.people[101].answer(other))
+    assert "different question" in refused.facts["reason"]
+    assert used(federation.folder, 1) == [(round, uses)]
 
 
 def test_a_crash_before_the_answer_leaves(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:

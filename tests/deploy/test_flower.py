@@ -20,6 +20,13 @@ from tailorfl.deploy.running import Reach, in_the_way
 from tailorfl.errors import ConfigError, RunError
 
 pytest.importorskip("flwr")
+import httpx
+from flwr.app import Array, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest, RegisterNodeFleetRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
 from tailorfl.deploy import flower_client, flower_server, running
 from tailorfl.deploy.flower_client import Connection, ForgottenError, ServerMessage, UnreachableError
 from tailorfl.deploy.flower_server import Link
@@ -190,6 +197,106 @@ def test_clocks_that_jump(ends: Ends, monkeypatch: pytest.MonkeyPatch, hours: in
     assert ends.arrival(ticket).body == b"!"
 
 
+# -- few bytes that stand for many ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays list each of their chunks a thousand times."""
+    once = Array.slice_array
+    monkeypatch.setattr(Array, "slice_array", lambda self: once(self) * 1000)
+
+
+@pytest.mark.threat(
+    "a client", "lists one chunk of bytes a thousand times", now="not read", before="read into memory"
+)
+def test_a_chunk_that_is_listed_a_thousand_times(ends: Ends, repeated: None) -> None:
+    ends.link.close()
+    ends.listen(largest=2**20)
+    client, ticket = ends.client(largest=2**20), ends.send(b"x" * 2**19)
+    with pytest.raises(UnreachableError, match="no packet"):
+        client.receive()
+    assert "gone" in ends.arrival(ticket).problem
+    assert client.receive() is None  # as a new node
+
+
+def test_an_answer_that_lists_its_chunk_a_thousand_times(ends: Ends, request: pytest.FixtureRequest) -> None:
+    ends.link.close()
+    ends.listen(largest=2**20)
+    client, ticket = ends.client(), ends.send()
+    question = asked(client)
+    request.getfixturevalue("repeated")
+    client.send(question, b"x" * 2**19)
+    assert "cannot be read" in ends.arrival(ticket).problem
+
+
+def announced(client: Connection, question: ServerMessage, *parts: ObjectTree, root: str = "") -> int:
+    """The status of an answer that is only announced, with these parts."""
+    header, tree, _ = flower_client.in_parts(Message(RecordDict(), reply_to=question.message))
+    header.metadata.created_at, header.metadata.ttl = question.message.metadata.created_at, 60.0
+    whole = ObjectTree(object_id=root or tree.object_id, children=parts)
+    request = PushMessagesRequest(
+        node=client._node, messages_list=[message_to_proto(header)], message_object_trees=[whole]
+    )
+    try:
+        client._calls.PushMessages(request)
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code
+    return 200
+
+
+@pytest.mark.threat(
+    "a client", "announces parts that contain each other many times", now="400", before="the server hung"
+)
+def test_parts_that_contain_each_other(ends: Ends) -> None:
+    client, other = ends.client("north"), ends.client("south")
+    tickets = ends.link.send([Letter(node, "train", b"?") for node in ends.link.nodes()], 60.0)
+    leaf = ObjectTree(object_id="a" * 64)
+    pair, alone = (ObjectTree(object_id="b" * 64, children=two) for two in ([leaf, leaf], []))
+    question = asked(client)
+    assert announced(client, question, pair, alone) == 400
+    assert announced(client, question, leaf, root="c" * 64) == 400
+    assert announced(client, question, leaf, pair) == 200
+    assert announced(other, asked(other), alone) == 400
+    assert [arrival.ticket for arrival in ends.link.receive(tickets)] == []
+
+
+@pytest.mark.threat(
+    "a client",
+    "announces parts of another one's letter as its own",
+    now="the letter arrives",
+    before="nobody else got the letter",
+)
+def test_parts_of_a_letter_that_is_still_to_come(ends: Ends) -> None:
+    hostile, _ = ends.client("south"), ends.send()
+    question = asked(hostile)
+    _, tree, _ = flower_client.in_parts(Message(flower_client.content(b"hello"), 1, "query"))
+    (record,) = tree.children
+    bogus = ObjectTree(object_id="a" * 64)
+    lies = [ObjectTree(object_id=part.object_id, children=[bogus]) for part in iterate_object_tree(record)]
+    assert announced(hostile, question, *lies) == 200
+    honest = ends.client("north")
+    (node,) = [node for node, name in ends.link.nodes().items() if name == "north"]
+    (ticket,) = ends.link.send([Letter(node, "query", b"hello")], 60.0)
+    letter = asked(honest)
+    assert letter.body == b"hello"
+    honest.send(letter, b"!")
+    assert ends.arrival(ticket).body == b"!"
+
+
+def test_a_key_of_megabytes(ends: Ends) -> None:
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        ends.client()._calls.RegisterNode(RegisterNodeFleetRequest(public_key=b"x" * 2**20))
+
+
+@pytest.mark.threat("the server", "sends bytes that grow when they are unpacked", now="the client ends")
+@pytest.mark.parametrize("how", [{"content-encoding": "gzip"}, {"transfer-encoding": "chunked"}])
+def test_an_answer_of_the_server_that_grows(ends: Ends, how: dict[str, str]) -> None:
+    response = httpx.Response(200, headers={"content-length": "9", **how}, stream=httpx.ByteStream(b"x" * 9))
+    with pytest.raises(RunError, match="at once"):
+        ends.client()._bounded(response)
+
+
 # -- who comes and goes -------------------------------------------------------------------------------------
 
 
@@ -317,7 +424,7 @@ def test_a_server_that_is_not_there_yet() -> None:
     assert reach.trouble == ""
 
 
-@pytest.mark.parametrize("address", ["example.org", "a:b", ":80", "a:0", "a:65536"])
+@pytest.mark.parametrize("address", ["example.org", "a:b", ":80", "a:0", "a:65536", "a:²", "::1:80"])
 def test_no_address(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         in_the_way(address, None)

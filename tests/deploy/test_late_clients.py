@@ -21,7 +21,8 @@ from deploy.federation import (
 )
 from deploy.owned import BERT, WARDS, of_files, of_samples, owners, write_images, write_tables, write_texts
 from tailorfl.deploy.client_session import ClientSession, member_of
-from tailorfl.deploy.membership import ALLOWED, let_in
+from tailorfl.deploy.membership import ALLOWED, let_in, take_off
+from tailorfl.deploy.membership import NAME as MEMBERSHIP
 from tailorfl.deploy.release_log import verified
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.settings.experiment import ExperimentConfig
@@ -56,7 +57,7 @@ def founders(federation: Federation) -> Federation:
     return federation
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fedrep"])
 def test_a_client_joins_and_the_replay_is_equal(method: str, founders: Federation, tmp_path: Path) -> None:
     """Those who are there are asked nothing new, and keep what they agreed on."""
     config = three(method)
@@ -94,7 +95,10 @@ def joins_with_a_file(config: ExperimentConfig, folder: Path, files: Path) -> No
 
 @pytest.mark.parametrize(
     ("columns", "options"),
-    [(None, {}), (["outcome", "pressure", "pain", "age"], {"indicator": True})],
+    [
+        pytest.param(None, {}, marks=pytest.mark.slow),
+        (["outcome", "pressure", "pain", "age"], {"indicator": True}),
+    ],
     ids=["", "another order"],
 )
 def test_a_client_with_a_table_joins(
@@ -181,6 +185,14 @@ def test_a_method_that_needs_all_clients(method: Any, why: str, founders: Federa
     with Federation(tmp_path / "all", 4) as federation:
         federation.host(experiment(method, rounds=3, data=data), observer=After({1: by_hand}))
     assert why in refused.turned_away
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"clients": {"5": {}}}'])
+def test_a_damaged_list_of_the_clients_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / MEMBERSHIP).write_text(content)
+    for command in (let_in, take_off):
+        with pytest.raises(RunError, match=rf"{MEMBERSHIP}'.* is damaged"):
+            command(tmp_path, "1")
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def of_label(normalise: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gaps", "data"),
     [
-        (True, {"normalise": "federated"}),
+        pytest.param(True, {"normalise": "federated"}, **SLOW),
         (True, of_label("client", impute="median")),
         (False, {"normalise": "client", "split": {"train": 0.5, "test": 0.5}}),
         pytest.param(True, of_label("federated", indicator=True), **SLOW),
@@ -208,6 +208,18 @@ def test_no_statistic_of_public_scaling_is_told(
     _, summary = own.summary(config, 5, 1, [24, 30, 39])
     assert len(summary["pixels"]) == channels
     assert (summary["source"]["mean"] is None) == (scaling == "train")
+
+
+def test_channels_that_no_image_has_are_refused_before_memory_is_allocated(
+    images: Path, tmp_path: Path
+) -> None:
+    config = of_images(images)
+    own = owners(tmp_path, images, config)[7].data.of_kind(config.data)
+    summary = own.summarised(config.data, own.parts(config, 5, 1, [24, 30, 39]))
+    x = [[10**10, *summary.source["x"][0][1:]], "uint8"]
+    lie = summary.model_copy(update={"name": "liar", "source": {**summary.source, "x": x}})
+    with pytest.raises(DataError, match="'liar'"):
+        own.common(config.data, [], [24, 30], [summary, lie])
 
 
 # -- privacy ------------------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ PUBLIC = {"name": "digits", "clients": 4, "samples": 400, "public": "digits", "p
 TWO = {"name": "mlp", "hidden": [8], "larger": [{"name": "mlp", "hidden": [12]}]}
 DP: dict[str, Any] = {**TRAIN, "dp": {"level": "client", "clip": 1.0, "noise": 0.5}}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "half of the clients": ("fedavg", {"fraction": 0.5, "rounds": 3}),
     "personal states and other metrics": ("ditto", {"eval": {"every": 0, "metrics": ["ece", "brier"]}}),
     "a schedule": (
         {"name": "fedclup", "lr_rule": "deterministic", "smoothness": 5, "schedule": DYNAMIC},
@@ -46,6 +45,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "client-level privacy": ("fedavg", {"weights": "uniform", "train": DP}),
 }
 SLOW: dict[str, tuple[Any, dict[str, Any]]] = {
+    "half of the clients": ("fedavg", {"fraction": 0.5, "rounds": 3}),
     "random rounds": ({"name": "l2gd", "lam": 0.3, "p": 0.5}, {"rounds": 4}),
     "robust": ("fedavg", {"server": {"robust": "median"}}),
     "buffers": ("fedbn", {"model": {"name": "mlp", "hidden": [8], "norm": "batch"}}),

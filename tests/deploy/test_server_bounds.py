@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from deploy.federation import (
+    PRIVATE,
     After,
     Ask,
     Deployed,
@@ -29,8 +30,11 @@ from deploy.federation import (
     with_tensor,
 )
 from deploy.owned import of_files, owners, write_tables
+from methods.settings import one_of
 from tailorfl.deploy.messages import Packet
 from tailorfl.errors import RunError
+from tailorfl.privacy import PrivacyLedger
+from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW
 
 LIAR = 101
 """The node of client 1."""
@@ -99,6 +103,7 @@ FACTS: list[tuple[dict[str, Any], str]] = [
     ({"uses": [[HUGE, 1.0, 1, 1]]}, "uses"),
     ({"uses": [[0.1, 1e-300, 1, 1]]}, "uses"),
     ({"uses": [[0.1, 1.0, HUGE, 1]]}, "uses"),
+    ({"uses": [[0.1, 1.0, 1, 1]]}, "its uses"),
 ]
 TENSORS: list[tuple[Any, str]] = [
     (lambda t: t[..., :-1].contiguous(), "shape"),
@@ -115,7 +120,7 @@ HEADS: list[tuple[dict[str, Any], str]] = [
 ]
 BYTES: list[tuple[Callable[[bytes], bytes], str]] = [
     (renamed, "lacks 'fc1.weight'"),
-    (added("reply/more"), "'more'"),
+    (added("reply/mo\nre"), r"'mo\nre'"),
     (bare, "'fc1.bias', which was not requested"),
     (hidden, "'fc1.bias', which was not requested"),
     (added("state/more"), "'state/more'"),
@@ -134,8 +139,9 @@ CHANGES: list[tuple[Callable[[bytes], bytes], str]] = [
 ]
 WORDS = [*(words for _, words in CHANGES), "for round 1", "digest"]
 """Of the refusals; the last two are of an old answer and of a pickled one."""
-PLACES = [(2 + number // 2, 1 + number % 2) for number in range(len(WORDS))]
-"""In which round it is done, and to which client; all are honest in the first round and the last."""
+LIARS = 5
+PLACES = [(2 + number // LIARS, 1 + number % LIARS) for number in range(len(WORDS))]
+"""In which round it is done, and to which client; all are honest in the first round and the last, client 0 in all."""
 LAST = PLACES[-1][0] + 1
 THREATS = {
     "a number from": pytest.mark.threat(
@@ -153,7 +159,7 @@ THREATS = {
 
 @pytest.fixture(scope="module")
 def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
-    """A run in each of whose rounds other things are done to the answers of two clients."""
+    """A run in each of whose rounds other things are done to the answers of all clients but one."""
     folder = tmp_path_factory.mktemp("hostile")
     deploy = {"min_replies": 1, "max_norm": 50.0, "max_bytes": 40_000}
     old: dict[int, bytes] = {}
@@ -169,7 +175,8 @@ def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
             return old[node]
         return CHANGES[PLACES.index(place)][0](answer) if place in PLACES else answer
 
-    return deployed(small(rounds=LAST, deploy=deploy), folder, 3, meddle)
+    data = {"name": "digits", "clients": 1 + LIARS, "samples": 300}
+    return deployed(small(rounds=LAST, deploy=deploy, data=data), folder, 1 + LIARS, meddle)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +195,7 @@ def test_refused_with_the_reason(place: tuple[int, int], words: str, lied_to: De
 
 def test_nothing_of_it_has_changed_anything(lied_to: Deployed) -> None:
     assert not (lied_to.folder / "bomb").exists(), "pickled code has run"
-    for client in range(3):
+    for client in range(1 + LIARS):
         assert lied_to.became(1, client).fate == lied_to.became(LAST, client).fate == "accepted"
     losses = lied_to.store.rounds().filter(like="loss/").to_numpy()
     assert losses.size
@@ -272,6 +279,51 @@ def test_a_reply_that_names_what_is_not_there(tmp_path: Path) -> None:
     assert all("cannot be aggregated" in result.became(round, 1).reason for round in (2, 3))
     assert result.fates_of(0) == result.fates_of(2) == ["accepted"] * 3
     result.is_replayed()
+
+
+@pytest.mark.threat(
+    "a client",
+    "refuses with the words of the server's own trace",
+    now="left out of the round by name",
+    before="the whole round had no effect",
+)
+def test_who_refuses_in_the_words_of_the_trace_stays_out_alone(tmp_path: Path) -> None:
+    words = {1: TOO_FEW, 2: NOT_FINITE, 3: "busy\n2026-01-01 info server: all is well"}
+    lie = lying(lambda question, answer: refusal(words[question.facts["round"]]))
+    result = deployed(small("fedavg", rounds=3), tmp_path, 3, lie)
+    assert result.fates_of(1) == ["refused"] * 3
+    assert result.fates_of(0) == result.fates_of(2) == ["accepted"] * 3
+    assert not any(result.became(round, 1).answered for round in words)
+    assert "\n" not in result.became(3, 1).reason
+    result.is_replayed()
+
+
+@pytest.mark.threat(
+    "a client",
+    "reports thousands of different uses of its samples",
+    now="left out of the round by name",
+    before="the accountant took hours",
+)
+def test_uses_that_no_training_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def lie(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
+        answer = ask(body)
+        if node != LIAR or question.kind not in ("train", "evaluate") or question.facts["round"] == 3:
+            return answer
+        if question.kind == "evaluate":  # for which nothing is trained
+            return with_facts(answer, uses=[[0.1, 1e-9, 1, 1]])
+        ((rate, noise, gradients, count),) = Packet.decoded(answer).facts["uses"]
+        uses = {
+            1: [[rate, noise + k, gradients, count] for k in range(5000)],
+            2: [[rate, noise, gradients, count + 1]],
+        }
+        return with_facts(answer, uses=uses[question.facts["round"]])
+
+    result = deployed(small("local", train=PRIVATE, eval={"every": 1}), tmp_path, 3, lie)
+    assert result.fates_of(1) == ["refused", "refused", "accepted"]
+    assert result.fates_of(0) == result.fates_of(2) == ["accepted"] * 3
+    assert caplog.text.count("'1' was not evaluated: its uses") == 2
+    ledger = PrivacyLedger.restore(result.store.latest_checkpoint()[2]["ledger"])  # type: ignore[index]
+    assert {use.noise for _, _, use, _ in ledger.rows()} == {1.0}
 
 
 # -- in an evaluation ---------------------------------------------------------------------------------------
@@ -394,7 +446,7 @@ SUMMARIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.threat("a client", "gives sums that cannot be", now="stays out; the others go on")
-@pytest.mark.parametrize("case", SUMMARIES)
+@pytest.mark.parametrize("case", one_of(2, list(SUMMARIES)))
 def test_sums_that_cannot_be(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def lie(question: Packet, answer: bytes) -> bytes:
         return with_facts(answer, **SUMMARIES[case](Packet.decoded(answer).facts))

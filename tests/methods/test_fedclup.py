@@ -193,6 +193,8 @@ class TestDynamic:
         assert float(uniform) == pytest.approx(errors.mean())
         weighted = Dynamic().error(replace(replies(sim, errors.tolist()), weighting="samples"))
         assert float(weighted) == pytest.approx(float(shares("samples") @ torch.from_numpy(errors)))
+        errors[0] = np.nan  # a client of a deployment that tells no metrics
+        assert float(Dynamic().error(replies(sim, errors.tolist()))) == pytest.approx(errors[1:].mean())
 
     def test_nothing_travels_while_lambda_is_zero_and_v_once_when_it_leaves(self) -> None:
         sim = quadratic_simulation(clup(schedule=dynamic(values=[0, 2.0], patience=2, tol=-NEVER)), 2)

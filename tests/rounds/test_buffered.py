@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.settings import make
+from methods.settings import make, one_of
 from methods.small import (
     BOTH,
     SIZES,
@@ -159,15 +159,21 @@ WITH: dict[str, dict[str, Any]] = {
 """What buffered rounds may be combined with."""
 
 
-@pytest.mark.parametrize("size", [5, 3, 1])
-@pytest.mark.parametrize("option", WITH)
+@pytest.mark.parametrize(
+    ("option", "size"),
+    [
+        pytest.param(option, size, marks=[] if k % 3 == j else [pytest.mark.slow])
+        for k, option in enumerate(WITH)
+        for j, size in enumerate((3, 5, 1))
+    ],
+)
 def test_equal_durations_are_synchronous_rounds(option: str, size: int) -> None:
     """K clients at once that all take one second: rounds of K clients; with K = 1 one client after another."""
     if option == "Krum" and size == 1:
         pytest.skip("one reply has no neighbours")
     sim = buffered(**WITH[option], buffer=size, concurrency=size, seed=5)
     plain = run("synchronous", **WITH[option], seed=5)
-    for _ in range(6):
+    for _ in range(4):
         done = sim.step()
         assert len(done.clients) == size
         assert done.trace is not None
@@ -205,7 +211,7 @@ FAULTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("option", WITH)
+@pytest.mark.parametrize("option", one_of(3, list(WITH)))
 def test_a_stop_in_mid_flight_and_a_trace_change_no_bit(option: str) -> None:
     settings = {**FAULTS, **WITH[option]}
     first = buffered(**settings)
@@ -239,7 +245,7 @@ def test_numbers_do_not_depend_on_where_clients_are(placed: dict[str, int], tmp_
     one, other = (
         buffered("ditto", BOTH, "vectorized", **FAULTS, **more) for more in ({}, {"placed": placed, **folder})
     )
-    assert_close(everything(after(one, 5)), everything(after(other, 5)), atol=1e-6, rtol=1e-5)
+    assert_close(everything(after(one, 3)), everything(after(other, 3)), atol=1e-6, rtol=1e-5)
 
 
 def test_a_round_that_fails_is_done_again_alike(

@@ -37,7 +37,7 @@ def exploding(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("name", "model_name", "engine"),
-    in_turn(("mlp", "sequential"), ("mlp", "vectorized"), ("batch_norm", "vectorized"), share=2),
+    in_turn(("mlp", "sequential"), ("mlp", "vectorized"), ("batch_norm", "vectorized"), share=5),
 )
 def test_a_diverging_client_is_rejected_and_the_others_proceed(
     name: str, engine: str, model_name: str, caplog: pytest.LogCaptureFixture
@@ -84,7 +84,7 @@ def test_one_bad_number_anywhere_marks_its_client_alone(bad: float, place: tuple
         assert bool(all_finite(*(dict(part[client].items()) for part in (state, reply)))) == (client != 1)
 
 
-@pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",), share=3))
+@pytest.mark.parametrize(("name", "engine"), in_turn(("sequential",), ("vectorized",), share=6))
 def test_when_all_diverge_the_round_fails_and_changes_nothing(name: str, engine: str) -> None:
     base = federation()
     data = replace(base, source=replace(base.source, x=exploding(base.source.x)))

@@ -18,6 +18,7 @@ from methods.small import CLASSES, PUBLIC, assert_same, federation
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.engines.choice import make_engine
+from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
@@ -79,6 +80,11 @@ def texts() -> Federation:
     return Federation(source, *parts, names=tuple("abcd"), num_clients=4)
 
 
+def test_nobody_joins_a_run_whose_frozen_layers_are_computed_once(images: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.features"):
+        simulation(images, head_only(), "fedavg", AUTO).extend(images)
+
+
 def simulation(
     data: Federation,
     net: Model,
@@ -126,7 +132,6 @@ def apart(first: Simulation, second: Simulation, protocol: Protocol = EVERYWHERE
 
 QUICK = [
     (top_adapters, "perada", "vectorized"),
-    (head_only, "knn_per", "vectorized"),
     (head_only, "fedavg", "sequential"),
 ]
 METHODS = [(head_only, name) for name in ("fedavg", "knn_per", "ditto")] + [

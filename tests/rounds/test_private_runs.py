@@ -48,7 +48,7 @@ def look(sim: Simulation, *adapt_steps: int) -> None:
     evaluate(sim, Protocol(("val", "local", "heldout"), adapt_steps))
 
 
-@pytest.mark.parametrize("name", one_of(3, COVERED))
+@pytest.mark.parametrize("name", one_of(8, COVERED))
 def test_a_run_uses_what_was_planned_in_every_engine(name: str) -> None:
     for engine in ("sequential", "vectorized"):
         sim = private(name, engine)

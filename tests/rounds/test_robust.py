@@ -215,7 +215,7 @@ def run(method: str | Method, rule: dict[str, Any] | None, rounds: int = 2, **se
     return simulation(method, given.pop("model", "mlp"), **given)
 
 
-@pytest.mark.parametrize("name", one_of(3, ABLE))
+@pytest.mark.parametrize("name", one_of(6, ABLE))
 def test_a_bound_that_binds_nobody_changes_nothing_to_the_bit(name: str) -> None:
     """By samples too, which norm bounding respects."""
     bound = {"rule": "norm_bound", "bound": math.inf}
@@ -223,7 +223,7 @@ def test_a_bound_that_binds_nobody_changes_nothing_to_the_bit(name: str) -> None
     assert_same(everything(bounded), everything(plain))
 
 
-@pytest.mark.parametrize("name", one_of(3, ABLE, 1))
+@pytest.mark.parametrize("name", one_of(6, ABLE, 1))
 def test_trimming_nothing_is_the_uniform_mean(name: str) -> None:
     """Whatever the clients are said to count."""
     trimmed = run(name, {"rule": "trimmed_mean", "trim": 0.0}, fraction=0.6, model="batch_norm")
@@ -231,7 +231,7 @@ def test_trimming_nothing_is_the_uniform_mean(name: str) -> None:
     assert_close(everything(trimmed), everything(plain), atol=2e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", one_of(3, ABLE, 2))
+@pytest.mark.parametrize("name", one_of(6, ABLE, 2))
 def test_norm_bounding_is_client_level_privacy_without_noise(name: str) -> None:
     made = make(name, weights="uniform")
     if made.unprotected("client"):

@@ -79,6 +79,12 @@ def test_bernoulli_sampling_tosses_for_each_client_and_repeats_if_none() -> None
     assert {len(sim.sample(r)) for r in range(300)} >= {1, 2, 3}
 
 
+@pytest.mark.parametrize(("fraction", "size"), [(1.0, 2), (0.7, 2), (0.3, 1)])
+def test_proportional_sampling_passes_over_a_client_without_samples(fraction: float, size: int) -> None:
+    drawn = [sample_clients(0, r, np.array([3, 0, 5]), fraction, "proportional") for r in range(20)]
+    assert all(len(ids) == size and 1 not in ids for ids in drawn)
+
+
 @pytest.mark.parametrize("sampling", ["uniform", "proportional", "bernoulli"])
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.5, float("nan")])
 def test_fractions_outside_0_1_are_refused(sampling: str, fraction: float) -> None:
@@ -87,7 +93,10 @@ def test_fractions_outside_0_1_are_refused(sampling: str, fraction: float) -> No
         simulation("fedavg", fraction=fraction, sampling=sampling)
 
 
-def test_a_fraction_of_nearly_nothing_ends_with_one_client_drawn_at_random() -> None:
+def test_a_fraction_of_nearly_nothing_ends_with_one_client_drawn_at_random(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailorfl.rounds.participation.REDRAWS", 100)
     sizes = np.full(5, 3)
     drawn = [sample_clients(0, r, sizes, 1e-12, "bernoulli") for r in range(40)]
     assert all(len(ids) == 1 for ids in drawn)
@@ -167,7 +176,7 @@ def test_a_resumed_run_keeps_the_engine_that_was_chosen() -> None:
         assert second.engine.name == choice
 
 
-@pytest.mark.parametrize("name", one_of(3, NAMES, 2))
+@pytest.mark.parametrize("name", one_of(6, NAMES, 2))
 def test_states_on_disk_are_states_in_memory(name: str, tmp_path: Path) -> None:
     engine = dict(IN_TURN)[name]
     memory = simulation(name, "batch_norm", engine, rounds=2, **SETTINGS)

@@ -60,7 +60,7 @@ def seconds_of(occasions: list[tuple[int, int]], seed: int = 5, gradients: float
     return np.array([devices.seconds(i, k, ClientWork(gradients, 0, 0)) for i, k in occasions])
 
 
-CLIENTS, ROUNDS = [(i, 0) for i in range(4000)], [(3, k) for k in range(4000)]
+CLIENTS, ROUNDS = [(i, 0) for i in range(1500)], [(3, k) for k in range(1500)]
 
 
 @pytest.mark.parametrize(

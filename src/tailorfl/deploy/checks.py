@@ -16,10 +16,12 @@ from tailorfl.data.federation import PARTS, Federation
 from tailorfl.data.remote_federation import source_facts
 from tailorfl.data.table_files import shared_columns
 from tailorfl.deploy.connected_clients import QuestionOutcome
-from tailorfl.deploy.messages import Packet
+from tailorfl.deploy.messages import Packet, uses_from_facts
 from tailorfl.errors import ConfigError, DataError, MessageError, TailorflError
 from tailorfl.evaluation.metrics import RANGES
 from tailorfl.evaluation.summary import OF_RECORD, Record
+from tailorfl.printable import visible
+from tailorfl.privacy import Uses
 from tailorfl.runs.build import make_federation
 from tailorfl.runs.files import decode, encode
 from tailorfl.settings.base import LARGEST_FLOAT
@@ -73,7 +75,7 @@ def usable(
             elif answer.fate == "refused":
                 refused[name] = answer.reason
         except (MessageError, DataError) as error:
-            refused[name] = f"its description of its data cannot be used: {error}"
+            refused[name] = visible(f"its description of its data cannot be used: {error}")
     return usable
 
 
@@ -139,7 +141,7 @@ def _reason(check: Callable[[Sequence[str]], object], names: Sequence[str]) -> s
     try:
         check(names)
     except TailorflError as error:
-        return str(error)
+        return visible(str(error))
     return ""
 
 
@@ -247,6 +249,19 @@ def check_number(name: str, value: Any) -> None:
         raise MessageError(
             f"it reports {name[:40]} = {str(value)[:40]}; expected a number from {low:g} to {high:g}"
         )
+
+
+def check_uses(packet: Packet, expected: Uses) -> Uses:
+    """Return the uses of private samples that an answer reports.
+
+    Raises:
+        MessageError: they cannot be read, or are not among the `expected` ones. Many that differ from each other would
+            take the accountant hours.
+    """
+    uses = uses_from_facts(packet.fact("uses", list))
+    if not uses <= expected:
+        raise MessageError("its uses of private samples are not those of the training that it was asked for")
+    return uses
 
 
 def records_of(packet: Packet, client: int, round: int, samples: Mapping[str, int]) -> list[Record]:

@@ -24,6 +24,7 @@ from tailorfl.deploy.client_state import NEVER, ClientState, StateFolder
 from tailorfl.deploy.local_run import AgreedJob, LocalRun, as_message, hand_over
 from tailorfl.deploy.membership import Agreement
 from tailorfl.deploy.messages import (
+    FAILURES,
     LEFT,
     PROTOCOL,
     SAME_MINOR,
@@ -44,13 +45,12 @@ from tailorfl.engines.choice import make_engine
 from tailorfl.errors import (
     ConfigError,
     DataError,
-    DivergenceError,
-    MemoryLimitError,
     MessageError,
     PolicyError,
     RunError,
     TailorflError,
 )
+from tailorfl.printable import visible
 from tailorfl.privacy import Uses
 from tailorfl.runs.build import make_simulation
 from tailorfl.runs.schedule import protocol_of
@@ -61,14 +61,6 @@ log = logging.getLogger(__name__)
 
 OWN_SETS = ("val", "local")
 """The test sets on which a client can evaluate alone."""
-FAILURES: Mapping[type, str] = {
-    DataError: "its data cannot be used",
-    PolicyError: "its policy does not allow it",
-    RunError: "it cannot read or write its files",
-    DivergenceError: "its training has diverged",
-    MemoryLimitError: "its memory is too small",
-}
-"""Sentences for the server instead of errors that might reveal the client's data, files or policy."""
 UNLOGGED = ("hello", "goodbye")  # they contain only the client's name and versions
 Notify = Callable[[str], None]
 
@@ -170,7 +162,7 @@ class ClientSession:
 
     def _goodbye(self, question: Packet) -> Release:
         self.ended = True
-        self.turned_away = question.fact("turned_away", str)[:500]
+        self.turned_away = visible(question.fact("turned_away", str)[:500])
         if not self.turned_away:
             self._notify("the server has nothing more to do")
         return Release(Packet("goodbye"))
@@ -342,6 +334,7 @@ class ClientSession:
             self._notify(f"round {round}: asked again, sent the same answer")
             packet = replace(stored, facts={**stored.facts, "attempt": attempt})
             return Release(packet, logged, before[1], again=True)
+        again = before is not None
         self._state.check_size(self.policy.max_disk)
         self._begin_at(agreed, round - 1, acked, question.fact("restart", bool))
         message = self._received(question, "received")
@@ -349,7 +342,10 @@ class ClientSession:
         if before is None:
             self._check_affordable(expected_uses)
         begin = time.perf_counter()
-        result = agreed.run.one_round(agreed.number, message)
+        try:
+            result = agreed.run.one_round(agreed.number, message)
+        except RefusalError as error:  # that its update is not finite tells something too
+            return Release(self._failed(error), logged, uses=None if again else expected_uses, again=again)
         seconds = time.perf_counter() - begin
         reply = flat("reply", result.reply)
         content = Packet("train", {"round": round, "metrics": result.metrics}, reply).digest()
@@ -368,7 +364,6 @@ class ClientSession:
         agreed.state.keep(round, result.state, packet.encoded(), acked)
         loss = f", loss {result.metrics['train']:.4g}" if "train" in result.metrics else ""
         self._notify(f"round {round} of {agreed.job.rounds}: trained in {seconds:.1f} s{loss}")
-        again = before is not None
         return Release(packet, logged, content, None if again else result.uses, again)
 
     def _rounds(self, agreed: AgreedJob, question: Packet, first: int = 0) -> tuple[int, int]:

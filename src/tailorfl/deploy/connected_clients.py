@@ -118,7 +118,7 @@ class ConnectedClients:
             return
         try:
             name = answer.packet.fact("name", str)
-            version, torch_version = answer.packet.fact("version", str), answer.packet.fact("torch", str)
+            version, torch_version = (visible(answer.packet.fact(key, str)) for key in ("version", "torch"))
             if clean_name(name) != name:
                 raise MessageError(
                     f"its name '{visible(name[:80])}' has control characters, or more than {LONGEST_NAME} of any"
@@ -257,12 +257,16 @@ class ConnectedClients:
         try:
             packet = Packet.decoded(arrival.body, self.largest)
             if packet.kind == "failure":
-                reason, code = packet.fact("reason", str)[:500], str(packet.facts.get("code", ""))[:40]
+                # A client's words go into the server's log and trace, whose lines it must not forge.
+                reason, code = (
+                    visible(packet.fact("reason", str)[:500]),
+                    str(packet.facts.get("code", ""))[:40],
+                )
                 return QuestionOutcome(None, "refused", reason, code, seconds)
             if packet.kind != kind:
                 raise MessageError(f"a question '{kind}' was answered by '{packet.kind}'")
         except MessageError as error:
-            return QuestionOutcome(None, "refused", str(error), "message", seconds)
+            return QuestionOutcome(None, "refused", visible(str(error)), "message", seconds)
         return QuestionOutcome(packet, "answered", seconds=seconds)
 
 

@@ -11,6 +11,7 @@ certificate of its connection tells whose node it is. Times are measured by mono
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
@@ -43,6 +44,8 @@ with needs_extra("flwr", "deploy"):
     from flwr.proto.node_pb2 import Node
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
+        get_object_body,
+        get_object_head_values_from_object_content,
         get_object_tree,
         iterate_object_tree,
     )
@@ -72,6 +75,8 @@ BESIDE = 2**20
 """Largest number of bytes of a message in addition to its packet."""
 LARGEST_REQUEST = 2**24
 """Largest number of bytes of one request: Flower sends arrays in pieces of 5 MiB."""
+KEY = 32
+"""Number of bytes of a node's key."""
 COUNTED = ("messages_total", "answers_total", "bytes_down_total", "bytes_up_total")
 """Counters on both sides: packets of the server, packets of clients, and their bytes."""
 
@@ -88,14 +93,26 @@ def in_parts(message: Message) -> tuple[Message, Any, Mapping[str, Any]]:
     return remove_content_from_message(message), get_object_tree(message), parts
 
 
-def body_of(message_id: str, parts: dict[str, bytes]) -> bytes:
-    """Return the packet's bytes from the parts of a message. Raises ValueError if it holds none."""
-    message: Any = inflate_object_from_contents(message_id, parts)
-    record = message.content.array_records.get(RECORD) if message.has_content() else None
-    if record is None or list(record) != [NAME]:
-        raise ValueError("a message contains no packet")
-    body: bytes = record[NAME].numpy().astype(np.uint8).tobytes()
+def body_of(message_id: str, parts: dict[str, bytes], largest: int) -> bytes:
+    """Return the packet's bytes, at most `largest`, from the parts of a message. Raises ValueError if it holds none."""
+    try:
+        if sum(_lengths(parts)) > largest + BESIDE:
+            raise ValueError(f"its arrays have more than {largest} bytes")
+        message: Any = inflate_object_from_contents(message_id, parts)
+        (array,) = message.content.array_records[RECORD].values()
+        body: bytes = array.numpy().astype(np.uint8).tobytes()
+    except Exception as error:  # the other side can send anything
+        raise ValueError(f"a message contains no packet: {type(error).__name__}") from error
     return body
+
+
+def _lengths(parts: Mapping[str, bytes]) -> Iterator[int]:
+    """Yield the length of each chunk of each array, as often as the array lists it: a few bytes may stand for many."""
+    for part in parts.values():
+        kind, chunks, _ = get_object_head_values_from_object_content(part)
+        if kind == Array.__qualname__:
+            for number in json.loads(get_object_body(part, Array))["arraychunk_ids"]:
+                yield len(parts[chunks[number]])
 
 
 class UnreachableError(Exception):
@@ -177,7 +194,7 @@ class Connection:
                 return None
         confirm = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=message_id)
         self._calls.ConfirmMessageReceived(confirm)
-        return body_of(message_id, parts)
+        return body_of(message_id, parts, self._largest)
 
     def send(self, question: ServerMessage, body: bytes) -> None:
         """Send the answer to a letter. Raises ForgottenError if the server no longer waits for it."""
@@ -211,7 +228,7 @@ class Connection:
     # -- calls ----------------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        key = secrets.token_bytes(32)  # Flower's name for the node; the certificate proves its identity
+        key = secrets.token_bytes(KEY)  # Flower's name for the node; the certificate proves its identity
         self._calls.RegisterNode(RegisterNodeFleetRequest(public_key=key))
         node = self._calls.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
         self._node = Node(node_id=node.node_id)
@@ -260,9 +277,9 @@ class Connection:
                 log.debug("no heartbeat: %s", error)
 
     def _bounded(self, response: httpx.Response) -> None:
-        """Refuse an answer of the server above the size limit before it is read."""
-        size = response.headers.get("content-length", "")
-        if not size.isdigit() or int(size) > LARGEST_REQUEST:
+        """Refuse an answer of the server above the size limit before it is read, and one that would grow when read."""
+        size, grows = response.headers.get("content-length", ""), {"content-encoding", "transfer-encoding"}
+        if not size.isdigit() or int(size) > LARGEST_REQUEST or grows & set(response.headers):
             response.close()
             raise RunError(f"the server at {self._server} sends more than {LARGEST_REQUEST} bytes at once")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tailorfl.deploy.flower_client import BESIDE, COUNTED, LARGEST_REQUEST, body_of, content, in_parts
+from tailorfl.deploy.flower_client import BESIDE, COUNTED, KEY, LARGEST_REQUEST, body_of, content, in_parts
 from tailorfl.deploy.keys import Tls
 from tailorfl.deploy.messages import LARGEST, Arrival, Letter
 from tailorfl.errors import RunError, needs_extra
@@ -21,6 +21,7 @@ with needs_extra("flwr", "deploy"):
     from fastapi import FastAPI
     from flwr.app import Message
     from flwr.common.constant import SUPERLINK_NODE_ID, TRANSPORT_TYPE_GRPC_RERE
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
     from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
     from flwr.supercore.error import http_error_translator
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -163,7 +164,7 @@ class Link:
         header, tree, parts = in_parts(message)
         session = self._state.start_session(self._run)
         with self._lock:
-            for part in self._state.preregister_object_tree(tree, session):
+            for part in self._announced(tree, session):
                 self._state.store_object(self._run, session, part, parts[part].deflate())
             if self._state.store_message_ins(header) is None:
                 return ""
@@ -172,6 +173,25 @@ class Link:
             self.numbers["messages_total"] += 1
             self.numbers["bytes_down_total"] += len(letter.body)
         return ticket
+
+    def _announced(self, tree: Any, session: str) -> list[str]:
+        """Announce the parts of a letter, and return the names of those that are not there.
+
+        Flower keeps the structure that was announced first, which may be a client's lie: it can know a part before it
+        is sent.
+        """
+        lacking: list[str] = self._state.preregister_object_tree(tree, session)
+        store = self._state.object_store
+        for part in iterate_object_tree(tree):
+            entry, former = store.store[part.object_id], store.store[part.object_id].child_object_ids
+            if former != (names := _children(part)):
+                entry.child_object_ids = names
+                for name in names:
+                    store.store[name].ref_count += 1
+                for name in former:
+                    store.store[name].ref_count -= 1
+                    store.delete(name)
+        return lacking
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
         """Return the answers that have arrived, and a failure for each letter that will get none."""
@@ -213,7 +233,7 @@ class Link:
             parts = {name: store.get(name) for name in names}
             if not all(parts.values()):
                 return None
-            return Arrival(ticket, body_of(reply, parts))
+            return Arrival(ticket, body_of(reply, parts, self._largest))
         except Exception as error:  # a client can send anything
             log.warning("an answer cannot be read: %s", type(error).__name__)
             return Arrival(ticket, None, "its answer cannot be read")
@@ -290,6 +310,8 @@ class Link:
         with self._lock:
             key = getattr(request, "public_key", b"")
             if key:
+                if len(key) != KEY:
+                    return 400, f"a key has {KEY} bytes"
                 if self._owners.setdefault(key, name) != name:
                     return 403, "this key was registered with another certificate"
                 return 0, ""
@@ -299,12 +321,29 @@ class Link:
                 return 404, "this node is not registered"
             if node.name != name or any(m.metadata.src_node_id != number for m in _messages(request)):
                 return 403, "this node was registered with another certificate"
+            if isinstance(request, PushMessagesRequest) and not self._is_answer(request):
+                return 400, "an answer is one message, with each of its parts as it was announced first"
             node.sent += len(getattr(request, "object_content", b""))
             if node.sent > self._largest + BESIDE:
                 return 413, f"an answer may have at most {self._largest} bytes"
             node.heard_at = self._awake
             node.connections.add(connection)
             return 0, ""
+
+    def _is_answer(self, request: PushMessagesRequest) -> bool:
+        """Return whether a request announces one message, and no part in two ways.
+
+        Otherwise, few parts that contain each other could stand for any number of parts.
+        """
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            return False
+        known, announced = self._state.object_store.store, dict[str, list[str]]()
+        for part in iterate_object_tree(request.message_object_trees[0]):
+            name, names = part.object_id, _children(part)
+            before = known[name].child_object_ids if name in known else announced.setdefault(name, names)
+            if before != names:
+                return False
+        return bool(name == request.messages_list[0].metadata.message_id)
 
     def _heard(self, request: Any, name: str, connection: int) -> None:
         """Note after a call that a node has come or gone."""
@@ -316,6 +355,10 @@ class Link:
                         self._nodes[number] = _Node(name, self._awake, {connection})
                 case "DeactivateNodeRequest" | "UnregisterNodeFleetRequest":
                     self._forget(request.node_id)
+
+
+def _children(part: Any) -> list[str]:
+    return [child.object_id for child in part.children]
 
 
 def _node_of(request: Any) -> int:
@@ -370,7 +413,8 @@ def _gate(app: ASGIApp, turned_away: Admitted) -> ASGIApp:
         if scope["type"] != "http":
             return
         status, problem = 0, ""
-        size = dict(scope["headers"]).get(b"content-length", b"")
+        headers = dict(scope["headers"])
+        size = b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")
         if reason := turned_away(scope["state"]["holder"], scope["state"]["serial"]):
             status, problem = 403, reason
         elif scope["path"] not in DOORS or scope["method"] != "POST":

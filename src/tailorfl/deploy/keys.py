@@ -33,7 +33,9 @@ ROOT_KEY, AUTHORITY, REVOKED = "authority.key", "authority.crt", "revoked"
 SERVER_KEY, SERVER, CLIENT_KEY, CLIENT = "server.key", "server.crt", "client.key", "client.crt"
 DAYS = 365
 LONGEST_NAME = 64
-"""Largest number of characters of a name in a certificate."""
+"""Largest number of bytes of a name in a certificate."""
+HERE = ("localhost", "127.0.0.1")
+"""Names of the server's own machine, which every certificate of a server has."""
 CURVE = ec.SECP384R1()
 UNUSED = (
     *("key_encipherment", "content_commitment", "data_encipherment"),
@@ -94,7 +96,8 @@ class Revoked:
     def __init__(self, folder: Path) -> None:
         self._path = _server_folder(folder) / REVOKED
         self._version: tuple[int, int] | None = None
-        self._listed: set[str] = set()
+        self._names: set[str] = set()
+        self._serials: set[str] = set()
 
     def why(self, name: str, serial: str) -> str:
         """Return why the holder of a certificate is not admitted, "" if it is."""
@@ -102,12 +105,12 @@ class Revoked:
             status = self._path.stat()
             version = status.st_mtime_ns, status.st_size
             if version != self._version:
-                lines = filter(None, map(str.strip, self._path.read_text(encoding="utf-8").splitlines()))
-                self._listed = {word for line in lines for word in (line, _number(line.split()[0]))}
+                self._names = set(map(str.strip, self._path.read_text(encoding="utf-8").splitlines())) - {""}
+                self._serials = {_number(line.split()[0]) for line in self._names}
                 self._version = version
         except FileNotFoundError:
             return ""
-        is_listed = {name, _number(serial)} & self._listed
+        is_listed = name in self._names or _number(serial) in self._serials
         return f"the certificate of '{name}' is revoked" if is_listed else ""
 
 
@@ -125,8 +128,8 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
         days: days for which certificates are valid.
 
     Raises:
-        ConfigError: two clients would share a folder, a client has a key already, the authority's key is missing, or no
-            host is given for a new federation.
+        ConfigError: two clients would share a folder, a client has a key already, the authority's key is missing, no
+            host is given for a new federation, or a name cannot be in a certificate.
         MissingExtraError: the package cryptography is missing.
     """
     check_distinct(list(clients), "the clients")
@@ -135,15 +138,15 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
             raise ConfigError(
                 f"client '{name}' already has a key in '{existing}'; replace it with --renew {name}"
             )
-        if len(name) > LONGEST_NAME:
-            raise ConfigError(
-                f"a client's name may have at most {LONGEST_NAME} characters, but '{name}' has {len(name)}"
-            )
+        if not 0 < (size := len(name.encode())) <= LONGEST_NAME:
+            raise ConfigError(f"a client's name may have 1 to {LONGEST_NAME} bytes, but '{name}' has {size}")
     if not (folder / "server" / SERVER).is_file():
         if not hosts:
             raise ConfigError(
                 "give the name or address at which clients reach the server: --host server.example.org"
             )
+        for host in hosts:
+            _host(host)  # before anything is written
         _make_authority(folder, days)
         _make_server(folder, hosts, days)
     for name in clients:
@@ -160,6 +163,7 @@ def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) 
         _need(folder / "server", [SERVER])
         _make_server(folder, hosts or _hosts(_read(folder / "server" / SERVER)), days)
         return
+    _authority(folder)  # without its key, the client would keep no certificate that holds
     revoke(folder, name)
     _make_client(folder, name, days)
 
@@ -216,7 +220,7 @@ def _make_authority(folder: Path, days: int) -> None:
 
 
 def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
-    key, names = ec.generate_private_key(CURVE), [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
+    key, names = ec.generate_private_key(CURVE), list(map(_host, dict.fromkeys([*hosts, *HERE])))
     certificate = _signed(hosts[0], key, *_authority(folder), days, hosts=names)
     _write_key(folder / "server" / SERVER_KEY, key)
     _write(folder / "server" / SERVER, certificate)
@@ -256,7 +260,7 @@ def _signed(
     days: int,
     *,
     ca: bool = False,
-    hosts: Sequence[str] = (),
+    hosts: Sequence[x509.GeneralName] = (),
 ) -> bytes:
     """Return a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client."""
     today = datetime.datetime.now(datetime.UTC)
@@ -277,8 +281,7 @@ def _signed(
         side = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         begun = begun.add_extension(x509.ExtendedKeyUsage([side]), critical=False)
     if hosts:
-        names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-        begun = begun.add_extension(names, critical=False)
+        begun = begun.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     return begun.sign(authority, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 
@@ -303,7 +306,16 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        pass
+    try:
+        if not host:
+            raise ValueError("it is empty")
         return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(
+            f"'{host}' cannot be a name in a certificate ({error}); write a name of the network in its ASCII form "
+            "(xn--...)"
+        ) from error
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

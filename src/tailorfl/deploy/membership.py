@@ -7,7 +7,8 @@ have described their data, which have left, and which have their models. Every m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -188,17 +189,13 @@ class Membership:
         path, experiment = out / NAME, {"name": config.name, **deciding(config.to_dict())}
         if not begun or not path.is_file():
             return cls(path, experiment)
-        try:
+        with _readable(path):
             facts: Mapping[str, Any] = decode(path.read_text(encoding="utf-8"))
             if facts["experiment"] != decode(encode(experiment)):
                 return cls(path, experiment)
             clients = {seed: DescribedClients(**fields) for seed, fields in facts["clients"].items()}
             handed = {job: set(names) for job, names in facts["handed"].items()}
             return cls(path, experiment, clients, set(facts["gone"]), handed)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise RunError(
-                f"'{path}', which lists the clients of the federation, is damaged ({error}); restore it from a copy"
-            ) from error
 
     def allowed(self) -> set[str]:
         """Return the names of the clients that may join, without those that have left."""
@@ -234,6 +231,7 @@ def take_off(out: Path, name: str) -> None:
 
     Raises:
         ConfigError: the federation in a result folder has no such client.
+        RunError: its file is damaged.
     """
     names = _names_in(out)
     if name not in names:
@@ -247,6 +245,7 @@ def let_in(out: Path, name: str) -> None:
     Raises:
         ConfigError: no federation has begun in the result folder, it has that client already, or a method of the
             experiment needs all clients from the start.
+        RunError: the file of the federation is damaged.
     """
     names = _names_in(out)
     if not names:
@@ -282,5 +281,19 @@ def _listed(file: Path) -> set[str]:
 
 def _names_in(out: Path) -> set[str]:
     path = out / NAME
-    clients = decode(path.read_text(encoding="utf-8"))["clients"] if path.is_file() else {}
-    return {name for fields in clients.values() for name in fields["names"]}
+    if not path.is_file():
+        return set()
+    with _readable(path):
+        clients = decode(path.read_text(encoding="utf-8"))["clients"]
+        return {str(name) for fields in clients.values() for name in fields["names"]}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn an error of reading the file of a federation into a RunError."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise RunError(
+            f"'{path}', which lists the clients of the federation, is damaged ({error}); restore it from a copy"
+        ) from error

@@ -20,7 +20,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from tailorfl.errors import MessageError
+from tailorfl.errors import (
+    DataError,
+    DivergenceError,
+    MemoryLimitError,
+    MessageError,
+    PolicyError,
+    RunError,
+)
 from tailorfl.privacy import Use, Uses
 from tailorfl.runs.files import decode, encode
 from tailorfl.training import tree
@@ -166,6 +173,16 @@ def compatible(version: str) -> bool:
 def failure(reason: str, code: str = "refused") -> Packet:
     """Return the answer that refuses a request; `code` is a word for programs."""
     return Packet("failure", {"reason": reason[:500], "code": code})
+
+
+FAILURES: Mapping[type, str] = {
+    DataError: "its data cannot be used",
+    PolicyError: "its policy does not allow it",
+    RunError: "it cannot read or write its files",
+    DivergenceError: "its training has diverged",
+    MemoryLimitError: "its memory is too small",
+}
+"""Sentences for the server instead of errors that might reveal the client's data, files or policy."""
 
 
 class RefusalError(MessageError):

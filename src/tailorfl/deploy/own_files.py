@@ -260,6 +260,9 @@ class OwnSamples(OwnFile):
             facts["info"] = {**facts["info"], "classes": classes}
             facts["outputs"] = 1 if facts["task"] == "binary" else len(classes)
         if images:
+            for summary in summaries:
+                if summary.source["x"][0][0] not in (1, 3):
+                    raise DataError(f"the images of '{summary.name}' are neither grey nor of three colours")
             channels = max(summary.source["x"][0][0] for summary in summaries)
             facts["x"] = [[channels, *facts["x"][0][1:]], facts["x"][1]]
             facts |= _scaling(summaries, channels, facts)

@@ -22,11 +22,10 @@ from tailorfl.data.federation import Federation
 from tailorfl.deploy.checks import (
     change_of,
     check_change,
+    check_uses,
     largest_changes,
     metrics_of,
-    records_of,
     stacked,
-    unlike_the_others,
 )
 from tailorfl.deploy.client_state import NEVER
 from tailorfl.deploy.connected_clients import ConnectedClients, QuestionOutcome, named
@@ -34,13 +33,11 @@ from tailorfl.deploy.membership import DescribedClients, Membership, agreement_o
 from tailorfl.deploy.messages import LEFT, Packet, all_finite, flat, same_shape, uses_from_facts
 from tailorfl.engines.base import CohortUpdates
 from tailorfl.errors import DivergenceError, MessageError, RunError, TailorflError
-from tailorfl.evaluation.predictions import Kept
-from tailorfl.evaluation.protocols import Protocol
-from tailorfl.evaluation.selection import Selection
-from tailorfl.evaluation.summary import Record
+from tailorfl.printable import visible
+from tailorfl.privacy import Uses
 from tailorfl.rounds.groups import Group, by_group, gather, message_for
 from tailorfl.rounds.one_round import WORK, RoundResult, RoundState, Trained, counted
-from tailorfl.rounds.participation import NOT_FINITE, ClientOutcome, RoundTrace, sample_clients
+from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, ClientOutcome, RoundTrace, sample_clients
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.job import Job
 from tailorfl.training import tree
@@ -261,8 +258,9 @@ class RemoteRounds(Simulation):
         def ask(clients: Sequence[int]) -> dict[int, QuestionOutcome]:
             answers = self.asked({i: packets[i] for i in clients})
             for group, positions in by_group(self.groups, clients):
-                of_group = {clients[k]: answers[clients[k]] for k in positions}
-                answers |= self._judged(group, of_group, packets, payloads)
+                ids = tuple(clients[k] for k in positions)
+                received = message_for(message, group, [training.index(client) for client in ids])
+                answers |= self._judged(group, {i: answers[i] for i in ids}, packets, payloads, received)
             return answers
 
         answers = self.until_enough(ask, training, current.sampled, f"round {number}")
@@ -288,12 +286,14 @@ class RemoteRounds(Simulation):
         answers: Mapping[int, QuestionOutcome],
         packets: Mapping[int, Packet],
         payloads: Mapping[int, TensorDict],
+        message: TensorDict | PerClient,
     ) -> dict[int, QuestionOutcome]:
         """Return the answers of a group's clients, with each bad one replaced by a refusal that names its problem."""
         judged, changes = dict(answers), dict[int, float]()
-        first = next(iter(answers))
-        # The structure of a reply, from a dry run that reads no sample.
-        _, (_, replies, metrics) = counted(group, self.cohort((first,)), payloads[first], self.local)
+        # The structure of a reply, and the uses of private samples, from a dry run that reads no sample.
+        ids = tuple(answers) if self.train.dp is not None else tuple(answers)[:1]
+        dry = message_for(message, group, range(len(ids)))
+        record, (_, replies, metrics) = counted(group, self.cohort(ids), dry, self.local)
         like, names = dict(tree.leaves(replies[0])), {name for name, _ in tree.leaves(metrics)} - {WORK}
 
         @contextmanager
@@ -302,7 +302,7 @@ class RemoteRounds(Simulation):
                 yield
             except MessageError as error:
                 judged[client] = replace(
-                    answers[client], packet=None, fate="refused", reason=str(error), code="reply"
+                    answers[client], packet=None, fate="refused", reason=visible(str(error)), code="reply"
                 )
 
         for client, answer in answers.items():
@@ -310,6 +310,7 @@ class RemoteRounds(Simulation):
                 with refusing(client):
                     attempt, payload = packets[client].facts["attempt"], payloads[client]
                     changes[client] = self._checked(client, answer.packet, attempt, like, names, payload)
+                    check_uses(answer.packet, record.uses.get(client, Uses()))
         numbered = any(not t.is_floating_point() for t in like.values())
         for client, largest in self._largest(group, changes).items():
             with refusing(client):
@@ -346,7 +347,6 @@ class RemoteRounds(Simulation):
         metrics_of(packet, names, self._may_lack(client))
         if not 0 <= packet.fact("gradients", int) < 2**53:
             raise MessageError("a message 'train' has no usable 'gradients': it is not a number of samples")
-        uses_from_facts(packet.fact("uses", list))
         return change_of(reply, payload)
 
     def _try(self, group: Group, client: int, packet: Packet | None, payload: TensorDict) -> None:
@@ -392,7 +392,7 @@ class RemoteRounds(Simulation):
         updates = CohortUpdates(replies, stacked(metrics), torch.ones(len(packets), dtype=torch.bool))
         return self.trained(group, tuple(packets), updates, message, record)
 
-    # -- evaluation -----------------------------------------------------------------------------------------
+    # -- models ---------------------------------------------------------------------------------------------
 
     def questions_about_models(self, kind: Any, clients: Sequence[int], **more: Any) -> dict[int, Packet]:
         """Return for each client a packet of a kind with all that it needs to make the model that it deploys."""
@@ -407,19 +407,7 @@ class RemoteRounds(Simulation):
                 questions[client] = Packet(kind, facts, parts)
         return questions
 
-    def evaluated(self, client: int, packet: Packet, sets: Sequence[str]) -> list[Record]:
-        """Return the records of a client's evaluation, and book its uses of private samples for it.
-
-        Raises:
-            MessageError: the records or uses are invalid.
-        """
-        parts = {"val": self.federation.val, "local": self.federation.test}
-        samples = {name: len(parts[name][client]) for name in parts if name in sets}
-        records = records_of(packet, client, self.round, samples)
-        uses = uses_from_facts(packet.fact("uses", list))
-        if uses:
-            self.ledger.settle("deployment", {client: uses})
-        return records
+    # -- checkpoints ----------------------------------------------------------------------------------------
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Add each client's last accepted round, its largest accepted change, and the announced clients."""
@@ -439,56 +427,12 @@ def _outcome(client: int, answer: QuestionOutcome) -> ClientOutcome:
     """Return a client's entry in the trace."""
     if answer.fate == "answered":
         return ClientOutcome(client, "accepted", answer.seconds, "")
-    reason = NOT_FINITE if answer.code == "not-finite" else answer.reason
+    reason = answer.reason
+    if answer.code == "not-finite":
+        reason = NOT_FINITE
+    elif reason in (NOT_FINITE, TOO_FEW):  # a client's own words must not decide about the round
+        reason = f"it says: {reason}"
     return ClientOutcome(client, answer.fate, answer.seconds, reason)
-
-
-def evaluate_remotely(
-    sim: Simulation,
-    protocol: Protocol,
-    participants: Sequence[int] = (),
-    selection: Selection | None = None,
-    kept: Kept | None = None,
-) -> list[Record]:
-    """Return the records of all clients that answer; each client evaluates its own parts itself.
-
-    `selection` and `kept` are not used: they would need the clients' samples.
-    """
-    assert isinstance(sim, RemoteRounds)
-    records: dict[int, list[Record]] = {}
-
-    def ask(clients: Sequence[int]) -> dict[int, QuestionOutcome]:
-        answers = sim.asked(sim.questions_about_models("evaluate", clients, sets=list(protocol.sets)))
-        for client, answer in answers.items():
-            problem = answer.reason
-            try:
-                if answer.packet is not None:
-                    records[client] = sim.evaluated(client, answer.packet, protocol.sets)
-            except MessageError as error:
-                problem = str(error)
-            if client not in records:
-                name = sim.federation.names[client]
-                log.warning("round %d: '%s' was not evaluated: %s", sim.round, name, problem)
-        return answers
-
-    members = sim.members
-    sim.until_enough(ask, members, members, f"the evaluation after round {sim.round}")
-    for client in unlike_the_others(records):
-        name = sim.federation.names[client]
-        log.warning(
-            "round %d: '%s' was not evaluated: its metrics, sets or models differ from those of most clients",
-            sim.round,
-            name,
-        )
-        del records[client]
-    rows = [row for client in sorted(records) for row in records[client]]
-    if "participants" in protocol.sets:
-        rows += [
-            {**row, "set": "participants"}
-            for row in rows
-            if row["set"] == "local" and row["client"] in set(participants)
-        ]
-    return sorted(rows, key=lambda row: (row["model"], row["set"], row["client"]))
 
 
 def one_payload(message: TensorDict | PerClient) -> TensorDict:

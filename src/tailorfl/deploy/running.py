@@ -189,8 +189,9 @@ def _answer(member: ClientSession, question: ServerMessage, notify: Notify) -> b
 def address(text: str) -> tuple[str, int]:
     """Return (host, port). Raises ConfigError if the text is not HOST:PORT."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"'{text}' is not an address; use HOST:PORT, such as 127.0.0.1:8000")
+    is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not host or is_bare or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"'{text}' is not an address; use HOST:PORT, such as 127.0.0.1:8000 or [::1]:8000")
     return host.strip("[]"), int(port)
 
 

@@ -30,8 +30,10 @@ from tailorfl.deploy.experiment import for_deployment
 from tailorfl.deploy.membership import DescribedClients, Membership, Sizes, agreement_of, why_nobody_joins
 from tailorfl.deploy.messages import Packet, Transport
 from tailorfl.deploy.own_files import kind_of
-from tailorfl.deploy.remote_rounds import LOOK, OTHER_SETTINGS, RemoteRounds, evaluate_remotely
+from tailorfl.deploy.remote_evaluation import evaluate_remotely
+from tailorfl.deploy.remote_rounds import LOOK, OTHER_SETTINGS, RemoteRounds
 from tailorfl.errors import ConfigError, DataError, MessageError, RunError
+from tailorfl.printable import visible
 from tailorfl.report.experiment import run_experiment
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
@@ -307,8 +309,9 @@ class DeployedExperiment:
                     raise ConfigError(reason)
                 self._join(sim, name)
             except (MessageError, DataError, ConfigError) as error:
-                log.warning("'%s' cannot join: %s", name, error)
-                self.connected.leave_out(name, str(error))
+                reason = visible(str(error))
+                log.warning("'%s' cannot join: %s", name, reason)
+                self.connected.leave_out(name, reason)
 
     def _join(self, sim: RemoteRounds, name: str) -> None:
         """Let a client take part from the next round on, once it has agreed; one that does not answer is asked again.

@@ -191,9 +191,14 @@ class Dynamic(PenaltyRule):
         return lam, TensorDict({"errors": errors, "held": torch.tensor(rounds)})
 
     def error(self, replies: Replies) -> Tensor:
-        """Return e_t: the mean of the clients' errors, weighted as their models are, 0-d float64."""
-        reported: Tensor = replies.metrics[ERROR]
-        return replies.weights() @ reported.double()
+        """Return e_t: the mean of the errors that clients report, weighted as their models are, 0-d float64.
+
+        A client of a deployment may keep its error to itself (NaN).
+        """
+        reported, weights = replies.metrics[ERROR].double(), replies.weights()
+        heard = ~reported.isnan()
+        error: Tensor = weights[heard] @ reported[heard] / (weights[heard].sum() / weights.sum())
+        return error
 
 
 def distances(replies: Replies, w: TensorDict) -> Tensor:

@@ -63,8 +63,9 @@ def sample_clients(
             if len(chosen) or may_be_empty:
                 return tuple(int(c) for c in chosen)
         return (int(rng.integers(total)),)
-    share = sizes / sizes.sum() if sampling == "proportional" else None
-    size = sampled_clients(fraction, total)
+    share, size = None, sampled_clients(fraction, total)
+    if sampling == "proportional":  # which never draws a client that was left out of the federation
+        share, size = sizes / sizes.sum(), min(size, int(np.count_nonzero(sizes)))
     return tuple(sorted(int(c) for c in rng.choice(total, size=size, replace=False, p=share)))
 
 

@@ -94,18 +94,23 @@ def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = Non
                 positions = [k for k, i in enumerate(ids) if i in set(sampled)]
                 ledger.book("updates", updates.used([ids[k] for k in positions], replies[positions]))
     if run.method.has_personal:
-        _plan_deployments(run, rounds, adapt_steps, ledger)
+        ledger.settle("deployment", deployment_uses(run, run.federation.members, rounds))
+        newcomers = range(run.federation.num_clients, len(run.federation.train))
+        if adapt_steps is not None and newcomers:
+            ledger.settle("newcomer", deployment_uses(run, newcomers, rounds, adapt_steps))
     return ledger
 
 
-def _plan_deployments(run: FederatedRun, rounds: int, adapt_steps: int | None, ledger: PrivacyLedger) -> None:
-    clients = run.federation.num_clients
-    deployments: list[tuple[Sequence[int], int | None]] = [(run.federation.members, None)]
-    if adapt_steps is not None:
-        deployments.append((range(clients, len(run.federation.train)), adapt_steps))
-    for ids, steps in deployments:
-        for group, part in in_parts(run.groups, ids, len(ids)):
-            message = run.deployment_message(group, part, steps)
-            cohort = run.population.cohort(part, rounds, run.train, steps, own=True)
-            record, _ = counted(group, cohort, message, DeploymentFunction(run.method, steps))
-            ledger.settle("deployment" if steps is None else "newcomer", record.uses)
+def deployment_uses(
+    run: FederatedRun, ids: Sequence[int], rounds: int, steps: int | None = None
+) -> dict[int, Uses]:
+    """Return the uses of private data for the models that clients deploy after `rounds` rounds.
+
+    `steps` is as in `DeploymentFunction`. Nothing is trained.
+    """
+    uses: dict[int, Uses] = {}
+    for group, part in in_parts(run.groups, ids, len(ids)):
+        message = run.deployment_message(group, part, steps)
+        cohort = run.population.cohort(part, rounds, run.train, steps, own=True)
+        uses |= counted(group, cohort, message, DeploymentFunction(run.method, steps))[0].uses
+    return uses

@@ -62,10 +62,16 @@ class Simulation(FederatedRun):
             federation: of the present clients, followed by the new ones.
 
         Raises:
-            ConfigError: the method, its privacy or the choice of architectures needs all clients from the start.
+            ConfigError: the method, its privacy or the choice of architectures needs all clients from the start, or the
+                simulation has malicious clients or computes frozen layers once.
         """
         if reason := why_fixed(self.method, self.level, len(self.groups)):
             raise ConfigError(reason)
+        if self.malicious.clients or self.features is not None:
+            raise ConfigError(
+                "no client can join: malicious clients (system.malicious) and features of frozen layers "
+                "(engine.features) are determined at the start; leave both out"
+            )
         self.groups = (extended(self.method, self.groups[0], federation),)
         self.given = self.federation = federation
         self.context = self.groups[0].context
