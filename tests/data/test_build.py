@@ -18,7 +18,7 @@ from tailorfl.data.dealing import Dealt, split_in_turn
 from tailorfl.data.federation import Federation, weaknesses
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError
-from tailorfl.partition import available
+from tailorfl.partition import RECIPES
 from tailorfl.partition.rows import Rows
 from tailorfl.partition.splits import read_split
 
@@ -27,7 +27,7 @@ WRITERS = tuple(f"writer{i}" for i in range(8))
 ENDS = ("-0", "-1")
 DOMAINS = ("art", "photo", "sketch", "word")
 TESTED = {row for row in range(1024) if row // 128 % 4 == 3}
-PARTITIONS = sorted(set(available()) - {"fedclup_classes", "flwr"})
+PARTITIONS = sorted(set(RECIPES) - {"fedclup_classes", "flwr"})
 
 
 def source(official: bool = False) -> Source:
@@ -229,6 +229,14 @@ def test_public_samples_of_the_clients_own_source_are_set_aside_however_it_is_na
     assert [len(rows_of(f, *PARTS)) for f in (by_name, by_object, by_module)] == [len(own) - 50] * 3
 
 
+def test_public_samples_of_another_source_are_scaled_by_training() -> None:
+    """With raw numbers, samples of the same distribution would be strange to every model."""
+    federation = toy(normalise="federated", public=other(source().x[:9]))
+    raw = source().x[federation.part("train").flat()]
+    wanted = (source().x[:9] - raw.mean(dim=0)) / raw.std(dim=0)
+    torch.testing.assert_close(federation.public.x, wanted)
+
+
 def test_public_labels_are_blanked_and_another_source_is_drawn_by_the_seed() -> None:
     public = toy(public="toy").public
     assert (len(public), bool(public.y.any())) == (102, False)
@@ -249,6 +257,7 @@ def test_clients_have_standard_training_features() -> None:
     assert abs(float(federation.public.x.mean())) < 0.3
 
 
+LOCAL = replace(source(), group_names={"client": WRITERS, "domain": ("local", *DOMAINS[1:])})
 ALPHA = {"partition": "dirichlet", "partition_options": {"alpha": 0.001, "min_size": 0}, "clients": 60}
 
 
@@ -261,6 +270,7 @@ ALPHA = {"partition": "dirichlet", "partition_options": {"alpha": 0.001, "min_si
         ({"heldout_clients": -1}, ConfigError, "heldout_clients = -1"),
         ({"heldout_clients": pd.Series(["Miller"])}, ConfigError, "^((?!Miller).)*$"),
         ({"heldout_domain": "photos"}, ConfigError, "Did you mean 'photo'"),
+        ({"source": LOCAL, "heldout_domain": "local"}, ConfigError, "data.heldout_domain: 'local' is also"),
         ({"source": None, "heldout_domain": "photo"}, DataError, "'digits'"),
         ({"public": other(torch.zeros(5, 3))}, DataError, r"\[3\].*\[2\]"),
         ({"public": other(torch.zeros(5, 2)), "public_samples": 6}, DataError, "5 samples.*=6"),
@@ -309,6 +319,7 @@ def test_corrupted_sets_are_of_the_test_images_of_training_clients(monkeypatch: 
     assert seeds == [3]
 
 
+@pytest.mark.slow
 def test_ten_thousand_clients_are_built_in_seconds() -> None:
     y = torch.randint(0, 10, (200_000,), generator=torch.Generator().manual_seed(0))
     started = time.process_time()

@@ -39,6 +39,8 @@ def test_what_cannot_be_corrupted_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     for x in (torch.zeros(3, 5), torch.full((3, 1, 8, 8), 2.0), torch.full((3, 1, 8, 8), 1.001)):
         with pytest.raises(DataError, match="corruptions need"):
             corrupted(Source("odd", x, torch.arange(3), "classification", 3))
+    with pytest.raises(DataError, match="test images"):
+        corrupted(pictures(), rows=ALL[:0])
     monkeypatch.setitem(sys.modules, "imagecorruptions", None)
     with pytest.raises(MissingExtraError, match="'corruptions'"):
         corrupted(pictures())

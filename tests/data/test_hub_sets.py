@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import sys
@@ -73,6 +74,7 @@ def tiny(name: str, part: str) -> Any:
     return datasets.Dataset.from_pandas(pd.DataFrame(windows, columns=["character_id", "x", "y"]))
 
 
+@functools.cache
 def contents(name: str) -> dict[str, bytes]:
     """The bytes of each file of a tiny copy, by its path in the repository."""
     files = {}
@@ -127,7 +129,7 @@ def at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
         ("mnist", (1, 28, 28), 10, 60, 20),
         ("fashion_mnist", (1, 28, 28), 10, 60, 20),
         ("cifar10", (3, 32, 32), 10, 60, 20),
-        ("cifar100", (3, 32, 32), 100, 300, 100),
+        pytest.param("cifar100", (3, 32, 32), 100, 300, 100, marks=pytest.mark.slow),
     ],
 )
 def test_images_in_parts(at_hand: Any, name: str, shape: Any, classes: int, train: int, test: int) -> None:
@@ -302,7 +304,14 @@ def test_the_page_has_an_example_of_each_set() -> None:
     assert sorted(example.id for example in examples()) == sorted(HUB_SETS)
 
 
-@pytest.mark.parametrize("words", [*examples()])
+QUICK = ("mnist", "ag_news")
+"""Examples of images and of texts that are run in the quick suite."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(*e.values, id=e.id, marks=[] if e.id in QUICK else pytest.mark.slow) for e in examples()],
+)
 def test_an_example_of_the_page_runs_on_a_copy(at_hand: Any, a_quick_estimate: None, words: Any) -> None:
     at_hand(words[2].removeprefix("data="))
     words = [word for word in words if not word.startswith("data.clients=")]

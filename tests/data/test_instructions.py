@@ -193,8 +193,9 @@ def test_a_long_response_takes_half_of_a_sample(tmp_path: Path) -> None:
         ("[1]", "line 2: .* list"),
         ({"instruction": "a"}, "line 2: 'output' .* missing"),
         ({"instruction": 3, "output": "a"}, "line 2: 'instruction' .* 3"),
+        ({"instruction": ["Miller"], "output": "a"}, "line 2: 'instruction' .* a list of 1 values"),
         ({"instruction": "Why?", "output": "so"}, "line 2: lists no options"),
-        (question(1, ("a", "b"), 0) | {"output": "c"}, "line 2: .*'c' .*: a, b"),
+        (question(1, ("a", "b"), 0) | {"output": "c"}, "line 2: the output is not one of its 2 options"),
         (question(1, ("a", "b"), 0, task="t"), "line 1: .*'category' nor 'task'"),
     ],
 )

@@ -74,6 +74,17 @@ def test_counts_and_sizes_are_those_of_the_training_parts() -> None:
     assert by_key(found)["total_variation"].value == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_client_that_is_left_out_changes_no_figure(task: Any) -> None:
+    y = torch.arange(60) % 3 if task == "classification" else torch.arange(60.0)[:, None] ** 2
+    source = made(task, y, [k % 4 for k in range(60)], 3 if task == "classification" else 1)
+    excluded, absent = (
+        overview(build(source=source, excluded_clients=["site 3"])),
+        overview(build(source=source, heldout_clients=["site 3"])),
+    )
+    assert excluded.figures == absent.figures
+
+
 def test_chance_is_what_samples_dealt_at_random_show() -> None:
     even, skewed = (variation(name="digits", partition=p, clients=10, samples=600) for p in ("iid", "shards"))
     assert even.value == pytest.approx(even.chance, rel=0.3)  # each part is cut class by class

@@ -31,6 +31,7 @@ FRAME = pd.DataFrame(
 ALL: dict[str, Any] = {"features": None, "client": "site", "exclude": ["part"]}
 """Roles in which every column has one."""
 NA = {"na_values": ["?"]}
+AGE = {"label": "age", "features": ["dose"], "na_values": 50}
 
 
 def blank(column: str) -> dict[str, list[Any]]:
@@ -54,6 +55,8 @@ def blank(column: str) -> dict[str, list[Any]]:
         *((blank(c), ALL, rf"'{c}' is empty .* 1 of 4 rows.* row 2") for c in ("site", "outcome", "dose")),
         *(({"outcome": ["u", b, "u", "u"]}, NA, "'outcome' .* row 1") for b in ("", "  ", None, "?")),
         ({"outcome": ["u", "?", "v", "u"]}, {**NA, "task": "binary"}, "'outcome' .* row 1"),
+        *(({}, {**AGE, "task": task}, "'age' is empty .* row 2") for task in ("regression", "counts")),
+        ({}, {"na_values": [True]}, "na_values"),
         ({"when": pd.Timestamp("2020-01-01")}, {"features": ["when"]}, "'when' is not a number"),
         ({"dose": [0, 0, 0, 1e300]}, {"features": ["dose"]}, "'dose' is infinite.*row 3"),
         ({"dose": np.arange(4) * 1j}, {"features": ["dose"]}, "column 'dose' holds complex numbers"),

@@ -13,6 +13,7 @@ import torch
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from methods.settings import in_turn
 from tailorfl.data.build import build
 from tailorfl.data.columns import word_of
 from tailorfl.data.constants import Constants, combine
@@ -62,12 +63,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "sites"
 
 
-@pytest.mark.parametrize("by", ["federated", "client"])
 @pytest.mark.parametrize(
-    ("task", "split"),
-    [("classification", {"test": 0.3}), ("regression", "perfed_ckt"), ("survival", {"test": 0.3})],
+    ("task", "by"),
+    in_turn(("federated",), ("client",), names=("classification", "regression", "survival")),
 )
-def test_a_client_with_its_file_alone_has_the_same_bits(folder: Path, by: str, task: str, split: Any) -> None:
+def test_a_client_with_its_file_alone_has_the_same_bits(folder: Path, by: str, task: str) -> None:
+    split: Any = "perfed_ckt" if task == "regression" else {"test": 0.3}
     options: dict[str, Any] = {"label": "outcome", "task": task, "indicator": True}
     if task != "classification":
         options |= {"label": ["event", "days"] if task == "survival" else "days"}
@@ -192,8 +193,9 @@ def test_a_word_is_the_same_however_it_is_written(values: tuple[Any, ...], word:
     assert {word_of(value) for value in values} == {word}
 
 
-def test_a_word_is_the_same_whatever_else_a_file_holds() -> None:
-    roles = made_roles("y", words=["ward"], na_values=["?", "-9"])
+@pytest.mark.parametrize("empty", [["?", "-9"], ["?", -9], [" ? ", "-9.0"], ("?", -9.0)])
+def test_a_word_is_the_same_whatever_else_a_file_holds(empty: Any) -> None:
+    roles = made_roles("y", words=["ward"], na_values=empty)
     a = pd.DataFrame({"ward": [1, 2, 2], "t": ["36.5", "?", "37"], "y": ["b", "a", "a"]})
     b = pd.DataFrame({"ward": [1.0, None, 10.0], "t": [-9, 38.0, 37.5], "y": ["c", "a", "a"]})
     constants = combine([summarise(one, roles, [0, 1, 2]) for one in (a, b)])

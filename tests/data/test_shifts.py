@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 
-import tailorfl
 from tailorfl.data.build import build
 from tailorfl.data.own import from_table, from_tensors
 from tailorfl.errors import ConfigError, DataError
@@ -56,12 +55,17 @@ def test_a_table_is_read_with_features_classes_and_constants_of_training(table: 
     np.testing.assert_allclose(found.x.numpy(), x, rtol=1e-4)
 
 
-def test_a_table_in_memory_and_a_source_serve_too(table: Path) -> None:
+@pytest.mark.parametrize("normalise", ["none", "client", "federated"])
+def test_a_table_in_memory_and_a_source_serve_too(table: Path, normalise: Any) -> None:
+    """A source is prepared by the constants of training, also as a public set."""
     frame = winter(table.parent)
     other = from_table(frame, label="outcome", features=["age", "dose"])  # its classes: ill, well
-    shifted = build(source=from_table(table, **OPTIONS), shifts={"winter": frame, "other": other}).shifted
+    shifts = {"winter": frame, "other": other}
+    federation = build(source=from_table(table, **OPTIONS), shifts=shifts, public=other, normalise=normalise)
+    shifted = federation.shifted
     assert torch.equal(shifted["winter"].y, shifted["other"].y)
     assert torch.equal(shifted["winter"].x, shifted["other"].x)
+    assert torch.equal(shifted["winter"].x, federation.public.x)
 
 
 def test_images_are_those_of_a_folder_with_the_channels_of_the_training_images(tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_other_tasks(task: Any, label: list[str]) -> None:
         ("winter", lambda frame: frame.assign(age="old"), "is not a number"),
         ("winter", lambda frame: from_tensors(torch.zeros(3, 2), [0.5] * 3, task="regression"), "regression"),
         ("winter", lambda frame: from_tensors(torch.zeros(3, 5), ["ill", "ill", "well"]), r"\[5\]"),
-        ("official", lambda frame: frame, "data.shifts: 'official'"),
+        *((name, lambda frame: frame, f"data.shifts: '{name}'") for name in ("official", "malicious")),
     ],
 )
 def test_mistakes_are_named(table: Path, name: str, shift: Callable[[pd.DataFrame], Any], words: str) -> None:
@@ -126,12 +130,3 @@ def test_mistakes_are_named(table: Path, name: str, shift: Callable[[pd.DataFram
         build(source=from_table(table, **OPTIONS), shifts={name: shift(winter(table.parent))})
     with pytest.raises(DataError, match=r"tailorfl.Source"):  # tensors say nothing of how a file is read
         build(source=from_tensors(torch.zeros(30, 2), torch.arange(30) % 3), clients=2, shifts={"a": "x.csv"})
-
-
-def test_every_model_is_tested_on_it_as_a_column_of_its_own(table: Path, tmp_path: Path) -> None:
-    winter(table.parent)
-    data: dict[str, Any] = {"name": "table", "path": str(table), "options": OPTIONS}
-    settings = {"model": "logistic", "methods": ["local", "fedavg"], "rounds": 1, "seeds": 1}
-    data["shifts"] = {"winter": str(table.parent / "winter.parquet")}
-    result = tailorfl.run(settings, data=data, out=tmp_path / "r")
-    assert result.table["deployed.winter"].notna().all()

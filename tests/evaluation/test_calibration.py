@@ -53,7 +53,7 @@ def by_hand(p: np.ndarray, y: np.ndarray) -> float:
     return total
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(3, 6), st.integers(1, 80), st.integers(0, 10_000))
 def test_several_classes_equal_scikit_learn_and_brute_force(classes: int, samples: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def test_several_classes_equal_scikit_learn_and_brute_force(classes: int, sample
         assert found["auc"] == pytest.approx(reference.roc_auc_score(y, p, multi_class="ovr"), abs=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 80), st.integers(0, 10_000))
 def test_binary_equals_scikit_learn_and_brute_force(samples: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from methods.settings import in_turn
 from methods.small import federation, model, simulation
 from tailorfl.data.federation import Federation
 from tailorfl.evaluation import judges
@@ -35,8 +36,9 @@ def assert_alike(found: list[Record], expected: list[Record]) -> None:
         assert rest[0] == pytest.approx(rest[1], rel=1e-4, abs=1e-5, nan_ok=True)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("method", ["ditto", "fedavg"])
+@pytest.mark.parametrize(
+    ("method", "engine"), in_turn(("vectorized",), ("sequential",), names=("ditto", "fedavg"))
+)
 def test_portions_of_any_size_give_the_same_records(
     method: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,12 @@ def test_a_target_that_no_share_reaches_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "first"), [(None, "balanced_accuracy"), ("auc", "auc"), ("accuracy", "accuracy")]
+    ("wanted", "first"),
+    [
+        (None, "balanced_accuracy"),
+        pytest.param("auc", "auc", marks=pytest.mark.slow),
+        ("accuracy", "accuracy"),
+    ],
 )
 def test_the_table_the_summary_and_the_choice_by_validation_go_by_it(
     wanted: str | None, first: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

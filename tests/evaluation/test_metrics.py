@@ -36,7 +36,7 @@ def logits_for(predicted: np.ndarray, classes: int, seed: int) -> np.ndarray:
     return logits
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(2, 12), st.integers(1, 60), st.integers(0, 10_000), st.integers(1, 12))
 def test_classification_equals_scikit_learn(classes: int, samples: int, seed: int, present: int) -> None:
     rng = np.random.default_rng(seed)
@@ -285,7 +285,7 @@ def samples(task: str, n: int, seed: int, decimals: int) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize("task", list(metrics.METRICS))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(
     sizes=st.lists(st.integers(0, 25), min_size=1, max_size=8),
     seed=st.integers(0, 10_000),
@@ -300,7 +300,7 @@ def test_together_is_one_by_one(task: str, sizes: list[int], seed: int, decimals
         np.testing.assert_array_equal([values[k] for values in together.values()], list(one.values()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=6), st.integers(0, 10_000), st.integers(0, 3))
 def test_areas_are_those_of_scikit_learn(sizes: list[int], seed: int, decimals: int) -> None:
     """With ties; a part without one of the classes has none."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from methods.settings import make
+from methods.settings import in_turn, make, one_of
 from methods.small import SIZES, assert_same, federation, model, personal, simulation
 from rounds.helpers import MODELS, two_architectures
 from tailorfl.core.method import methods
@@ -59,8 +59,9 @@ def scored(sim: Simulation, rows: np.ndarray, state: dict[str, Tensor]) -> tuple
     return float(accuracy), -float(F.cross_entropy(outputs.double(), source.y[index]))
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("name", ["ditto", "fedrep", "local"])
+@pytest.mark.parametrize(
+    ("name", "engine"), in_turn(("vectorized",), ("sequential",), names=("ditto", "fedrep", "local"))
+)
 def test_every_client_keeps_the_model_of_its_best_round(name: str, engine: str) -> None:
     sim = Simulation(make(name), data(), model("mlp"), RESTLESS, engine=make_engine(engine), fraction=0.6)
     selection = Selection(sim)
@@ -114,7 +115,9 @@ def test_participants_alone_are_shown_with_what_they_chose() -> None:
     assert later, "the test says nothing if all that took part chose the last round"
 
 
-@pytest.mark.parametrize("name", sorted(name for name, method in methods().items() if method.has_personal))
+@pytest.mark.parametrize(
+    "name", one_of(8, sorted(n for n, method in methods().items() if method.has_personal))
+)
 def test_what_any_method_deploys_is_chosen_stored_and_restored(name: str, tmp_path: Path) -> None:
     """Of models with running statistics; states on disk are read back into memory."""
     sim = simulation(name, "batch_norm", fraction=0.6)
@@ -199,7 +202,7 @@ def test_an_experiment_goes_on_with_what_was_chosen_wherever_states_lie(tmp_path
 
 
 def test_the_table_says_which_rounds_were_chosen(tmp_path: Path) -> None:
-    result = run_experiment(load(SETTINGS), tmp_path / "out")
+    result = run_experiment(load({**SETTINGS, "rounds": 3}), tmp_path / "out")
     listed = pd.read_csv(tmp_path / "out" / "ditto" / "seed-0" / "selection.csv")
     assert list(listed.columns) == ["client", "round", "val/accuracy", "val/loss"]
     assert result.table["selected_round"]["ditto"] == pytest.approx(listed["round"].mean())
@@ -207,7 +210,7 @@ def test_the_table_says_which_rounds_were_chosen(tmp_path: Path) -> None:
     head, _, *rows = (tmp_path / "out" / "comparison.md").read_text().splitlines()
     place = head.split("|").index(" round chosen by validation ")
     assert rows[1].split("|")[place].strip() == "–"
-    last = load({**SETTINGS, "eval": {**SETTINGS["eval"], "select": "last"}})
+    last = load({**SETTINGS, "rounds": 1, "eval": {**SETTINGS["eval"], "select": "last"}})
     assert "selected_round" not in run_experiment(last, tmp_path / "last").table.columns
 
 

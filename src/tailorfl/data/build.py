@@ -29,9 +29,9 @@ from tailorfl.data.dealing import (
     without_clients,
 )
 from tailorfl.data.federation import Federation, validate
-from tailorfl.data.preparation import plain, prepared
+from tailorfl.data.preparation import plain, prepared, prepared_alike
 from tailorfl.data.registry import data_sources, load_source
-from tailorfl.data.shifts import corrupted_sets, own_shifts
+from tailorfl.data.shifts import TAKEN, corrupted_sets, own_shifts
 from tailorfl.data.source import Source, subset
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.interface import check_kind
@@ -120,7 +120,11 @@ def build(
     shifted |= own_shifts(
         federation.source, shifts or {}, config.name if by_name else None, config.options, shifted
     )
-    shared = _public(federation.source, own_public, public, config.public_samples, seed)
+    shared: Source | None = None
+    if len(own_public):
+        shared = _public_from_rows(federation.source, own_public)
+    elif public is not None:
+        shared = public_set(public, config.public_samples, federation.source, seed)
     federation = replace(federation, public=shared, shifted=shifted)
     validate(federation, config.excluded_clients)
     return federation
@@ -201,6 +205,10 @@ def _shifted(
 ) -> dict[str, Source]:
     """Return the shifted sets; for a held-out domain its official test part, or all samples if it has none."""
     source = federation.source
+    if taken := set(domains).intersection(TAKEN):
+        raise ConfigError(
+            f"data.heldout_domain: '{min(taken)}' is also the name of a set of every evaluation; rename the domain"
+        )
     shifted = {
         domain: subset(source, to_be_tested(source, in_domain), f"{source.name} {domain}")
         for domain, in_domain in domains.items()
@@ -259,15 +267,6 @@ def _split(source: Source, rows: Ints, dealt: Dealt, rule: SplitRule, rng: Gener
     )
 
 
-def _public(
-    source: Source, rows: Ints, public: str | Source | None, samples: int | None, seed: int
-) -> Source | None:
-    """Return the public set: some rows of the clients' own source, or another source, if there is one."""
-    if len(rows):
-        return _public_from_rows(source, rows)
-    return None if public is None else public_set(public, samples, source, seed)
-
-
 def _public_from_rows(source: Source, rows: Ints) -> Source:
     """Return samples `rows` of a source as a public set, their labels blanked to 0 so that nothing can use them.
 
@@ -302,7 +301,8 @@ def _own_public_rows(source: Source, rows: Ints, samples: int | None, rng: Gener
 def public_set(public: str | Source, samples: int | None, source: Source, seed: int) -> Source:
     """Return the public set of a federation of `source`, taken from another source.
 
-    Images keep their own set's channel statistics, as in PerAda's released code.
+    Tables and numbers are prepared by the constants of the clients' training samples. Images keep their own set's
+    channel statistics, as in PerAda's released code.
 
     Args:
         public: a source or its name.
@@ -313,7 +313,7 @@ def public_set(public: str | Source, samples: int | None, source: Source, seed: 
     Raises:
         DataError: if shapes or tokenizers differ, or there are fewer samples than requested.
     """
-    pool = load_source(public) if isinstance(public, str) else public
+    pool = prepared_alike(source, load_source(public) if isinstance(public, str) else public)
     if pool.input_shape != source.input_shape:
         raise DataError(
             f"public source '{pool.name}' has samples of shape {list(pool.input_shape)}, but the clients "

@@ -294,9 +294,9 @@ def owned_table(
     return name, frame, owners
 
 
-def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str]) -> Tensor:
-    """Return columns as float32 `[rows, columns]`, every cell a finite number."""
-    numbers = [numbers_of(name, column, filled(name, frame, column)) for column in columns]
+def numeric(name: str, frame: pd.DataFrame, columns: Sequence[str], na_values: Sequence[str] = ()) -> Tensor:
+    """Return columns as float32 `[rows, columns]`, every cell a finite number and none of `na_values`."""
+    numbers = [numbers_of(name, column, filled(name, frame, column, na_values)) for column in columns]
     return torch.from_numpy(np.stack(numbers, axis=1).astype(np.float32))
 
 
@@ -316,7 +316,7 @@ def target_columns(
 ) -> tuple[Tensor, int, dict[str, Any]]:
     """Return (y, outputs, {"classes": names} for a task with classes) from the label columns."""
     if task not in ("classification", "binary"):
-        y = target_tensor(name, numeric(name, frame, labels), task)
+        y = target_tensor(name, numeric(name, frame, labels, na_values), task)
         return y, outputs_of(y, task), {}
     classes = class_names(name, frame, labels, na_values)
     column = frame[labels[0]]

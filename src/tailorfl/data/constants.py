@@ -159,7 +159,7 @@ class Constants(OrderedColumns):
         label, task = self.roles.label, self.roles.task
         need_columns(name, frame, list(label))
         if task not in CLASSES:
-            return target_tensor(name, numeric(name, frame, label), task)
+            return target_tensor(name, numeric(name, frame, label, self.roles.na_values), task)
         return class_numbers(name, frame, label[0], self.classes)
 
     def fitted_to(self, frame: pd.DataFrame, train_rows: Ints | Sequence[int]) -> Constants:

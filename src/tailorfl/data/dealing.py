@@ -129,7 +129,7 @@ def to_be_tested(source: Source, rows: Ints) -> Ints:
 
     A held-out client adapts on the training samples of the domain.
     """
-    official = rows[:0] if source.test is None else rows[source.test.numpy()[rows]]
+    official = rows[official_part(source)[rows]]
     return official if len(official) else rows
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ from tailorfl.data.registry import data_source
 from tailorfl.data.source import Source, labelled
 from tailorfl.data.storage import has_data_file, read_data_file
 from tailorfl.errors import ConfigError, DataError, check_known
+from tailorfl.hub import package_folder
 
 Bytes = NDArray[np.uint8]
 
@@ -164,9 +164,7 @@ def digits() -> Source:
         DataError: the installation of scikit-learn is incomplete.
     """
     # Read like sklearn.datasets.load_digits, whose import would take a second and 66 MB.
-    package = find_spec("sklearn")
-    package_folder = next(iter(package.submodule_search_locations or ()), "") if package is not None else ""
-    path = Path(package_folder) / "datasets" / "data" / "digits.csv.gz"
+    path = (package_folder("sklearn") or Path()) / "datasets" / "data" / "digits.csv.gz"
     try:
         table = np.loadtxt(path, delimiter=",", dtype=np.float32)
     except OSError as error:
@@ -227,10 +225,14 @@ def _first(source: Source, samples: int | None) -> Source:
 def _decode(jpeg: Bytes, offsets: NDArray[np.int64], count: int) -> Tensor:
     """Return the first `count` images of a run of JPEG files, uint8 `[count, 3, height, width]`."""
     blob = memoryview(jpeg.tobytes())
-    first = read_image(io.BytesIO(blob[offsets[0] : offsets[1]]), "RGB")
-    images = np.empty((count, *first.shape), dtype=np.uint8)
+
+    def picture(row: int) -> Bytes:
+        with Image.open(io.BytesIO(blob[offsets[row] : offsets[row + 1]])) as image:
+            return np.asarray(image.convert("RGB"), dtype=np.uint8)
+
+    images = np.empty((count, *picture(0).shape), dtype=np.uint8)
     for row in range(count):
-        images[row] = read_image(io.BytesIO(blob[offsets[row] : offsets[row + 1]]), "RGB")
+        images[row] = picture(row)
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
@@ -241,12 +243,6 @@ def _smaller(images: Tensor, factor: int) -> Tensor:
     count, channels, height, width = images.shape
     squares = images.reshape(count, channels, height // factor, factor, width // factor, factor)
     return squares.float().mean((3, 5)).round().to(torch.uint8)
-
-
-def read_image(file: Path | io.BytesIO, mode: str) -> Bytes:
-    """Return one image as uint8 `[height, width]` for mode "L" or `[height, width, 3]` for mode "RGB"."""
-    with Image.open(file) as image:
-        return np.asarray(image.convert(mode), dtype=np.uint8)
 
 
 @data_source("features of images that a frozen network has computed, in a .npz file (option path)")

@@ -21,6 +21,7 @@ from tailorfl.data.text import left_of, numbered, token_info
 from tailorfl.data.tokenizers import Tokenizer, load_tokenizer, room_for, shortened, single, stacked
 from tailorfl.errors import ConfigError, DataError, check_known, needs_extra
 from tailorfl.partition.rows import spread_indices
+from tailorfl.printable import shown
 
 OPTIONS = "OPTIONS:"
 SUFFIXES = (".jsonl", ".json")
@@ -247,7 +248,7 @@ def _not_listed(example: Example, options: Sequence[str]) -> str:
             f"{example.location}: lists no options; end the instruction with a line 'OPTIONS:' and a line '- ...' for "
             "each option, or use form=generation"
         )
-    return f"{example.location}: the output '{example.output.strip()}' is not one of its options: {', '.join(options)}"
+    return f"{example.location}: the output is not one of its {len(options)} options; write it as one of them"
 
 
 @dataclass(frozen=True)
@@ -350,7 +351,11 @@ def read_line(line: str, location: str, client: str, test: bool) -> Example:
 def _text(content: Mapping[str, Any], key: str, location: str) -> str:
     value = content.get(key)
     if not isinstance(value, str) or not value.strip():
-        have = f"is {value!r}" if key in content else f"is missing; it has {', '.join(content) or 'nothing'}"
+        have = (
+            f"is {shown(value)}"
+            if key in content
+            else f"is missing; it has {', '.join(content) or 'nothing'}"
+        )
         raise DataError(f"{location}: '{key}' should be a text, but {have}")
     return value
 

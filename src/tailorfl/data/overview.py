@@ -200,7 +200,7 @@ def _quantiles(federation: Federation, values: Floats) -> Floats:
 
 def _figures(federation: Federation, values: Floats | None) -> tuple[Figure, ...]:
     source = federation.source
-    rows = federation.part("train")[: federation.num_clients]
+    rows = federation.part("train").of_clients(np.array(federation.members))  # without excluded clients
     owner, flat, sizes = rows.owners(), rows.flat(), rows.sizes
     figures = [
         Figure("effective_clients", "effective number of clients by size", _effective(sizes[None])),

@@ -114,7 +114,7 @@ def from_table(
     words: str | Sequence[str] = (),
     impute: Literal["mean", "median"] = "mean",
     indicator: bool = False,
-    na_values: str | Sequence[str] = (),
+    na_values: str | float | Sequence[str | float] = (),
     min_count: int = 1,
     constants: str | Path | Constants | None = None,
     exclude: str | Sequence[str] = (),
@@ -246,6 +246,8 @@ def _plain(frames: Mapping[Any, Any]) -> dict[str, pd.DataFrame]:
             raise DataError(
                 f"data should have one DataFrame per client, but '{name}' is a {type(frame).__name__}"
             )
+        if str(name) in plain:
+            raise DataError(f"data has two frames for client '{name}'; give each client one name")
         plain[str(name)] = plain_frame(frame)
         if CLIENT in frame.columns:
             raise DataError(

@@ -20,7 +20,14 @@ from torch import Tensor
 from tailorfl.data.columns import class_names, kind_of, numbers_of, numeric, tidy, words_of
 from tailorfl.data.constants import Constants, combine, read_constants
 from tailorfl.data.federation import Federation
-from tailorfl.data.scaling import FITTED_TABLE, PRIVATE_SCALING, check_unshared, standardised
+from tailorfl.data.scaling import (
+    FITTED_TABLE,
+    PRIVATE_SCALING,
+    SCALING,
+    Scaling,
+    check_unshared,
+    standardised,
+)
 from tailorfl.data.source import Source, strata_of
 from tailorfl.data.summaries import CLASSES, Roles, Summary, summarise
 from tailorfl.errors import ConfigError, DataError
@@ -267,6 +274,27 @@ def by_training_rows(
         PRIVATE_SCALING: FITTED_TABLE,
     }
     return replace(prepared_source, info=info)
+
+
+def prepared_alike(source: Source, given: Source) -> Source:
+    """Return another data set with features prepared like those of `source`, by its constants for rows of no client.
+
+    Features that are prepared or scaled already stay as they are.
+
+    Raises:
+        DataError: a table lacks a column, or has cells that models of `source` cannot read.
+    """
+    table: RawTable | None = given.info.get(TABLE)
+    preparation: Preparation | None = source.info.get(PREPARATION)
+    if table is not None and preparation is not None:
+        info = {**_without_table(given), "features": preparation.everyone.names}
+        return replace(given, x=preparation.everyone.inputs(table.frame, given.name), info=info)
+    given = plain(given)
+    scaling: Scaling | None = source.info.get(SCALING)
+    is_alike = (given.x.shape[1:], given.x.dtype) == (source.x.shape[1:], torch.float32)
+    if scaling is None or SCALING in given.info or not is_alike:
+        return given
+    return replace(given, x=scaling.apply(given.x))
 
 
 def check_medians(roles: Roles, by: Normalisation) -> None:

@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tailorfl.data.columns import class_numbers, need_columns, numeric, target_columns, unknown_class
-from tailorfl.data.preparation import PREPARATION, Preparation
+from tailorfl.data.preparation import PREPARATION, Preparation, prepared_alike
 from tailorfl.data.registry import load_source
-from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source, check_finite, subset
 from tailorfl.data.table_files import READING, read_table
 from tailorfl.errors import ConfigError, DataError, MissingExtraError, check_known
@@ -68,6 +67,10 @@ def corrupted_sets(
     for kind in kinds:
         check_known("corruption", kind, KINDS)
     _check_images(source)
+    if not len(rows):
+        raise DataError(
+            "corruptions need test images, but no training client has test samples; see data.split"
+        )
     corrupt = _library()
     if len(rows) > config.samples:
         rng = np.random.default_rng(_entropy(seed, "rows"))
@@ -160,7 +163,7 @@ def _image_seed(seed: int, kind: str, severity: int, row: int) -> int:
     return int(np.random.SeedSequence(_entropy(seed, kind, severity, row)).generate_state(1)[0])
 
 
-TAKEN = ("val", "local", "participants", "global", "heldout", "official", "personal")
+TAKEN = ("val", "local", "participants", "global", "heldout", "malicious", "official", "personal")
 """Names of sets and models of an evaluation, which a shifted set cannot have."""
 NOT_OF_SHIFTS = ("path", "data_files", "client", "split")
 """Options of the training data that a separate test set does not have."""
@@ -204,6 +207,7 @@ def fitted(source: Source, shifted: Source, name: str) -> Source:
     """
     if shifted.task != source.task:
         raise DataError(f"its task is {shifted.task}, but the training data's is {source.task}")
+    shifted = prepared_alike(source, shifted)
     x = shifted.x
     if x.dim() == 4 and x.shape[1] == 1 and source.x.shape[1:2] == (3,):
         x = x.expand(-1, 3, -1, -1).contiguous()  # grey images among coloured ones, as in training
@@ -223,7 +227,7 @@ def fitted(source: Source, shifted: Source, name: str) -> Source:
     fitted_source = replace(
         source,
         name=f"{source.name} {name}",
-        x=_scaled(source, shifted, x),
+        x=x,
         y=y,
         test=None,
         groups={},
@@ -288,11 +292,3 @@ def _renumbered(source: Source, shifted: Source) -> Tensor:
         raise unknown_class(missing[0], ours)
     table = torch.tensor([ours.index(class_name) if class_name in ours else 0 for class_name in theirs])
     return table[shifted.y]
-
-
-def _scaled(source: Source, shifted: Source, x: Tensor) -> Tensor:
-    """Return features scaled like the training data, with the constants for rows of no client."""
-    scaling: Scaling | None = source.info.get(SCALING)
-    if scaling is None or shifted.info.get(SCALING) is not None or x.dtype != torch.float32:
-        return x
-    return scaling.apply(x)

@@ -7,9 +7,11 @@ used, and released when memory is short.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import math
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -116,7 +118,8 @@ def cached(
         return content
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
-    working = Path(tempfile.mkdtemp(prefix=f"{key}.{os.getpid()}.", suffix=_PART, dir=folder))
+    prefix = f"{key}.{platform.node()}.{os.getpid()}."
+    working = Path(tempfile.mkdtemp(prefix=prefix, suffix=_PART, dir=folder))
     try:
         make(working)
         shutil.rmtree(entry, ignore_errors=True)  # damaged
@@ -149,8 +152,8 @@ def is_known_finite(values: Tensor) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete incomplete data of processes that no longer run."""
-    for partial in folder.glob(f"*{_PART}"):
-        number = partial.name.removesuffix(_PART).split(".")[1]
+    """Delete incomplete data of processes of this machine that no longer run; several machines may share the folder."""
+    for partial in folder.glob(f"*.{glob.escape(platform.node())}.*.*{_PART}"):
+        number = partial.name.removesuffix(_PART).split(".")[-2]
         if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc").is_dir():
             shutil.rmtree(partial, ignore_errors=True)

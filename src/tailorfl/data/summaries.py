@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tailorfl.data.columns import (
     Kind,
@@ -33,6 +33,7 @@ from tailorfl.data.columns import (
     need_columns,
     numbers_of,
     tidy,
+    word_of,
     words_of,
 )
 from tailorfl.data.source import Task
@@ -89,6 +90,17 @@ class OrderedColumns(JsonRecord):
         return {**values, "order": tuple(order), "columns": {name: columns[name] for name in order}}
 
 
+def _as_words(values: Any) -> Any:
+    """Return words or numbers in the form of `word_of`, by which cells are compared; -9.0 is -9."""
+    many = [values] if isinstance(values, float) else listed(values)
+    if not isinstance(many, list | tuple):
+        return values
+    return [
+        word_of(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+        for value in many
+    ]
+
+
 class Roles(JsonRecord):
     """The meaning of a table's columns, the same for all clients of a federation.
 
@@ -100,7 +112,7 @@ class Roles(JsonRecord):
         words: features that are words although they look like numbers, such as codes.
         impute: the fill of missing numbers: the mean of training rows, or (for each client separately) the median.
         indicator: whether each feature with missing cells gets a column that marks them.
-        na_values: words that mean that a cell is empty, such as "?".
+        na_values: words or numbers that mean that a cell is empty, such as "?" and -9.
         min_count: values in fewer training rows of a client are not sent: rare words become the level "(other)", and a
             column with fewer filled cells counts as empty there.
     """
@@ -112,7 +124,7 @@ class Roles(JsonRecord):
     words: Names = ()
     impute: Literal["mean", "median"] = "mean"
     indicator: bool = False
-    na_values: Names = ()
+    na_values: Annotated[Names, BeforeValidator(_as_words)] = ()
     min_count: Annotated[int, Field(ge=1)] = 1
 
     def inputs(self, frame: pd.DataFrame) -> list[str]:

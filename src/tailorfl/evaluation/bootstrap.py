@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tailorfl.evaluation.calibration import FURTHER, further_parts, probabilities
+from tailorfl.evaluation.calibration import FURTHER, further_parts, logits_of, probabilities
 from tailorfl.evaluation.metrics import ClassCounts, Floats, compute_parts, means_where
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.partition.rows import Ints
@@ -92,10 +90,9 @@ def _times(drawn: Ints) -> Floats:
 def _counted(metric: str, predictions: Predictions, times: Floats) -> Floats:
     """Return the metric of resamples from class counts, which are sums over samples."""
     y = predictions.y.ravel().astype(np.int64)
-    logits: NDArray[Any] = predictions.outputs
-    if predictions.task == "binary":
-        logits = np.concatenate([np.zeros_like(logits), logits], axis=1)
-    counts = ClassCounts.of(logits, y, np.ones(len(y), dtype=np.int64))  # every sample is a part
+    counts = ClassCounts.of(
+        logits_of(predictions), y, np.ones(len(y), dtype=np.int64)
+    )  # every sample is a part
     sums = (np.rint(times @ part).astype(np.int64) for part in vars(counts).values())
     return ClassCounts(*sums).metrics()[metric]
 
@@ -107,12 +104,18 @@ def _areas(predictions: Predictions, times: Floats) -> Floats:
         return np.full(len(times), np.nan)
     areas = []
     for k in [1] if predictions.task == "binary" else range(p.shape[1]):
-        positive = y == k
-        above = p[positive, k][:, None] - p[~positive, k][None]
-        ordered = (above > 0) + 0.5 * (above == 0)
-        positives, negatives = times[:, positive], times[:, ~positive]
+        _, tie = np.unique(p[:, k], return_inverse=True)
+        order = np.argsort(tie)
+        first = np.flatnonzero(
+            np.diff(tie[order], prepend=-1)
+        )  # the first sample of each score, in rising order
+        positives, negatives = (
+            np.add.reduceat(np.where(chosen, times, 0.0)[:, order], first, axis=1)
+            for chosen in (y == k, y != k)
+        )
+        below = np.cumsum(negatives, axis=1) - negatives / 2  # an equal score is half below
         with np.errstate(invalid="ignore"):  # without positives or negatives it is undefined
-            areas.append(((positives @ ordered) * negatives).sum(1) / (positives.sum(1) * negatives.sum(1)))
+            areas.append((positives * below).sum(1) / (positives.sum(1) * negatives.sum(1)))
     by_class = np.ascontiguousarray(np.stack(areas, axis=1))
     return means_where(by_class, ~np.isnan(by_class))
 

@@ -189,7 +189,7 @@ def fitted(predictions: Predictions) -> float | None:
 
     if len(predictions.y) < FEWEST or not np.isfinite(predictions.outputs).all():
         return None
-    logits, y = _logits(predictions), predictions.y.ravel().astype(np.int64)
+    logits, y = logits_of(predictions), predictions.y.ravel().astype(np.int64)
 
     def slope(log_beta: float) -> float:
         beta = float(np.exp(log_beta))
@@ -214,12 +214,12 @@ def measures(predictions: Predictions, temperature: float = 1.0) -> dict[str, fl
 
     y = predictions.y.ravel().astype(np.int64)
     p = probabilities(predictions.task, predictions.outputs, temperature)
-    logits = _logits(predictions) / temperature
+    logits = logits_of(predictions) / temperature
     nll = logsumexp(logits, axis=1) - logits[np.arange(len(y)), y] if len(y) else np.array([np.nan])
     return {"ece": Reliability.of(p, y).error, "brier": brier(p, y), "nll": float(nll.mean())}
 
 
-def _logits(predictions: Predictions) -> Floats:
+def logits_of(predictions: Predictions) -> Floats:
     """Return the logits of every class, float64 [samples, classes]."""
     logits = predictions.outputs.astype(np.float64)
     return np.concatenate([np.zeros_like(logits), logits], axis=1) if predictions.task == "binary" else logits

@@ -6,14 +6,13 @@ balanced accuracy, the mean recall of the classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailorfl.data.remote_federation import REMOTE
 from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError, unknown
+from tailorfl.errors import ConfigError, check_known
 from tailorfl.evaluation.calibration import FURTHER, all_metrics
 from tailorfl.evaluation.metrics import UNIT_METRICS, primary
 from tailorfl.settings.experiment import ExperimentConfig
@@ -33,8 +32,7 @@ def leading(source: Source, metric: str | None = None) -> str:
         ConfigError: the task has no such metric; names those that it has.
     """
     if metric is not None:
-        if metric not in all_metrics(source.task):
-            raise unknown(f"metric (eval.metric) of a {source.task} task", metric, all_metrics(source.task))
+        check_known(f"metric (eval.metric) of a {source.task} task", metric, all_metrics(source.task))
         return metric
     return "balanced_accuracy" if dominated(source) else primary(source.task)[0]
 
@@ -69,8 +67,7 @@ def further(source: Source, names: Sequence[str]) -> tuple[str, ...]:
         ConfigError: the task has no such metric; names those that it has.
     """
     for name in names:
-        if name not in all_metrics(source.task):
-            raise unknown(f"metric (eval.metrics) of a {source.task} task", name, all_metrics(source.task))
+        check_known(f"metric (eval.metrics) of a {source.task} task", name, all_metrics(source.task))
     return tuple(name for name in FURTHER.get(source.task, ()) if name in names)
 
 
@@ -82,25 +79,20 @@ def dominated(source: Source) -> str:
     """
     if source.task not in ("classification", "binary") or source.info.get(REMOTE):
         return ""
-    classes = source.strata.numpy()
     several = 2 if source.task == "binary" else source.outputs
-    limit = DOMINANT if several <= 2 else max(0.5, MULTIPLE / several)
-    for name, labels in _groups(source, classes, several):
-        share = float(np.bincount(labels).max() / len(labels)) if len(labels) else 0.0
-        if several > 1 and share >= limit:
-            return f"{share:.0%} of the samples of {name} have the same class"
-    return ""
-
-
-def _groups(
-    source: Source, classes: NDArray[np.int64], several: int
-) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    yield f"'{source.name}'", classes
-    owners = source.groups.get("client")
-    if several != 2 or owners is None:
-        return
-    ids = owners.numpy()
-    for number, name in enumerate(source.group_names["client"]):
-        labels = classes[ids == number]
-        if len(labels) >= FEWEST:
-            yield f"client '{name}'", labels
+    if several < 2:
+        return ""
+    y, owners = source.y.numpy(), source.groups.get("client")
+    names, counts = [f"'{source.name}'"], np.bincount(y, minlength=several)[None]
+    if several == 2 and owners is not None:
+        clients = source.group_names["client"]
+        of_clients = np.bincount(2 * owners.numpy() + y, minlength=2 * len(clients)).reshape(-1, 2)
+        large = np.flatnonzero(of_clients.sum(axis=1) >= FEWEST)
+        names += [f"client '{clients[i]}'" for i in large]
+        counts = np.concatenate([counts, of_clients[large]])
+    shares = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    limit = DOMINANT if several == 2 else max(0.5, MULTIPLE / several)
+    over = np.flatnonzero(shares >= limit)
+    return (
+        f"{shares[over[0]]:.0%} of the samples of {names[over[0]]} have the same class" if len(over) else ""
+    )

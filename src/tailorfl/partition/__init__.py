@@ -23,7 +23,7 @@ from tailorfl.partition.published import flwr, niid_bench, sorted_shards
 from tailorfl.partition.rows import Ints
 from tailorfl.partition.skew import dirichlet, dirichlet_perada, iid, quantity
 
-__all__ = ["RECIPES", "Deal", "Recipe", "available", "partition", "recipe_named"]
+__all__ = ["RECIPES", "Deal", "Recipe", "partition", "recipe_named"]
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,6 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-def available() -> list[str]:
-    """Return the names of all partitions."""
-    return sorted(RECIPES)
-
-
 def recipe_named(name: str) -> Recipe:
     """Return the recipe `name`.
 
@@ -92,7 +87,7 @@ def partition(
     """Deal samples to clients by recipe `name`.
 
     Args:
-        name: one of `available()`.
+        name: one of `RECIPES`.
         strata: `[samples]` int64 label, or group id for recipes along groups.
         clients: number of clients; None only for recipes along groups, where it means all groups.
         rng: source of randomness; equal generators give equal deals.

@@ -7,7 +7,16 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tailorfl.errors import DataError, check_known
-from tailorfl.partition.deal import NOBODY, Deal, Floats, assign, compress, require_whole, share_out
+from tailorfl.partition.deal import (
+    NOBODY,
+    Deal,
+    Floats,
+    assign,
+    compress,
+    require_number,
+    require_whole,
+    share_out,
+)
 from tailorfl.partition.rows import Ints
 
 CUTS = ("none", "drawn", "sorted")
@@ -152,10 +161,11 @@ def fedclup_classes(
 
     Raises:
         DataError: if there are too few samples for the layout, or fewer clients than requested survive it.
-        ConfigError: for an unknown cut.
+        ConfigError: for an unknown cut, or a cut_share that is no share.
     """
     require_whole("virtual", virtual, 1)
     check_known("cut of partition 'fedclup_classes'", cut, CUTS)
+    require_number("cut_share", cut_share, 0.0, 1.0)
     pool = _Pool("fedclup_classes", strata, test, classes)
     per_virtual = len(strata) // (virtual * classes)
     if per_virtual == 0:

@@ -51,23 +51,6 @@ def positions_of(owner: Ints, clients: int) -> Rows:
     return Rows(order, np.append(len(owner) - len(owned), stops[:-1]), stops)
 
 
-def present(ids: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct `ids`, ascending, and the count of each.
-
-    Equals `np.unique`, without sorting small numbers.
-    """
-    if not are_small(ids):
-        return np.unique(ids, return_counts=True)
-    counts = np.bincount(ids)
-    values = np.flatnonzero(counts)
-    return values, counts[values]
-
-
-def are_small(ids: Ints) -> bool:
-    """Return whether a table of all numbers up to the largest of `ids` is at most a few times as long as `ids`."""
-    return len(ids) > 0 and int(ids.min()) >= 0 and int(ids.max()) <= 2 * len(ids)
-
-
 def compress(strata: Ints, test: Ints | None) -> tuple[Ints, Ints | None, int]:
     """Renumber strata as 0..count-1 over both parts together; returns (strata, test strata, count)."""
     both = strata if test is None else np.concatenate([strata, test])
@@ -199,12 +182,12 @@ def _levelled(sizes: Ints, needed: int, min_size: int, rng: Generator) -> Ints:
     return give
 
 
-def require_enough(samples: int, clients: int, min_size: int) -> None:
-    """Raise DataError if `samples` cannot give every client `min_size`."""
-    if samples < clients * min_size:
+def require_enough(samples: int, clients: int, least: int, option: str = "min_size") -> None:
+    """Raise DataError if `samples` cannot give every client `least`, the value of `option`."""
+    if samples < clients * least:
         raise DataError(
-            f"{samples} samples cannot give each of {clients} clients min_size={min_size} "
-            f"({clients * min_size} needed); use fewer clients, a smaller min_size or more samples"
+            f"{samples} samples cannot give each of {clients} clients {option}={least} "
+            f"({clients * least} needed); use fewer clients, a smaller {option} or more samples"
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from tailorfl.errors import DataError
-from tailorfl.partition.deal import NOBODY, Deal, are_small, assign, present, require_whole, share_out
+from tailorfl.partition.deal import NOBODY, Deal, assign, require_whole, share_out
 from tailorfl.partition.rows import Ints
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ def natural(
         DataError: if fewer than `clients` groups are large enough.
     """
     require_whole("min_size", min_size, 1)
-    groups, sizes = present(strata)
-    everyone = len(groups) if test is None else len(present(np.concatenate([strata, test]))[0])
+    groups, sizes = np.unique(strata, return_counts=True)
+    everyone = len(groups) if test is None else len(np.union1d(strata, test))
     groups = groups[sizes >= min_size]
     if 0 < len(groups) < everyone:
         log.warning(
@@ -67,7 +67,7 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
         DataError: if `clients` is not a multiple of the number of domains, or a domain has fewer samples than
             clients.
     """
-    domains, sizes = present(strata)
+    domains, sizes = np.unique(strata, return_counts=True)
     total = len(domains) if clients is None else clients
     per_domain = total // len(domains)
     if per_domain == 0 or total % len(domains):
@@ -87,10 +87,6 @@ def domain(strata: Ints, clients: int | None, rng: Generator, *, test: Ints | No
 
 def _place_in(groups: Ints, ids: Ints) -> Ints:
     """Return the index of every id in the sorted `groups`, NOBODY for ids that are not in it."""
-    if are_small(ids):
-        table = np.full(1 + max(int(ids.max()), int(groups[-1])), NOBODY, dtype=np.int64)
-        table[groups] = np.arange(len(groups))
-        return table[ids]
     position = np.minimum(np.searchsorted(groups, ids), len(groups) - 1)
     return np.where(groups[position] == ids, position, NOBODY).astype(np.int64)
 

@@ -46,7 +46,7 @@ def sorted_shards(
         DataError: if there are fewer samples than shards.
     """
     require_whole("shards", shards, 1)
-    require_enough(len(strata), clients, shards)
+    require_enough(len(strata), clients, shards, "shards")
     client_of_shard = np.empty(clients * shards, dtype=np.int64)
     client_of_shard[rng.permutation(clients * shards)] = np.repeat(np.arange(clients), shards)
     test_owner = None if test is None else _by_shard(test, client_of_shard)
