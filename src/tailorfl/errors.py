@@ -123,15 +123,14 @@ def unknown(kind: str, name: str, options: Iterable[str], command: str | None = 
         command: a command of tailorfl that lists the valid names, if they are too many for a message.
     """
     valid = sorted(options)
+    listed = f"Valid: {', '.join(valid) or 'none'}."
     if command is not None:
         return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, valid)} See them all: {command}")
     if not isinstance(name, str):
-        return ConfigError(
-            f"{kind} should be a text, but is a {type(name).__name__}. Valid: {', '.join(valid)}."
-        )
+        return ConfigError(f"{kind} should be a text, but is a {type(name).__name__}. {listed}")
     if "\n" in name:  # perhaps rows of a table, which must not appear in a message
-        return ConfigError(f"{kind} is a text of {len(name):,} characters. Valid: {', '.join(valid)}.")
-    return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, valid)} Valid: {', '.join(valid)}.")
+        return ConfigError(f"{kind} is a text of {len(name):,} characters. {listed}")
+    return ConfigError(f"unknown {kind} '{name}'.{did_you_mean(name, valid)} {listed}")
 
 
 def check_known(kind: str, name: str, options: Collection[str]) -> None:

@@ -12,7 +12,6 @@ from click.testing import Result
 
 from cli.commands import invoke
 from tailorfl.cli.advice import pilot
-from tailorfl.core.method import methods
 from tailorfl.runs.build import check
 from tailorfl.settings.loading import load
 from tailorfl.theory import advisor
@@ -46,7 +45,8 @@ def test_a_convex_problem_is_known_well_and_gets_settings_that_exist() -> None:
 
 def test_a_network_is_told_what_is_not_meaningful() -> None:
     result = done(*DIGITS)
-    assert "not meaningful" in result.stdout
+    for text in ("not meaningful", "local training of halves, 4 of 4 clients", "perfed_ckt"):
+        assert text in result.stdout
     assert "note: the model or the data have no reachable optimum" in result.stdout
     assert "round 1 of 1 to a common reference, 4 clients" in result.stderr
     found = pasted(result.stdout)
@@ -54,20 +54,20 @@ def test_a_network_is_told_what_is_not_meaningful() -> None:
     check(load(found))
 
 
-def test_methods_that_need_a_public_set_are_pasted_only_where_there_is_one() -> None:
-    there = {"perada", "perfed_ckt"} & set(methods())
-    for more, expected in ([], set()), (["data.public=digits", "data.public_samples=30"], there):
-        output = done(*DIGITS, *more, "--quiet").stdout
-        assert "perfed_ckt" in output
-        names = {row["name"] for row in pasted(output)["methods"]}
-        assert names == {"fedclup", "ditto", "pfedme"} | expected
+def test_methods_that_need_a_public_set_are_pasted_where_there_is_one() -> None:
+    output = done(*DIGITS, "data.public=digits", "data.public_samples=30", "--quiet").stdout
+    names = {row["name"] for row in pasted(output)["methods"]}
+    assert names == {"fedclup", "ditto", "pfedme", "perada", "perfed_ckt"}
 
 
 def test_advice_on_a_recipe_runs() -> None:
-    said = done("demo", "data.samples=300", "data.clients=4", "--rounds", "0", "--quiet").stdout
-    assert "local training of halves, 4 of 4 clients" in said
-    config = json.loads(done(*DIGITS, "--json", "--quiet").stdout)["config"]
-    settings = {"data": {"clients": 4, "samples": 240}, "rounds": 1, "seeds": 1, **config}
+    found = done("demo", "data.samples=240", "data.clients=4", "--rounds", "0", "--json", "--quiet").stdout
+    settings = {
+        "data": {"clients": 4, "samples": 240},
+        "rounds": 1,
+        "seeds": 1,
+        **json.loads(found)["config"],
+    }
     Path("advised.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     invoke("run", "advised.yaml", "--quiet", "--out", "out")
 

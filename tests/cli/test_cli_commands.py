@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import click
@@ -78,6 +80,19 @@ def test_run_prints_the_table_and_leaves_a_result_that_reports_and_resumes() -> 
     page = Path("runs/digits/report.html").read_text()
     assert "<table>" in page
     assert "src=" not in page.partition("<script>")[0]
+
+
+def test_a_report_of_variants_leaves_out_those_without_a_finished_job() -> None:
+    invoke("run", "method=local", "--quiet", "--out", "two/a", *SMALL)
+    Path("two/b").mkdir()
+    shutil.copy("two/a/config.yaml", "two/b")
+    Path("two/config.yaml").write_text("name: two\nvariants: {a: {}, b: {}, c: {}}\n")
+    result = invoke("report", "two", "--json")
+    assert [row["variant"] for row in json.loads(result.stdout)] == ["a"]
+    for missing in ("variant b is left out: 'two/b' has no finished job", "variant c is left out"):
+        assert f"warning: {missing}" in result.stderr
+    Path("two/a/config.yaml").unlink()
+    assert "'two' has no finished job" in invoke("report", "two", code=1).stderr
 
 
 def test_second_run_takes_the_next_folder_and_overwrite_the_same() -> None:

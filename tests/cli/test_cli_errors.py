@@ -48,6 +48,7 @@ LIGHT = {
     "list metods": "'methods'",
     "theory moreu": "'moreau'",
     "theory moreau --lam 0": "lam must be a positive number",
+    "theory fedclup-steps --lam 1,0": "lam must be a positive number",
     "theory perfed-ckt --v2 1,x": "'1,x'",
     "theory dp --sampling poison": "'poisson'",
     "bench method=fedavgg": "'fedavg'",
@@ -67,6 +68,7 @@ OTHERS = {
     "show digts": "'digits'",
     "show cnn": "'cnn",
     "bench --seconds 0": "must be positive",
+    "deploy leave nowhere north": "Valid: none.",
     "bench variants={a: {rounds: 1}}": "(a)",
     "data show variants={a: {rounds: 1}}": "(a)",
     "advise variants={a: {rounds: 1}}": "(a)",
@@ -167,6 +169,30 @@ def test_existing_result_folder_is_kept() -> None:
     Path("mine/config.yaml").write_text("rounds: 3\n")
     assert "--overwrite" in invoke("run", "--out", "mine", "--quiet", code=1).output
     assert Path("mine/config.yaml").read_text() == "rounds: 3\n"
+
+
+def test_a_comparison_is_not_tuned_for_a_folder_that_is_taken() -> None:
+    Path("mine").mkdir()
+    Path("mine/config.yaml").write_text("rounds: 3\n")
+    assert "--overwrite" in invoke("compare", *SMALL, "--tune", "1x1", "--out", "mine", code=1).output
+    assert not Path("mine-tuning").exists()
+
+
+def test_a_server_that_is_stopped_says_how_to_start_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(config: Any, folder: Path, *rest: Any, **options: Any) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tailorfl.deploy.running.run_server", stopped)
+    Path("mine.py").touch()
+    words = ("name=two words", "--import", "mine.py", "--insecure", "--anywhere", "--health", 8080)
+    output = invoke("server", *words, code=130).output
+    again = (
+        "tailorfl server --import mine.py 'name=two words' --listen 127.0.0.1:8000 --out runs/two-words --insecure "
+        "--anywhere --health 8080"
+    )
+    assert f"continue with: {again}" in output
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -17,7 +17,7 @@ from cli.commands import invoke
 from runs.killing import ended, forked, started
 from tailorfl.cli import watching
 
-SETTINGS = ("seeds=2", "data.samples=300", "data.clients=4", "methods=[fedavg,local]", "eval.every=2")
+SETTINGS = ("seeds=1", "data.samples=300", "data.clients=4", "methods=[fedavg,local]", "eval.every=2")
 
 
 def watch(*arguments: object, code: int = 0) -> Result:
@@ -42,8 +42,8 @@ def test_it_follows_a_run_and_ends_with_it(tmp_path: Path) -> None:
     assert ended(*process)[0] == 0
     lines = followed.stderr.splitlines()
     assert any(re.match(r"FedAvg, seed 0: running, round \d+/40", line) for line in lines), lines
-    assert re.match(r"LocalTrain, seed 1: finished, round 40/40, accuracy 0\.\d{4}$", lines[-1])
-    assert followed.stdout.startswith("digits: 4 of 4 jobs (finished)")
+    assert re.match(r"LocalTrain, seed 0: finished, round 40/40, accuracy 0\.\d{4}$", lines[-1])
+    assert followed.stdout.startswith("digits: 2 of 2 jobs (finished)")
 
 
 def test_a_run_that_is_killed_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_ends_it_too(tmp_path: Path, monkeypatch: pytest.Mo
     os.kill(process, signal.SIGKILL)
     assert ended(process, words)[0] == -signal.SIGKILL
     followed = watch(out, "--every", "0.1", code=1)
-    assert followed.stdout.startswith("digits: 0 of 4 jobs (interrupted: the process was killed)")
+    assert followed.stdout.startswith("digits: 0 of 2 jobs (interrupted: the process was killed)")
     assert "stopped, " in followed.stdout
 
 

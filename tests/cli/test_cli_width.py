@@ -19,7 +19,7 @@ import tailorfl
 from tailorfl.benchmark import measure
 from tailorfl.cli.main import app
 from tailorfl.cli.screen import NARROWEST, PROSE, say, show_table
-from tailorfl.report.document import write_report
+from tailorfl.report import document
 from tailorfl.report.progress import Live, bars
 from tailorfl.runs.job import Job
 from tailorfl.settings.loading import load
@@ -98,7 +98,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str], int | None, bool], str]:
-    """`printed(arguments, columns, terminal)` is what a command writes on standard output, colours apart."""
+    """`printed(arguments, columns, terminal)` is what a command writes on standard output, colours apart.
+
+    `report` prints and writes no files.
+    """
 
     def run(arguments: list[str], columns: int | None, terminal: bool) -> str:
         monkeypatch.setattr("os.get_terminal_size", no_terminal)
@@ -115,7 +118,7 @@ def printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(measure, "MOST", 1)
-    monkeypatch.setattr(tailorfl.ExperimentResult, "plot", lambda result: [])
+    monkeypatch.setattr(document, "write_report", lambda result, target: [result.path / "report.html"])
     return run
 
 
@@ -258,10 +261,9 @@ def test_bars_drop_the_speed_before_anything_is_cut(width: int) -> None:
     assert width < 80 or "accuracy 0.812" in text
 
 
-def test_numbers_of_the_page_are_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_the_page_are_whole(folder: Path) -> None:
     """Numbers wrap nowhere but before ±, on a phone; tables scroll in their own frames, running text is folded."""
-    monkeypatch.setattr(tailorfl.ExperimentResult, "plot", lambda result: [])
-    write_report(tailorfl.ExperimentResult.load(folder / "done"))
+    document.write_report(tailorfl.ExperimentResult.load(folder / "done"))
     page = (folder / "done" / "report.html").read_text().partition("<script")[0]
     style = page.partition("<style>")[2].partition("</style>")[0]
     rules = {name.strip(): rule for name, rule in re.findall(r"([^{}]+)\{([^}]*)\}", style)}

@@ -26,8 +26,8 @@ ELSEWHERE = ("pip", "git", "cd", "export", "source")
 """Commands of documents that are not ours to try."""
 FILES_OF_HOSPITALS = "studies/heart_files.py"
 SMALL = ("rounds=1", "seeds=1", "eval.every=0")
-FEWER = ("data.samples=6000",)
-"""Of 60,000 images that are decoded one by one."""
+FEWER = {"data.name=cifar10": ("data.samples=6000",), "all_methods": ("data.samples=400", "data.clients=5")}
+"""Word of an experiment -> settings for its dry run: images are decoded one by one, and methods are many."""
 FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml|toml))\n")
 """First line of a block that shows a file; such a block is written to that file, not run."""
 
@@ -82,7 +82,7 @@ def try_command(words: list[str]) -> None:
     program, arguments = words[0], words[1:]
     if program == "tailorfl":
         if arguments[0] in EXPERIMENTS and (arguments[1] != "--resume" or len(arguments) > 3):
-            invoke([*arguments, *(FEWER if "data.name=cifar10" in arguments else ()), "--dry-run"])
+            invoke([*arguments, *(f for word in arguments for f in FEWER.get(word, ())), "--dry-run"])
             if "--out" in arguments:
                 invoke([*arguments, *SMALL, "--quiet"])
         elif arguments[0] == "pretrain" and "--resume" not in arguments:

@@ -34,7 +34,7 @@ def test_the_example_prints_what_the_page_shows() -> None:
     assert last == printed[-len(last) :]
 
 
-@pytest.mark.parametrize("position", [1, 2])
+@pytest.mark.parametrize("position", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_table_is_the_scripts(script: Callable[[str], ModuleType], position: int) -> None:
     made = script("advisor_accuracy")
     table = PAGE.read_text(encoding="utf-8").split(made.BEGIN)[1].split(made.END)[0].splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -26,18 +25,14 @@ UNDECLARED = {"pydantic_core", "fastapi", "httpx", "starlette", "uvicorn"}
 """A half of pydantic, and what flwr serves and calls with: each pins the versions that fit to it."""
 OTHER_NAMES = {"imagecorruptions": "imagecorruptions-imaug"}
 """Modules that are not called like what is installed, where it is not."""
+IMPORTED = re.compile(r"^ *(?:import (?=[\w. ]+(?:  #.*)?$)|from (?=[\w.]+ import ))(\w+)", re.MULTILINE)
 TEXTS = (".md", ".toml", ".cff", ".yml", ".yaml", ".ipynb", ".py", "Dockerfile")
 
 
 def third_party() -> set[str]:
     """The top-level names that the package imports anywhere and that are neither its own nor Python's."""
-    found = set()
-    for file in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {name.name.partition(".")[0] for name in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                found.add((node.module or "").partition(".")[0])
+    texts = (file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
+    found = {name for text in texts for name in IMPORTED.findall(text)}
     return found - set(sys.stdlib_module_names) - {"tailorfl"}
 
 

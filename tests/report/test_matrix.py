@@ -47,6 +47,13 @@ def test_folders_of_the_same_data_are_one_federation(folder: Path) -> None:
     assert more != "–"
 
 
+def test_federations_of_one_folder_name_are_all_there(folder: Path) -> None:
+    few, linear = (ExperimentResult.load(folder / name) for name in ("few", "linear"))
+    for paths in (["a/run", "run"], ["run", "a/run"], ["a/run", "b/run"]):
+        groups = by_federation(dict(zip(map(Path, paths), (few, linear), strict=True)))
+        assert groups == {path: [Path(path)] for path in paths}
+
+
 def test_every_federation_is_ranked_by_its_own_metric(folder: Path) -> None:
     """The third is a regression, where the smallest error is the best."""
     found = loaded(folder, "few", "more", "linear")
@@ -60,7 +67,7 @@ def test_every_federation_is_ranked_by_its_own_metric(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    shown = invoke("report", "few", "more", "linear", "-o", "all", env={"COLUMNS": "120"})
+    shown = invoke("report", "few", "more", "linear", "-o", "all", columns=120)
     assert "methods by federations" in shown
     names = sorted(p.name for p in Path("all").iterdir())
     assert names == ["matrix.csv", "matrix.tex", "ranks.png", "report.html"]
@@ -83,7 +90,8 @@ def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: 
     invoke("report", "few", "more", "-o", "m.html", "--latex", "m.tex", "--csv", "m.csv", "--pdf", "pictures")
     assert all(Path(f"m.{suffix}").is_file() for suffix in ("html", "tex", "csv"))
     assert [file.name for file in Path("pictures").iterdir()] == ["ranks.pdf"]
-    invoke("report", "few", "more", "-o", "n.html", "--latex", "n.tex", "--columns", "mean", code=2)
+    for of_one in (("--columns", "mean"), ("--target", 0)):
+        invoke("report", "few", "more", "-o", "n.html", "--latex", "n.tex", *of_one, code=2)
     assert not Path("n.tex").exists()
 
 

@@ -13,6 +13,7 @@ import tailorfl
 from report.tiny import TINY, invoke
 from runs.killing import assert_identical
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.report.clients import clients_of
 from tailorfl.report.result import ExperimentResult
 
 SETTINGS = {**TINY, "methods": ["local", "ditto"], "rounds": 2}
@@ -119,8 +120,9 @@ def test_local_with_the_same_samples_dealt_otherwise_is_no_measure() -> None:
     for place, method, alpha in (("a", "local", 0.1), ("b", "ditto", 5.0)):
         data = {**SETTINGS["data"], "partition": "dirichlet", "partition_options": {"alpha": alpha}}
         tailorfl.run({**SETTINGS, "methods": [method], "seeds": 1, "data": data}, out=place)
-    share = tailorfl.merge(["a", "b"], "out")[""].table["share_beating_local"]
-    assert share.isna()["ditto"]
+    merged = tailorfl.merge(["a", "b"], "out")[""]
+    assert merged.table["share_beating_local"].isna()["ditto"]
+    assert {line.gain for line in clients_of(merged).lines} == {None}
 
 
 def test_the_table_is_in_the_order_of_the_seeds_and_folders_of_one_name_are_told_apart() -> None:

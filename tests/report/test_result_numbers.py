@@ -178,6 +178,7 @@ def test_columns_of_test_sets_say_whose_data_they_are() -> None:
     expected = {
         "global": "on all clients' data",
         "heldout": "on held-out clients",
+        "heldout+1": "on held-out clients after 1 step",
         "heldout+10": "on held-out clients after 10 steps",
         "official": "on the official test set",
         "participants": "on participants",

@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss
-from typer.testing import CliRunner
 
 import tailorfl
+from cli import commands
 from report.tiny import invoke
-from tailorfl.cli.main import app
 from tailorfl.data.own import from_tensors
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.bootstrap import Interval, resampled
@@ -76,10 +75,7 @@ def test_temperatures_are_those_of_the_job(run: tailorfl.ExperimentResult) -> No
 
 def test_gains_are_one_table_at_80_columns_or_json(run: tailorfl.ExperimentResult) -> None:
     """A method is found by its label and by the name that the table has for it."""
-    narrow, wide = (
-        CliRunner().invoke(app, ["gains", str(run.path)], env={"COLUMNS": columns}).stdout
-        for columns in ("80", "200")
-    )
+    narrow, wide = (commands.invoke("gains", run.path, columns=columns).stdout for columns in (80, 200))
     assert max(map(len, narrow.splitlines())) <= 80
     for text in (narrow, wide):
         assert text.count("┡") == 1

@@ -63,6 +63,10 @@ def test_numbers_are_the_intervals_over_seeds_in_every_form() -> None:
         np.testing.assert_array_equal(read[name], frame[name])
 
 
+def test_latex_needs_no_package_for_greek_letters() -> None:
+    assert tables.tex("ε – ηλ, βρ ±") == r"$\varepsilon$ -- $\eta$$\lambda$, $\beta$$\rho$ $\pm$"
+
+
 def test_the_terminal_prints_every_cell_and_no_markup() -> None:
     columns = (Column("mean", "Accuracy [test]", "percent", "higher"),)
     shown = as_table(comparison([SeedResult("[bold]a", "a", 0, {"mean": 0.5})], columns), columns).rich()

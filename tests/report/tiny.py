@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.testing import CliRunner
-
-from tailorfl.cli.main import app
+from cli import commands
 
 TINY: dict[str, Any] = {
     "methods": ["local", "fedavg"],
@@ -19,8 +17,6 @@ TINY: dict[str, Any] = {
 }
 
 
-def invoke(*arguments: object, code: int = 0, **options: Any) -> str:
+def invoke(*words: object, code: int = 0, columns: int = 80) -> str:
     """Return the output of a command in one line; it ends with this exit code."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
-    assert result.exit_code == code, (result.output, result.exception)
-    return " ".join(result.output.split())
+    return " ".join(commands.invoke(*words, code=code, columns=columns).output.split())

@@ -15,6 +15,8 @@ from fuzz.running import kind_of, run_case
 
 CASES = int(os.environ.get("TAILORFL_FUZZ_CASES", "100"))
 PARTS = 10
+QUICK = (0, 1, 3)
+"""Parts that are not slow; each has cases of every kind."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[] if part in QUICK else pytest.mark.slow) for part in range(PARTS)]
+)
 def test_nothing_but_an_error_of_the_library_or_a_correct_result(part: int, root: Path) -> None:
     for number in range(part, CASES, PARTS):
         try:

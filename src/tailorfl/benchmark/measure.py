@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -323,6 +322,6 @@ def candidates(round_: Round, chunk: int | None) -> list[Candidate]:
 def worker_counts(clients: int) -> Sequence[int]:
     """Return sensible numbers of processes: powers of two up to the number of cores, and that number."""
     cores = min(os.cpu_count() or 1, clients)
-    if sys.platform == "win32" or cores < 2:
+    if cores < 2:
         return []
     return sorted({*(2**k for k in range(1, cores.bit_length()) if 2**k <= cores), cores})

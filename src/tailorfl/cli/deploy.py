@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from tailorfl.cli.arguments import Arguments, Imports, Quiet, State, documented, experiment
+from tailorfl.cli.arguments import Arguments, Imports, Quiet, State, documented, experiment, import_options
 from tailorfl.cli.screen import make_table, say, show_table, stdout
 from tailorfl.errors import ConfigError
 from tailorfl.printable import quoted, visible
@@ -71,21 +71,14 @@ Level = Annotated[LogLevel, typer.Option("--log-level", help="Least severe level
 
 
 class _Stamped(logging.Handler):
-    """Writes a record as one line: `TIME LEVEL WHO: TEXT`, or an object with these four.
-
-    Messages with an `extra={"once": key}` are written once per key.
-    """
+    """Writes a record as one line: `TIME LEVEL WHO: TEXT`, or an object with these four."""
 
     def __init__(self, form: LogFormat, name: str) -> None:
         super().__init__()
-        self._form, self._name, self._written = form, name, set[object]()
+        self._form, self._name = form, name
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
-        key = getattr(record, "once", None)
-        if key is not None and key in self._written:
-            return
-        self._written.add(key)
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(
             timespec="milliseconds"
         )
@@ -151,16 +144,18 @@ def server(
     from tailorfl.deploy.running import run_server
     from tailorfl.report.progress import ProgressLines
     from tailorfl.runs.build import check
+    from tailorfl.runs.folders import ROOT
     from tailorfl.runs.job import Observer
 
     state = ctx.ensure_object(State)
     with service_log("server", log_format, log_level) as log:
         config = experiment(arguments)
         check(config)
-        folder = out if out is not None else Path("runs") / config.name
+        folder = ROOT / slug(config.name) if out is None else out
         security = "--insecure" if keys is None else f"--keys {quoted(keys)}"
-        words = f"{shlex.join(arguments or ())} --listen {listen} {security} --out {quoted(folder)}"
-        state.under_way(folder / "config.yaml", f"tailorfl server {words}")
+        words = " ".join(map(shlex.quote, (*(arguments or ()), "--listen", listen, "--out", str(folder))))
+        words += f" {security}{' --anywhere' * anywhere}{'' if health is None else f' --health {health}'}"
+        state.under_way(folder / "config.yaml", f"tailorfl server{import_options()} {words}")
         watch = Observer() if quiet else ProgressLines(log)
         result = run_server(
             config, folder, listen, keys, notify=log, observer=watch, anywhere=anywhere, health=health

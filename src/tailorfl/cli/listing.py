@@ -14,7 +14,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -54,8 +54,28 @@ FACTS = {
 
 
 def entries(kind: str) -> list[Entry]:
-    """Return everything of a kind, in order of names."""
-    return list(KINDS[kind]())
+    """Return everything of a kind, in the order of `names`."""
+    return [KINDS[kind](name) for name in names(kind)]
+
+
+def names(kind: str) -> Collection[str]:
+    """Return the names of everything of a kind."""
+    from tailorfl.settings.loading import recipes
+
+    if kind == "recipes":  # without torch
+        return recipes()
+    from tailorfl.core.method import all_methods
+    from tailorfl.data.registry import sources
+    from tailorfl.models.registry import FACTORIES
+    from tailorfl.partition import RECIPES
+
+    registered: Mapping[str, Collection[str]] = {
+        "methods": all_methods(),
+        "data": sources(),
+        "models": FACTORIES,
+        "partitions": sorted(RECIPES),
+    }
+    return registered[kind]
 
 
 def described(name: str, kind: str | None = None) -> list[Entry]:
@@ -65,10 +85,9 @@ def described(name: str, kind: str | None = None) -> list[Entry]:
         ConfigError: nothing has this name; names the nearest.
     """
     kinds = [*KINDS] if kind is None else [kind]
-    named = {kind: {entry["name"]: entry for entry in entries(kind)} for kind in kinds}
-    matches = [(kind, by_name[name]) for kind, by_name in named.items() if name in by_name]
+    matches = [kind for kind in kinds if name in names(kind)]
     if not matches:
-        valid = {name for by_name in named.values() for name in by_name}
+        valid = {name for kind in kinds for name in names(kind)}
         if kind is None:
             from tailorfl.settings.listing import settings
 
@@ -76,7 +95,7 @@ def described(name: str, kind: str | None = None) -> list[Entry]:
             valid |= {setting.key for setting in settings()}
             raise unknown(what, name, valid, "tailorfl list, tailorfl list settings")
         raise unknown(f"name in the list of {kind}", name, valid)
-    return [{"kind": kind.removesuffix("s"), **entry, **_more(kind, name)} for kind, entry in matches]
+    return [{"kind": kind.removesuffix("s"), **KINDS[kind](name), **_more(kind, name)} for kind in matches]
 
 
 def _more(kind: str, name: str) -> Entry:
@@ -97,57 +116,54 @@ def _more(kind: str, name: str) -> Entry:
     return {"text": _sections(FACTORIES[name] if kind == "models" else loader_of(name))[""]}
 
 
-def _methods() -> Iterator[Entry]:
+def _method(name: str) -> Entry:
     from tailorfl.core.method import all_methods
     from tailorfl.settings.listing import type_text, value_text
 
-    for name, method in all_methods().items():
-        facts = _facts().get(name, {})
-        plain = method()
-        needs = {"public set": plain.needs_public, "LoRA": plain.of_adapters}
-        models = {"personal": method.has_personal, "global": method.has_global}
-        yield {
-            "name": name,
-            "what": _summary(method),
-            "title": method.title,
-            "paper": method.paper,
-            "family": method.family or UNKNOWN,
-            "use": method.use or UNKNOWN,
-            "kept": facts.get("kept", UNKNOWN),
-            "sent": facts.get("sent", UNKNOWN),
-            "needs": ", ".join(word for word, is_needed in needs.items() if is_needed) or UNKNOWN,
-            "evaluated": " and ".join(word for word, exists in models.items() if exists),
-            "options": [
-                {
-                    "name": option,
-                    "type": type_text(field.annotation, field.metadata),
-                    "default": value_text(field.get_default(call_default_factory=True, validated_data={})),
-                    "meaning": field.description or "",
-                }
-                for option, field in method.model_fields.items()
-            ],
-        }
+    method, facts = all_methods()[name], _facts().get(name, {})
+    plain = method()
+    needs = {"public set": plain.needs_public, "LoRA": plain.of_adapters}
+    models = {"personal": method.has_personal, "global": method.has_global}
+    return {
+        "name": name,
+        "what": _summary(method),
+        "title": method.title,
+        "paper": method.paper,
+        "family": method.family or UNKNOWN,
+        "use": method.use or UNKNOWN,
+        "kept": facts.get("kept", UNKNOWN),
+        "sent": facts.get("sent", UNKNOWN),
+        "needs": ", ".join(word for word, is_needed in needs.items() if is_needed) or UNKNOWN,
+        "evaluated": " and ".join(word for word, exists in models.items() if exists),
+        "options": [
+            {
+                "name": option,
+                "type": type_text(field.annotation, field.metadata),
+                "default": value_text(field.get_default(call_default_factory=True, validated_data={})),
+                "meaning": field.description or "",
+            }
+            for option, field in method.model_fields.items()
+        ],
+    }
 
 
-def _data() -> Iterator[Entry]:
+def _data(name: str) -> Entry:
     import pandas as pd
 
     from tailorfl.data.registry import loader_of, options_of, sources
 
-    for name, description in sources().items():
-        hints = typing.get_type_hints(loader_of(name), localns={"pd": pd})  # loaders import it lazily
-        yield _entry(name, description, options_of(name), hints, _meanings(loader_of(name)))
+    hints = typing.get_type_hints(loader_of(name), localns={"pd": pd})  # loaders import it lazily
+    return _entry(name, sources()[name], options_of(name), hints, _meanings(loader_of(name)))
 
 
-def _models() -> Iterator[Entry]:
+def _model(name: str) -> Entry:
     from tailorfl.models.adapters import PeftConfig
     from tailorfl.models.registry import FACTORIES, available, options_of
 
     peft_options = {field.name for field in fields(PeftConfig)}
-    for name, description in available().items():
-        hints = {**typing.get_type_hints(FACTORIES[name]), **typing.get_type_hints(PeftConfig)}
-        options = sorted(options_of(name).items(), key=lambda option: option[0] in peft_options)
-        yield _entry(name, description, dict(options), hints, _meanings(FACTORIES[name]))
+    hints = {**typing.get_type_hints(FACTORIES[name]), **typing.get_type_hints(PeftConfig)}
+    options = sorted(options_of(name).items(), key=lambda option: option[0] in peft_options)
+    return _entry(name, available()[name], dict(options), hints, _meanings(FACTORIES[name]))
 
 
 OF_ALL = {
@@ -157,35 +173,35 @@ OF_ALL = {
 """Descriptions of the options that the library adds to those of a partition's function."""
 
 
-def _partitions() -> Iterator[Entry]:
+def _partition(name: str) -> Entry:
     from tailorfl.data.dealing import DEFAULT_BINS
     from tailorfl.partition import RECIPES
 
-    for name, recipe in sorted(RECIPES.items()):
-        parameters = inspect.signature(recipe.function).parameters
-        options: dict[str, Any] = {option: parameters[option].default for option in recipe.options()}
-        if recipe.group is not None:
-            options["group"] = recipe.group
-        if recipe.classes:
-            options["bins"] = DEFAULT_BINS
-        hints = {"group": str, "bins": int, **typing.get_type_hints(recipe.function)}
-        yield _entry(name, _summary(recipe.function), options, hints, OF_ALL | _meanings(recipe.function))
+    recipe = RECIPES[name]
+    parameters = inspect.signature(recipe.function).parameters
+    options: dict[str, Any] = {option: parameters[option].default for option in recipe.options()}
+    if recipe.group is not None:
+        options["group"] = recipe.group
+    if recipe.classes:
+        options["bins"] = DEFAULT_BINS
+    hints = {"group": str, "bins": int, **typing.get_type_hints(recipe.function)}
+    return _entry(name, _summary(recipe.function), options, hints, OF_ALL | _meanings(recipe.function))
 
 
-def _recipes() -> Iterator[Entry]:
-    from tailorfl.settings.loading import read, recipes
+def _recipe(name: str) -> Entry:
+    from tailorfl.settings.loading import read
 
-    for name in recipes():
-        yield _entry(name, " ".join(str(read(name).get("description", "")).split()), {}, {}, {})
+    return _entry(name, " ".join(str(read(name).get("description", "")).split()), {}, {}, {})
 
 
-KINDS: Mapping[str, Callable[[], Iterator[Entry]]] = {
-    "methods": _methods,
+KINDS: Mapping[str, Callable[[str], Entry]] = {
+    "methods": _method,
     "data": _data,
-    "models": _models,
-    "partitions": _partitions,
-    "recipes": _recipes,
+    "models": _model,
+    "partitions": _partition,
+    "recipes": _recipe,
 }
+"""Kind -> the function that describes one of it."""
 
 
 def _entry(

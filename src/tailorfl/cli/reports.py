@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailorfl.cli.arguments import AsJson, Imports, Label, ResultFolder, Seed, only_result
-from tailorfl.cli.screen import fits, print_json, say, show_table, stdout
+from tailorfl.cli.screen import fits, print_json, say, show_table, stderr, stdout
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 
@@ -44,17 +44,20 @@ def report(
     from tailorfl.report.document import latex as latex_of
     from tailorfl.report.document import write_report
     from tailorfl.report.page.page import page
+    from tailorfl.report.progress import messages
     from tailorfl.report.tables import csv as csv_of
 
     keys = [] if columns is None else columns.split(",")
     if keys and latex is None:
         raise ConfigError("--columns chooses columns of the LaTeX table; add --latex FILE")
     page_file = out if out is not None and out.suffix.lower() == ".html" else None
-    federations = None if out is None else _federations(folders)
+    with messages(stderr()):
+        federations = None if out is None else _federations(folders)
+        results = {} if federations is not None else _results(folders, out, page_file)
     if federations is not None and out is not None:
-        if keys:
+        if keys or target is not None:
             raise ConfigError(
-                "--columns is for the table of one experiment; leave it out for several federations"
+                "--columns and --target are for the table of one experiment; leave them out for several federations"
             )
         written = _write_matrix(federations, out, page_file, latex, csv, pdf)
         if as_json:
@@ -63,7 +66,6 @@ def report(
         show_matrix(stdout(), federations.displayed)
         say(stdout(), f"report: {', '.join(map(str, written))}")
         return
-    results = _results(folders, out, page_file)
     if files := [file for file in (page_file, latex, csv, pdf) if file is not None]:
         only_result(folders[0], results, f", which one file ('{files[0]}') cannot hold")
     lines = []
@@ -175,9 +177,11 @@ def gains(
         method (LABEL): Label of a method; may be repeated. By default all.
     """
     from tailorfl.report.clients import clients_of
+    from tailorfl.report.progress import messages
     from tailorfl.report.result import results
 
-    result = only_result(folder, results(folder))
+    with messages(stderr()):
+        result = only_result(folder, results(folder))
     names = {} if as_json else result.display_names
     clients = clients_of(
         result if as_json else result.displayed,

@@ -121,10 +121,11 @@ def fedclup_steps(
         raise ConfigError(f"share must be numbers between 0 and 1, but is '{share}': no K exists from 1 on")
     rows: Rows = []
     for pull in _numbers("lam", lam):
+        with_batches = stochastic_eta(mu, smoothness, pull)  # refuses what is not positive
         edge = 1 / pull + 1 / smoothness
         gammas = {"gamma of Corollary 2": edge / 2, "gamma of the mean": 1 / pull}
         gammas |= {f"gamma = {part:g} of its bound": part * edge for part in shares}
-        etas = {"1/(lam + L)": 1 / (pull + smoothness), "with batches": stochastic_eta(mu, smoothness, pull)}
+        etas = {"1/(lam + L)": 1 / (pull + smoothness), "with batches": with_batches}
         for name, eta in etas.items():
             steps = {title: fewest_steps(mu, smoothness, pull, gamma, eta) for title, gamma in gammas.items()}
             rows.append({"lam": f"{pull:g}", "eta": f"{name} = {eta:.4g}", **steps})

@@ -109,7 +109,7 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
             "one of the two"
         )
     from tailorfl.report.progress import messages
-    from tailorfl.runs.folders import new_folder
+    from tailorfl.runs.folders import check_folder, new_folder
     from tailorfl.tuning.plan import REQUEST, TUNED, begin, discard, plan_in
 
     with messages(stderr()):
@@ -124,6 +124,8 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
         return request
     named = plan.asked.model_copy(update={"name": f"{plan.asked.name}-tuned"})
     folder = request.resume or request.out or new_folder(named, request.overwrite)
+    if request.resume is None:
+        check_folder(folder, False, request.overwrite)  # before the tuning, which may take hours
     if request.overwrite:
         discard(beside(folder))
     if not (beside(folder) / REQUEST).is_file() or request.resume is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from tailorfl.evaluation.bootstrap import Interval, interval, resampled
 from tailorfl.evaluation.calibration import error_by_chance, measures, probabilities
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.report.page.charts import Look, named
-from tailorfl.report.result import REFERENCES
+from tailorfl.report.result import REFERENCES, company
 from tailorfl.report.tables import MISSING, Cell, Table
 from tailorfl.runs.records import TASKS, load_predictions, temperature_of
 from tailorfl.training.keys import generator
@@ -151,25 +151,25 @@ def clients_of(
     for label in methods:
         if label not in (labels := [job.label for job in jobs]):
             raise unknown("method of the run", label, labels)
-    base = next((job for job in jobs if job.alone), None)
+    bases = {job.company: job for job in reversed(jobs) if job.alone}
     jobs = [job for job in jobs if not methods or job.label in methods]
     names = {client: name_of(job.names, client) for job in jobs for client in job.records}
     for name in clients:
         if name not in names.values():
             raise unknown("client of the run", name, list(names.values()))
     lines = [
-        job.line(client, base)
+        job.line(client, bases.get(job.company))
         for client, name in sorted(names.items())
         if not clients or name in clients
         for job in jobs
         if client in job.records
     ]
-    return ClientReport(Look.of(result), chosen, seeds, lines, _notes(jobs, base))
+    return ClientReport(Look.of(result), chosen, seeds, lines, _notes(jobs, bases))
 
 
-def _notes(jobs: list[_Job], base: _Job | None) -> list[str]:
+def _notes(jobs: list[_Job], bases: Mapping[tuple[int, str], _Job]) -> list[str]:
     notes = []
-    if base is None:
+    if not bases:
         notes.append(
             "Clients' gains are unknown, because LocalTrain was not run; add it with tailorfl run --extend RESULTS "
             "methods=local."
@@ -206,7 +206,7 @@ class _Job:
         self, result: ExperimentResult, summary: dict[str, Any], store: RunStore, intervals: bool
     ) -> None:
         self.label, self.seed, self.metric = str(summary["label"]), int(summary["seed"]), result.metric
-        self.alone = summary["method"] in REFERENCES
+        self.alone, self.company = summary["method"] in REFERENCES, company(summary)
         self.store, self.names = store, store.config.get("clients") or ()
         self.records = {int(r["client"]): r for r in result.own(summary, store).to_dict("records")}
         """The record of each client's test part, by client."""

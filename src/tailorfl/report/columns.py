@@ -120,7 +120,8 @@ def _sets(summaries: Sequence[Summary], model: str = "") -> list[str]:
 def _set_title(name: str) -> str:
     """Return the title of a test set's column; `heldout+10` is of clients that adapted for 10 steps."""
     kind, _, steps = name.partition("+")
-    return f"on {SETS[kind]}{f' after {steps} steps' if steps else ''}" if kind in SETS else f"on {name}"
+    after = f" after {steps} step{'s' * (steps != '1')}" if steps else ""
+    return f"on {SETS[kind]}{after}" if kind in SETS else f"on {name}"
 
 
 def _accuracy(summary: Summary) -> float | None:

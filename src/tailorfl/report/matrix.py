@@ -154,17 +154,20 @@ class Matrix:
 
 
 def by_federation(results: Mapping[Path, ExperimentResult]) -> dict[str, list[Path]]:
-    """Group folders with experiments on the same data; a group has the name of its first folder."""
+    """Group folders with experiments on the same data.
+
+    A group has the name of its first folder, or the folder's path if several groups would have that name.
+    """
     groups: dict[str, list[Path]] = {}
     for folder, result in results.items():
         samples = samples_of(result.jobs[0][1].config)
         data = encode([result.config.data.model_dump(mode="json"), samples])
         groups.setdefault(data, []).append(folder)
-    names: dict[str, list[Path]] = {}
-    for folders in groups.values():
-        name = folders[0].name
-        names[name if name not in names else str(folders[0])] = folders
-    return names
+    names = [folders[0].name for folders in groups.values()]
+    return {
+        name if names.count(name) == 1 else str(folders[0]): folders
+        for name, folders in zip(names, groups.values(), strict=True)
+    }
 
 
 def matrix(results: Mapping[Path, ExperimentResult], groups: Mapping[str, Sequence[Path]]) -> Matrix:

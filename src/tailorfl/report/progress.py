@@ -82,9 +82,20 @@ def looked_at() -> bool:
 def messages(console: Console | logging.Handler) -> Iterator[None]:
     """Print log messages of the library on a console meanwhile, above its bars if there are any.
 
-    If a handler is given instead of a console, it receives them.
+    If a handler is given instead of a console, it receives them. Messages with an `extra={"once": key}` are printed
+    once for each key, whatever their text, for instance a warning that every seed gives. All others are printed each
+    time.
     """
     handler = console if isinstance(console, logging.Handler) else _Messages(console)
+    printed = set[object]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        key = getattr(record, "once", None)
+        is_repeated = key is not None and key in printed
+        printed.add(key)
+        return not is_repeated
+
+    handler.addFilter(is_new)
     log = logging.getLogger("tailorfl")
     passed_on = log.propagate
     log.addHandler(handler)
@@ -99,23 +110,14 @@ def messages(console: Console | logging.Handler) -> Iterator[None]:
 
 
 class _Messages(logging.Handler):
-    """Prints messages as `warning: ...`, like the command line's `error: ...`.
-
-    Messages with an `extra={"once": key}` are printed once for each key, whatever their text, for instance a warning
-    that every seed gives. All others are printed each time.
-    """
+    """Prints messages as `warning: ...`, like the command line's `error: ...`."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
-        self._printed: set[object] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message."""
-        key = getattr(record, "once", None)
-        if key is not None and key in self._printed:
-            return
-        self._printed.add(key)
         style = "bold yellow" if record.levelno >= logging.WARNING else "dim"
         message = visible(self.format(record), but="\n\t")
         text = Text.assemble((f"{record.levelname.lower()}:", style), f" {message}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tailorfl.settings.experiment import ExperimentConfig
+
+log = logging.getLogger(__name__)
 
 REFERENCES = ("local", "local_average")
 """Methods whose personal models others must beat to be worth their communication."""
@@ -165,7 +168,9 @@ class ExperimentResult:
     def seed_results(self) -> list[SeedResult]:
         """Return the numbers of every job, with the share of clients that beat LocalTrain with the same seed."""
         columns = self.columns
-        reference = {company(s): self.own(s, store) for s, store in self.jobs if s["method"] in REFERENCES}
+        reference = {
+            company(s): self.own(s, store) for s, store in reversed(self.jobs) if s["method"] in REFERENCES
+        }
         results = []
         for summary, store in self.jobs:
             local, more = reference.get(company(summary)), {}
@@ -334,12 +339,20 @@ def company(summary: dict[str, Any]) -> tuple[int, str]:
 
 
 def results(folder: Path) -> dict[str, ExperimentResult]:
-    """Return the results in a folder: its variants' by name, or its own as "". Raises RunError if there are none."""
+    """Return the results in a folder: its own as "", or those of its variants by name.
+
+    Variants without a finished job are left out with a warning. Raises RunError if no job is finished.
+    """
     config = load(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     if config is None or not config.variants:
         return {"": ExperimentResult.load(folder)}
     folders = {name: folder / slug(name) for name in config.variants}
-    done = {n: ExperimentResult.load(path) for n, path in folders.items() if (path / "config.yaml").is_file()}
+    done = {}
+    for name, path in folders.items():
+        try:
+            done[name] = ExperimentResult.load(path)
+        except RunError as error:
+            log.warning("variant %s is left out: %s", name, error, extra={"once": path})
     if not done:
         raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {quoted(folder)}")
     return done

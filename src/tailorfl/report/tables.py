@@ -28,6 +28,8 @@ _TEX = {
     "±": r"$\pm$",
     MARK: r"$^\dagger$",
     "–": "--",
+    "ε": r"$\varepsilon$",
+    **{letter: rf"$\{name}$" for letter, name in zip("βηλρ", ("beta", "eta", "lambda", "rho"), strict=True)},
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 

@@ -76,7 +76,7 @@ def clients(result: ExperimentResult, look: Look) -> PagePart:
         "choose one in the list, to mark it in every picture here, and its labels below. A click keeps the mark."
     )
     if len(drawn) < len(rows):
-        part.notes.append(f"The pictures show {len(drawn):,} of {len(rows):,} clients; the table counts all.")
+        part.notes.append(f"The pictures show {len(drawn):,} of {len(rows):,} points; the table counts all.")
     if compared:
         part.charts.append(_strip(look, compared, reference, result.lower_is_better))
     if reference is not None:
@@ -274,13 +274,13 @@ def single_clients(result: ExperimentResult, look: Look) -> list[PagePart]:
     """Return the table of single clients, and their reliability diagrams if the task has classes."""
     what, part = "Single clients with intervals", PagePart("single", "Single clients", folded=True)
     seed = min(int(summary["seed"]) for summary in result.summaries)
-    jobs = [(str(summary["label"]), store) for summary, store in result.jobs if summary["seed"] == seed]
-    loaded = {label: load_predictions(store.path) for label, store in jobs}
-    predictions = {label: values for label, values in loaded.items() if values is not None}
+    predictions = {
+        str(summary["label"]): values
+        for summary, store in result.jobs
+        if summary["seed"] == seed and (values := load_predictions(store.path)) is not None
+    }
     lines = sum(len(np.unique(values.client)) for values in predictions.values())
-    if len(loaded) < len(jobs):
-        part.left_out = [f"{what}: merged folders have jobs with the same label and seed."]
-    elif not predictions:
+    if not predictions:
         part.left_out = [f"{what}: predictions of test samples were not kept (eval.predictions)."]
     elif lines > MOST_LINES or sum(len(values.y) for values in predictions.values()) > MOST_SAMPLES:
         part.left_out = [f"{what}: too many for a page; tailorfl gains {quoted(result.path)} prints them."]
