@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.small import CLASSES, PUBLIC, assert_close, assert_same, federation, simulation
+from methods.settings import make
+from methods.small import CLASSES, PUBLIC, assert_close, assert_same, federation, shared, simulation
 from tailorfl.core import server_training
 from tailorfl.core.context import Context
 from tailorfl.core.server_training import ServerDistillation
@@ -163,3 +164,24 @@ def test_teachers_are_of_the_public_samples_in_their_order() -> None:
 def test_it_is_active_in_so_many_first_rounds(rounds: int | None, active: list[bool]) -> None:
     assert [ServerDistillation(rounds=rounds).active(k) for k in range(3)] == active
     assert not ServerDistillation(steps=0, rounds=rounds).active(0)
+
+
+def test_a_single_output_is_distilled_as_two_classes() -> None:
+    """The softmax of one output would always be 1, and nothing would be learnt."""
+    output, teacher = torch.tensor([[0.3], [-1.2]]), torch.tensor([[0.9], [0.4]])
+    distil = ServerDistillation(temperature=2.0)
+    both = distil.loss(torch.cat([torch.zeros_like(output), output], 1), torch.cat([1 - teacher, teacher], 1))
+    torch.testing.assert_close(distil.loss(output, teacher), both)
+    assert float(both) > 0.01
+    data, public = federation(), federation().public
+    assert public is not None
+    data = replace(
+        data,
+        source=replace(data.source, y=data.source.y % 2, task="binary", outputs=1),
+        public=replace(public, task="binary", outputs=1),
+    )
+    learnt, averaged = (
+        shared(simulation(make("feddf", distil={"steps": steps, "lr": 0.1}), "logistic", data=data, rounds=1))
+        for steps in (3, 0)
+    )
+    assert any(not torch.allclose(t, averaged[n], atol=1e-3) for n, t in learnt.items())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods.settings import one_of
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation
 from tailorfl.runs.job import Job
@@ -61,7 +62,7 @@ def deployed(sim: Simulation) -> dict[str, Tensor]:
     return dict(tree.tensors(models).items())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of(2, tuple(METHODS)))
 def test_engines_agree_train_what_they_should_and_send_no_more(name: str) -> None:
     one, other = (simulation(name, engine) for engine in ("sequential", "vectorized"))
     begun = deployed(one)

@@ -35,7 +35,9 @@ TOLERANCE = 5.0
 """Standard errors; about 20 numbers are compared a method, with 19 degrees of freedom each."""
 
 
-@pytest.mark.parametrize(("name", "weights"), in_turn(("uniform",), ("samples",), names=with_limit()))
+@pytest.mark.parametrize(
+    ("name", "weights"), in_turn(("uniform",), ("samples",), names=with_limit(), share=3)
+)
 def test_every_method_stands_at_its_closed_form(name: str, weights: str) -> None:
     sim, limit = limit_simulation(name, weights=weights)
     after(sim, 80 if name == "apfl" else ROUNDS)  # its mixture nears the end half as fast
@@ -72,7 +74,7 @@ def test_the_optima_are_stationary(kind: Kind) -> None:
 
 
 class TestFedCLUP:
-    @pytest.mark.parametrize("lam", [0.3, 4.0])
+    @pytest.mark.parametrize("lam", [pytest.param(0.3, marks=pytest.mark.slow), 4.0])
     def test_contracts_at_least_at_the_rate_of_theorem_2(self, lam: float) -> None:
         """With γ = 1/(2 L_g) and K of Corollary 2, ‖w − w*‖² shrinks every round by r = 1 −
         (λ+L)/(4κ(λ+μ)) or more, also by the sharper 1 − γμ_g/2 − (γμ_g)²/2.

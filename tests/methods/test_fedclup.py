@@ -262,6 +262,18 @@ def replies(sim: Simulation, errors: list[float]) -> Replies:
     )
 
 
+@pytest.mark.parametrize(
+    ("errors", "grows"), [((-1.0, -1.0), True), ((-1.0, -2.0), False), ((-2.0, -1.0), True)]
+)
+def test_errors_below_zero_must_fall_too(errors: tuple[float, float], grows: bool) -> None:
+    """As validation losses of counts may be."""
+    rule, sim = Dynamic(values=(0.5, 2.0), patience=1), quadratic_simulation(clup())
+    lam, memory = 0.5, rule.memory()
+    for error in errors:
+        lam, memory = rule.after(lam, memory, replies(sim, [error] * CLIENTS), sim.server)
+    assert lam == (2.0 if grows else 0.5)
+
+
 def test_the_heuristic_has_a_largest_lambda_where_clients_do_not_differ() -> None:
     sim = quadratic_simulation(clup())
     for switch, lam in ((1, 7.0), (2, 0.5)):

@@ -19,6 +19,7 @@ from methods.quadratics import WEIGHT
 from methods.reductions import in_run, local
 from methods.settings import Card, Row
 from methods.small import NEWCOMER, after, assert_same, replies_of, simulation
+from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
@@ -240,3 +241,12 @@ def test_where_nothing_improves_the_own_model_stays_or_the_baseline_returns() ->
     sim = linear(fedfomo(fallback="baseline"))
     assert torch.equal(mixed(sim, 0, own, previous, worse)[0], previous)
     assert torch.equal(mixed(sim, 0, TRUTH, previous, worse)[0], TRUTH)
+
+
+def test_the_baseline_returns_where_losses_are_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of counts may be."""
+    loss = Client.loss
+    monkeypatch.setattr(Client, "loss", lambda client, state, part: loss(client, state, part) - 1e3)
+    sim = linear(fedfomo(fallback="baseline"))
+    own, previous = TRUTH * 0.1, TRUTH * 0.9
+    assert torch.equal(mixed(sim, 0, own, previous, -TRUTH)[0], previous)

@@ -31,6 +31,7 @@ from methods.small import (
     shared,
     simulation,
 )
+from tailorfl.core.messages import Replies
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError, DivergenceError
 from tailorfl.methods.fednova import accumulated
@@ -43,6 +44,7 @@ from tailorfl.runs.cost_estimate import estimate
 from tailorfl.settings.experiment import Weights
 from tailorfl.settings.loading import load
 from tailorfl.testing.contract import twice, whole
+from tailorfl.training import tree
 
 CONTRACTS = {
     "fedavg": Row(
@@ -249,8 +251,15 @@ def test_a_visit_that_diverges_ends_the_run() -> None:
         sim.step()
 
 
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize(("name", "options", "steps"), [("scaffold", {}, 4), ("feddyn", {"alpha": 2.0}, 6)])
+@pytest.mark.parametrize(
+    ("name", "options", "steps", "weights"),
+    [
+        ("scaffold", {}, 4, "uniform"),
+        ("feddyn", {"alpha": 2.0}, 6, "samples"),
+        pytest.param("scaffold", {}, 4, "samples", marks=pytest.mark.slow),
+        pytest.param("feddyn", {"alpha": 2.0}, 6, "uniform", marks=pytest.mark.slow),
+    ],
+)
 def test_partial_participation_reaches_the_pooled_optimum_exactly(
     name: str, options: dict[str, float], steps: int, weights: Weights
 ) -> None:
@@ -282,6 +291,25 @@ def test_the_projection_is_the_nearest_point_of_the_simplex() -> None:
         # Nearest: no way from it to a corner comes nearer to the point.
         for corner in torch.eye(5, dtype=torch.float64):
             assert float((point - found) @ (corner - found)) <= 1e-12
+
+
+def test_a_client_that_was_left_out_has_no_weight_whatever_the_losses() -> None:
+    """Losses of counts may be negative, and the sum of the weights before the projection is then below 1."""
+    sim = simulation("afl", data=federation().without(["client 1"]))
+    stack = TensorDict({"theta": sim.init.expand(4), "loss": torch.full((4,), -40.0)}, batch_size=[4])
+    replies = Replies(stack, (0, 2, 3, 4), np.ones(4, dtype=np.int64), "uniform", sim.context)
+    mixture = sim.method.aggregate(sim.server, replies)["mixture"]
+    torch.testing.assert_close(mixture, torch.tensor([0.25, 0.0, 0.25, 0.25, 0.25], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("left_out", [(), (0, 1)])
+def test_without_transfer_the_model_of_the_first_client_that_takes_part_is_shown(
+    left_out: tuple[int, ...],
+) -> None:
+    data = federation().without([f"client {i}" for i in left_out])
+    sim = simulation(make("cyclic", transfer=False), data=data, rounds=N - len(left_out))
+    assert_same(shared(sim), {n: t[0] for n, t in tree.tensors(sim.states.get((len(left_out),))).items()})
+    assert any(not torch.equal(t, sim.init[n]) for n, t in shared(sim).items())
 
 
 def test_effective_steps_in_numbers() -> None:

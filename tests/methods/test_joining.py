@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from methods.settings import NAMES, make, row
+from methods.settings import NAMES, make, one_of, row
 from methods.small import SIZES, everything, federation, simulation
 from methods.test_lora_factors import simulation_with_lora
 from tailorfl.data.federation import Federation
@@ -46,7 +46,7 @@ def rounds_of(name: str, sim: Simulation, grown: Federation | None = None) -> di
     return everything(sim)
 
 
-@pytest.mark.parametrize("name", JOINABLE)
+@pytest.mark.parametrize("name", one_of(3, JOINABLE))
 def test_a_client_that_joins_gets_the_numbers_of_one_that_was_always_there(name: str) -> None:
     late = rounds_of(name, simulation(name, data=founded()), federation())
     always = rounds_of(name, simulation(name))
@@ -54,7 +54,7 @@ def test_a_client_that_joins_gets_the_numbers_of_one_that_was_always_there(name:
     assert all(late[path].equal(tensor) for path, tensor in always.items())
 
 
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", one_of(2, FIXED))
 def test_a_method_that_needs_all_clients_from_the_start_says_so(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,10 @@ LENGTHS = [
 """Every length that a method counts in epochs; PLGU-GRep's body takes single batches, FedDPA's LoRA has its tests."""
 
 
-@pytest.mark.parametrize(("name", "what"), LENGTHS)
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [pytest.param(*of, marks=[] if k % 2 else [pytest.mark.slow]) for k, of in enumerate(LENGTHS)],
+)
 def test_lengths_may_be_given_in_steps(name: str, what: str) -> None:
     """Clients of 8 samples in batches of 4: two epochs are four steps, and three steps are something else."""
     data, outcomes, model = federation((8, 8, 8)), [], "batch_norm" if name == "fedbn" else "mlp"

@@ -31,11 +31,18 @@ from tailorfl.data.federation import Federation
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.reductions import named, setup_of
 from tailorfl.training.cohort import TrainConfig
+from tailorfl.training.update import RoundSchedule
 
 RUN: dict[str, Any] = {"rounds": 3, "fraction": 0.6}
 EACH = [(name, same) for name, rows in REDUCTIONS.items() for same in rows]
 CASES = [
-    pytest.param(name, same, id=f"{same.line} {name} {same.options} is {same.other}") for name, same in EACH
+    pytest.param(
+        name,
+        same,
+        id=f"{same.line} {name} {same.options} is {same.other}",
+        marks=[] if k % 2 else [pytest.mark.slow],
+    )
+    for k, (name, same) in enumerate(EACH)
 ]
 
 
@@ -55,14 +62,14 @@ ON_ENGINES = [
         (same.models * 2)[turn],
         engine,
         id=f"{same.line} {name} {same.options} is {same.other} on {engine}",
-        marks=[] if k % 2 == -turn - 1 else [pytest.mark.slow],
+        marks=[] if k % 4 == -2 * turn - 2 else [pytest.mark.slow],
     )
     for k, (name, same) in enumerate(EACH)
     for engine, turn in (("sequential", -2), ("vectorized", -1))
 ]
 """Cohorts at once on the model that draws, the loop on the one before it: engines agree in their own tests.
 
-The quick suite has one of them of each row, in turn.
+The quick suite has one of them of every second row, in turn; the rows between are in `UNDER`.
 """
 
 
@@ -87,12 +94,12 @@ UNDER = [
         same,
         training,
         id=f"{name} {same.options} is {same.other} under {training}",
-        marks=[] if k % len(TRAININGS) == j else [pytest.mark.slow],
+        marks=[] if k % 2 and k // 2 % len(TRAININGS) == j else [pytest.mark.slow],
     )
     for k, (name, same) in enumerate(EACH)
     for j, training in enumerate(TRAININGS)
 ]
-"""One way to train each in the quick suite, in turn; the others are among the slow tests."""
+"""One way to train of every second row in the quick suite, in turn; the others are among the slow tests."""
 
 
 @pytest.mark.parametrize(("name", "same", "training"), UNDER)
@@ -170,6 +177,38 @@ def test_a_method_says_what_it_is_where_that_has_no_name(
     sim = simulation(make(name, **options), fraction=0.6)
     [sentence] = [s for s in named(sim, 4) if words in s]
     assert sentence.startswith(sim.method.title)
+
+
+SOME = {"fraction": 0.4}
+ONE_STEP = replace(TRAIN, steps=1, epochs=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "run"),
+    [
+        ("scaffold", {"participation": "all"}, {**SOME, "train": ONE_STEP}),
+        ("fedclup", {"participation": "all"}, SOME),
+        ("fedpac", {"participation": "all", "mix": False, "lam": 0.0}, SOME),
+        ("pfedgraph", {"participation": "all", "lam": 0.0}, {"fraction": 0.2}),
+        (
+            "pfedme",
+            {"lam": 2.0, "lr": 0.5},
+            {"train": replace(TRAIN, round_schedule=RoundSchedule("step", 4))},
+        ),
+    ],
+)
+def test_what_holds_of_all_clients_or_of_one_rate_is_not_said_otherwise(
+    name: str, options: dict[str, Any], run: dict[str, Any]
+) -> None:
+    """Clients that train without being aggregated, and rates that fall from round to round."""
+    assert named(simulation(make(name, **options), **run), 4) == []
+
+
+def test_idle_clients_that_train_are_those_of_the_other_method() -> None:
+    mine = simulation(make("ditto", lam=0.0, participation="all"), rounds=3, fraction=0.4)
+    [sentence] = named(mine, 3)
+    assert "participation = all" in sentence
+    assert_same(*(personal(sim) for sim in (mine, simulation(make("local", participation="all"), **RUN))))
 
 
 def test_every_method_can_name_another_or_has_a_reason_never_to() -> None:

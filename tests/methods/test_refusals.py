@@ -59,6 +59,8 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("fedclup", {"schedule": {"kind": "dynamic", "start": 20}}, "above most"),
     ("fedclup", {"schedule": {"kind": "heuristic"}}, "switch"),
     ("ditto", {"dynamic_every": "step"}, "dynamic_lam"),
+    ("ditto", {"dynamic_lam": [1.0, -0.1]}, "dynamic_lam"),
+    ("plgu_grep", {"body_epochs": 2}, "body_epochs has no effect"),
     ("l2gd", {"participation": "sampled"}, "participation"),
     ("feddf", {"distil": {"patience": 5}}, "patience"),
     ("fedit", {"mean_of": "product", "server": {"kind": "adam"}}, "mean_of = product"),
@@ -95,6 +97,7 @@ RUNS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("feddf", {"distil": {"select": "best"}}, {}, "validation"),
     ("apple", {"downloads": 2}, NOISY, "the cores that a client requests"),
     ("knn_per", {}, {"data": COUNTS}, "kNN-Per.*counts"),
+    ("qfedavg", {}, {"data": COUNTS}, "q-FedAvg.*counts"),
     ("knn_per", {"mix": "logits"}, {"data": REGRESSION}, "kNN-Per.*logits"),
     *((name, {}, {"data": REGRESSION}, f"{make(name).title}.*class") for name in OF_CLASSES),
 ]
@@ -170,6 +173,8 @@ KINDS = ("normed", "plain", "plain", "normed", "plain", "normed")
         ("fedproto", {"predict": "prototype"}, UNBIASED, ConfigError, "bias"),
         ("fedem", {}, layers(constant()), ConfigError, "start differently"),
         ("fedrod", {}, FROZEN_HEAD, ConfigError, "head is one trained linear layer"),
+        ("fedcp", {}, FROZEN_HEAD, ConfigError, "FedCP.*frozen"),
+        ("gpfl", {}, FROZEN_HEAD, ConfigError, "GPFL.*frozen"),
         ("fedlora", {"mean_of": "product"}, PLAIN, ConfigError, "the model trains none"),
         *((name, {"personal_part": "norm"}, PLAIN, ModelError, "norm") for name in OF_PARTS),
     ],
@@ -197,6 +202,27 @@ def test_models_that_do_not_fit_are_named(
 def test_networks_that_cannot_be_extended_are_named(change: Any, network: nn.Module, match: str) -> None:
     with pytest.raises(ModelError, match=match):
         change(network)
+
+
+class Named(nn.Module):
+    """A network whose parts have the names of those that methods add to heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_embeddings = nn.Parameter(torch.zeros(64))
+        self.common = nn.ModuleDict({"common": nn.Linear(64, 6), "head": nn.Linear(6, CLASSES)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.common["common"](x.flatten(1) + self.position_embeddings)
+        return self.common["head"](features.tanh())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["fedcp", "gpfl"])
+def test_networks_may_have_the_names_of_what_is_added(name: str) -> None:
+    sim = Simulation(make(name), BASE, Model(Named), TRAIN)
+    sim.step()
+    ((_, models),) = sim.newcomer_models((5,), 0)
+    assert set(models.keys()) == set(sim.model.parameters) | set(sim.model.buffers)
 
 
 def test_what_compares_or_sums_samples_is_refused_under_sample_level_privacy() -> None:

@@ -115,7 +115,7 @@ def expected(frame: pd.DataFrame, train: Any, test: Any, task: str, **settings: 
 
 
 @pytest.mark.parametrize("task", ["binary", "classification", "regression"])
-@pytest.mark.parametrize(("seed", "indicator"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("seed", "indicator"), [(0, True), pytest.param(1, False, marks=pytest.mark.slow)])
 def test_local_and_pooled_trees_predict_as_scikit_learn_does(task: str, seed: int, indicator: bool) -> None:
     frame = table(task, clients=2, seed=seed, rows=400)
     data = federation(frame, task, indicator)

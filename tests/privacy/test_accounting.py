@@ -73,7 +73,13 @@ def test_rdp_is_never_below_prv(entries: list[Entry]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "accountant"), [*((e, "rdp") for e in GRID[:5]), (GRID[3], "prv"), (GRID[4], "prv")], ids=str
+    ("entries", "accountant"),
+    [
+        *((e, "rdp") for e in GRID[:5]),
+        (GRID[3], "prv"),
+        pytest.param(GRID[4], "prv", marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_more_of_anything_but_noise_costs_more(entries: list[Entry], accountant: str) -> None:
     def of(factor: float = 1.0, more: int = 1, rate: float = 1.0, delta: float = DELTA) -> float:
@@ -136,7 +142,7 @@ def test_noise_for_one_kind_of_release_is_that_of_opacus(
     assert epsilon([(q, found, steps)], DELTA, accountant) <= target  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("target", [0.3, 30.0])
+@pytest.mark.parametrize("target", [0.3, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_noise_is_the_smallest_that_is_enough_for_a_mixture(target: float) -> None:
     entries: list[Entry] = [(0.05, 1.0, 60), (0.05, 1 / math.sqrt(3), 10), (1.0, 2.0, 4)]
 

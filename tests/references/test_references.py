@@ -40,14 +40,26 @@ AFTER_ADAM = 1e-9
 
 
 def cases() -> list[Any]:
-    """(method, number of the case, training settings, fraction, engine)."""
-    out = []
-    for name, (_, options) in REFERENCES.items():
-        for engine, weights, fraction in (("sequential", "client", 1.0), ("vectorized", "federated", SOME)):
+    """(method, number of the case, training settings, fraction, engine).
+
+    In the quick suite are one of the first two cases of every method and a quarter of the options, both in turn.
+    """
+    out, count = [], 0
+    for number, (name, (_, options)) in enumerate(REFERENCES.items()):
+        for turn, (engine, weights, fraction) in enumerate(
+            (("sequential", "client", 1.0), ("vectorized", "federated", SOME))
+        ):
             train = "decay" if name in OWN_LOSS else weights  # engines agree in their own tests
-            out.append(pytest.param(name, 0, train, fraction, engine, id=f"{name}-{train}-{engine}"))
+            marks = [] if number % 2 == turn else [pytest.mark.slow]
+            out.append(
+                pytest.param(name, 0, train, fraction, engine, id=f"{name}-{train}-{engine}", marks=marks)
+            )
         for k, case in enumerate(options):
-            out.append(pytest.param(name, k, case.train, SOME, "vectorized", id=f"{name}-{case.why}"))
+            marks = [] if k and count % 4 == 0 else [pytest.mark.slow]
+            count += k > 0
+            out.append(
+                pytest.param(name, k, case.train, SOME, "vectorized", id=f"{name}-{case.why}", marks=marks)
+            )
     return out
 
 

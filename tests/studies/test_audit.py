@@ -103,7 +103,7 @@ def test_an_attack_finds_what_is_broken(breaking: Breaking) -> None:
     sigma = 0.2 if breaking is wrong_ledger else 2.0
     with pytest.MonkeyPatch.context() as patch:
         breaking(patch)
-        found = audit_samples(SampleDP(1.0, sigma, "poisson"), **QUICK)
+        found = audit_samples(SampleDP(1.0, sigma, "poisson"), trials=400, steps=4)
     assert found.broken
     assert found.shown > found.stated + 0.3
 

@@ -60,6 +60,7 @@ class Plain(Method):
 PROMISED: dict[str, Any] = {"down": whole, "up": whole, "trained": twice, "personal": True, "shared": True}
 
 
+@pytest.mark.slow  # the library's own methods pass them in tests/methods/test_method_contract.py
 @parametrize_with_checks(Contract(Plain(), **PROMISED))
 def test_a_right_method_passes_each_check(check: Check) -> None:
     check()

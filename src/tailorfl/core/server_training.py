@@ -24,7 +24,8 @@ In distillation a model learns from the mean prediction of others on the public 
                  mean_k σ(f_k(x) / T)            `average` = probabilities (the sum of one KL a teacher)
     R steps of Adam on  (T²/B) Σ_x KL( teacher(x) ‖ σ(f_w(x) / T) ),  learning rate by cosine to 0
 
-σ is the softmax, or with `link` = sigmoid the sigmoid of every label. Teachers are frozen and in evaluation mode.
+σ is the softmax, or with `link` = sigmoid the sigmoid of every label. The single output of a binary task always has the
+sigmoid, which is the softmax of 0 and the output. Teachers are frozen and in evaluation mode.
 So is the student: dropout is off and the norms keep the statistics that clients measured on private data, which
 public data of another kind would overwrite. The optimizer starts afresh every round. If public images are augmented,
 teachers and student see the same augmented images, new ones in every step.
@@ -239,7 +240,7 @@ class ServerDistillation(BaseModel):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return T² times the mean over samples of KL(targets ‖ prediction), 0-d; both are [batch, C]."""
         logits = outputs / self.temperature
-        if self.link == "softmax":
+        if self._is_softmax(outputs):
             per_sample = F.kl_div(F.log_softmax(logits, 1), targets, reduction="none").sum(1)
         else:
             cross = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
@@ -248,7 +249,10 @@ class ServerDistillation(BaseModel):
         return per_sample.mean() * self.temperature**2
 
     def _link(self, logits: Tensor) -> Tensor:
-        return logits.softmax(-1) if self.link == "softmax" else logits.sigmoid()
+        return logits.softmax(-1) if self._is_softmax(logits) else logits.sigmoid()
+
+    def _is_softmax(self, outputs: Tensor) -> bool:
+        return self.link == "softmax" and outputs.shape[-1] > 1
 
     def _batches(self, samples: int, context: Context, round: int) -> Sequence[Tensor]:
         """Return the rows of every step: passes over the public set, each in a new random order."""

@@ -14,6 +14,7 @@ from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method
 from tailorfl.core.reduction import as_settings, untrained
 from tailorfl.core.server_training import ServerDistillation
+from tailorfl.training import tree
 
 
 class ServerModel(Method):
@@ -31,6 +32,16 @@ class ServerModel(Method):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         return replies.mean()
+
+
+class SendsChange(Method):
+    """A reply is a change of what its client received; the server adds the mean of these changes to its model."""
+
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return tree.empty()
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return server + replies.mean()
 
 
 class OwnModel(Method):

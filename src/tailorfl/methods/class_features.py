@@ -47,6 +47,18 @@ def linear_head(ctx: Context, title: str) -> tuple[str, ...]:
     return names
 
 
+def trained_head(ctx: Context, title: str) -> None:
+    """Check that the part of the head that stays on clients is trained.
+
+    Raises:
+        ConfigError: it is frozen.
+    """
+    if not set(ctx.split.personal) & set(ctx.split.trainable):
+        raise ConfigError(
+            f"{title} trains a head of each client, but the model's is frozen; add it to model.trainable (lora+head)"
+        )
+
+
 def no_prototypes(ctx: Context, title: str, bias: bool = False) -> dict[str, Tensor]:
     """Return prototypes P̄ [C, d_z] of zeros, and which classes have one, bool [C]: none yet.
 

@@ -15,7 +15,8 @@ both start afresh. A model goes from client to client, which is one transfer per
 and d up, as through a server.
 
 FLamby's code gives every client a deep copy of the model and transfers nothing (since May 2022); it evaluates the model
-of client 0, trained alone in its own turns. `transfer` = false does the same, for comparisons with its published rows.
+of client 0, trained alone in its own turns. `transfer` = false does the same, for comparisons with its published rows
+(without client 0, which `data.excluded_clients` may leave out, with the first that takes part).
 
 | symbol | here |
 |---|---|
@@ -40,9 +41,6 @@ from tailorfl.methods.bases import ServerModel
 from tailorfl.settings.experiment import Sampling
 from tailorfl.training import tree
 
-SHOWN = 0
-"""The client whose model is evaluated if nothing is transferred."""
-
 
 @register
 class Cyclic(ServerModel):
@@ -60,7 +58,7 @@ class Cyclic(ServerModel):
     )
     transfer: bool = Field(
         True,
-        description="pass the model on; if false, clients train alone in turn and client 0's model is evaluated",
+        description="pass the model on; if false, clients train alone in turn and the first's model is evaluated",
     )
 
     def sampled(self, run: Sampling) -> Sampling:
@@ -80,4 +78,5 @@ class Cyclic(ServerModel):
         return server
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        return replies.mean() if self.transfer or SHOWN in replies.clients else server
+        first = int(replies.context.members.nonzero()[0])
+        return replies.mean() if self.transfer or first in replies.clients else server

@@ -26,14 +26,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 from tensordict import TensorDict
 
 from tailorfl.core.client import Client
-from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure, several, to_local
-from tailorfl.methods.bases import PersonalLength, TwoModels
+from tailorfl.methods.bases import PersonalLength, SendsChange, TwoModels
 from tailorfl.methods.mixtures import best_of
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
@@ -41,7 +40,7 @@ from tailorfl.training.update import PLAIN, Optimizer
 
 
 @register
-class Ditto(TwoModels, PersonalLength):
+class Ditto(SendsChange, TwoModels, PersonalLength):
     """FedAvg and, on each client, a personal model that is pulled towards FedAvg's."""
 
     name = "ditto"
@@ -54,7 +53,9 @@ class Ditto(TwoModels, PersonalLength):
     exposures = [exposure("the validation losses that choose λ (dynamic_lam)", "sample", lambdas=several)]
     models_trained = 2
     lam: float = Field(1.0, ge=0, description="λ: pull of the personal model towards the received global one")
-    dynamic_lam: tuple[float, ...] = Field((), description="λ to choose among by validation loss; empty: lam")
+    dynamic_lam: tuple[NonNegativeFloat, ...] = Field(
+        (), description="λ to choose among by validation loss; empty: lam"
+    )
     dynamic_every: Literal["round", "step"] = Field(
         "round", description="how often λ is chosen; step: by SGD"
     )
@@ -66,12 +67,6 @@ class Ditto(TwoModels, PersonalLength):
             return self.stepwise(client, v, w), theta - w
         models = [client.fit(v, prox=(lam, w), length=self.length("personal")) for lam in self.lambdas]
         return best_of(client, models), theta - w
-
-    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        return server + replies.mean()
-
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()  # the reply is a change
 
     @property
     def lambdas(self) -> tuple[float, ...]:

@@ -44,7 +44,8 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import Method, register
 from tailorfl.core.reduction import exposure, to_fedavg
-from tailorfl.methods.bases import ServerModel
+from tailorfl.errors import ConfigError
+from tailorfl.methods.bases import SendsChange, ServerModel
 from tailorfl.methods.mixtures import on_simplex
 from tailorfl.training import tree
 from tailorfl.training.plan import Length
@@ -54,7 +55,7 @@ _TINY = 1e-10
 
 
 @register
-class QFedAvg(ServerModel):
+class QFedAvg(SendsChange, ServerModel):
     """FedAvg that gives clients more weight the larger their loss is."""
 
     name = "qfedavg"
@@ -72,6 +73,14 @@ class QFedAvg(ServerModel):
     def averages_replies(self) -> bool:
         return False  # a quotient of two means
 
+    def server_state(self, ctx: Context) -> TensorDict:
+        if ctx.task == "counts" and self.q > 0:
+            raise ConfigError(
+                "q-FedAvg takes powers of losses, but the loss of a counts task, without log y!, may be negative; use "
+                "another method, or q = 0"
+            )
+        return super().server_state(ctx)
+
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w, eta = client.parameters(received), client.config.lr
         loss = client.loss(received) + _TINY
@@ -79,17 +88,13 @@ class QFedAvg(ServerModel):
         moved = (w - client.parameters(theta)) / eta
         grown = loss**self.q
         h = self.q * loss ** (self.q - 1) * tree.dot(moved, moved) + grown / eta
-        other_tensors = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
-        return state, TensorDict({"change": moved * grown, "h": h, "rest": TensorDict(other_tensors)})
+        return state, TensorDict({"change": moved * grown, "h": h, "rest": theta.exclude(*w.keys())})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         mean = replies.mean()
         change = mean["change"]
         moved = server.select(*change.keys()) - change / mean["h"]
         return tree.merge(server, mean.get("rest", tree.empty()), moved)
-
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()
 
 
 @register
@@ -129,7 +134,7 @@ class AFL(Method):
         return state, TensorDict({"theta": theta, "loss": client.loss(received)})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        rows, mixture = torch.tensor(replies.clients), server["mixture"]
+        rows, mixture = torch.tensor(replies.clients), server["mixture"].clone()
         drawn = int(replies.context.members.sum()) / len(rows)
         theta = tree.weighted_mean(replies.stack["theta"], mixture[rows] * drawn)
         # These weights sum to 1 if all take part: nothing of w remains
@@ -139,7 +144,8 @@ class AFL(Method):
         slope[rows] = replies.stack["loss"].double() * drawn
         count = server["iterates"] + 1
         mean = added(w, added(server["mean"], w, -1.0), 1 - 1 / float(count))
-        mixture = on_simplex(mixture + self.gamma * slope)
+        members = replies.context.members  # a client that was left out keeps a weight of 0
+        mixture[members] = on_simplex((mixture + self.gamma * slope)[members])
         return TensorDict({"w": w, "mean": mean, "mixture": mixture, "iterates": count})
 
 

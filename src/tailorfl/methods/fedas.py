@@ -94,7 +94,7 @@ class FedAS(TwoModels):
         means, _, _ = class_means(client, old)
         return client.fit(
             model,
-            train=[n for n in client.split.shared if n in client.split.trainable],
+            train=client.split.shared,
             term=Term(apart, given=(means,), replaces=True, mixes=True),
             length=length,
             optimizer=Optimizer(lr=client.rate(self.align_lr)),

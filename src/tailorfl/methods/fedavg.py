@@ -74,8 +74,7 @@ class FedAvg(Method):
         return TensorDict({"w": ctx.init, "optimizer": self.server.start(parameters)})
 
     def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
-        w: TensorDict = server["w"]
-        return w
+        return self.shared(server)
 
     def shared(self, server: TensorDict) -> TensorDict:
         w: TensorDict = server["w"]

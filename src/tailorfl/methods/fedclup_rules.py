@@ -7,7 +7,7 @@
     heuristic    after round `switch`, from the clients' models: R̂ = mean_i ‖v_i − w‖
                  λ = c/(n R̂²) if R̂ ≥ 1/√n, else c/(√n R̂)     (c = 5 in the paper's experiments)
     dynamic      after each round, from the validation error e_t:
-                 (e_{t−p} − e_t)/e_{t−p} < tol  ⇒  λ = min(max(λ·factor, least), most), or the next of `values`
+                 (e_{t−p} − e_t)/|e_{t−p}| < tol  ⇒  λ = min(max(λ·factor, least), most), or the next of `values`
 
 Corollary 1's constants are those of a proof: κ = 10 requires a λ of 6e4. The paper describes the dynamic rule in
 prose only. λ only ever grows (a sentence under one figure says the opposite), and each λ is kept for at least p
@@ -186,7 +186,7 @@ class Dynamic(PenaltyRule):
         errors = torch.cat([memory["errors"][1:], self.error(replies).reshape(1)])
         rounds = int(memory["held"]) + 1
         old, new = float(errors[0]), float(errors[-1])
-        if rounds >= self.patience and math.isfinite(old) and old - new < self.tol * old:
+        if rounds >= self.patience and math.isfinite(old) and old - new < self.tol * abs(old):
             lam, rounds = next((value for value in self.ladder if value > lam), lam), 0
         return lam, TensorDict({"errors": errors, "held": torch.tensor(rounds)})
 

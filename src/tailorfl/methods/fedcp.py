@@ -38,6 +38,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
+from tailorfl.methods.class_features import trained_head
 from tailorfl.methods.feature_distances import mmd
 from tailorfl.models.dropout import Gumbel
 from tailorfl.models.functional import Model
@@ -76,6 +77,7 @@ class FedCP(ServerModel):
         return model.split(is_own, held=common(model.module))
 
     def server_state(self, ctx: Context) -> TensorDict:
+        trained_head(ctx, self.title)
         return ctx.split.select_shared(ctx.init)
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -101,13 +103,13 @@ class FedCP(ServerModel):
         return tree.merge(received, state)
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        heads = {str(n): t for n, t in received.items() if ".common." in str(n)}
-        return with_context(tree.merge(state, TensorDict({twin(n): t for n, t in heads.items()})))
+        head = {twin(str(n)): t for n, t in received.items() if twin(str(n)) in state}
+        return with_context(tree.merge(state, TensorDict(head)))
 
 
 def twin(name: str) -> str:
     """Return the name of the tensor of h_i that corresponds to the one of h with this name."""
-    return name.replace(".common.", ".")
+    return ".".join(name.rsplit(".common.", 1))
 
 
 def with_context(personal: TensorDict) -> TensorDict:

@@ -79,7 +79,7 @@ class FedDBE(ServerModel):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         model, split = tree.merge(received["w"], state), client.split
-        train = None if self.bias and client.round > 0 else [n for n in split.trainable if n in split.shared]
+        train = None if self.bias and client.round > 0 else split.shared
         if client.round > 0 and self.kappa == 0:
             trained = client.fit(model, train=train)
         else:

@@ -123,9 +123,7 @@ class FedDPA(ServerModel):
             fitted = client.fit(weighed(received, own_set, 1 - self.a, self.a), train=factors(client))
             own_set = weighed(fitted.select(*own_set.keys()), own_set.select("mix"), 1.0, 0.0)
             trained = trained * 0 + 1
-        tuned = client.fit(
-            weighed(received, own_set, 1.0, 0.0), train=[n for n in split.trainable if n in split.shared]
-        )
+        tuned = client.fit(weighed(received, own_set, 1.0, 0.0), train=split.shared)
         return TensorDict({"own": own_set, "trained": trained}, batch_size=[]), tuned.select(*received.keys())
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:

@@ -137,7 +137,7 @@ class FedFomo(Method):
         )
         if self.fallback == "baseline":
             # Without validation samples the loss is 0, too: nothing can be better, and nothing is discarded.
-            revert = (delta <= 0).all() & (baseline > 0)
+            revert = (delta <= 0).all() & (baseline != 0)
             trained = tree.choose(revert, previous, trained)
         stack = {n: torch.stack([model.get(n) for model in (trained, *downloaded)]) for n in names}
         mean = tree.weighted_mean(TensorDict(stack), mixing(delta))

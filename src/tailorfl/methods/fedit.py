@@ -84,9 +84,7 @@ class MeanOfLoRA(FedAvg):
         new = {}
         for a, b in lora_pairs(replies.context.split.trainable):
             new[a], new[b] = mean_of_products(stack.get(a), stack.get(b), weights)
-        return TensorDict(
-            {**dict(state.items()), "w": tree.merge(state["w"], TensorDict(new))}, batch_size=[]
-        )
+        return TensorDict({**dict(state.items()), "w": tree.merge(state["w"], TensorDict(new))})
 
 
 def lora_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:

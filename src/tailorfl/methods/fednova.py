@@ -39,6 +39,7 @@ from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure, to_fedavg
 from tailorfl.errors import ConfigError
+from tailorfl.methods.bases import SendsChange
 from tailorfl.methods.fedavg import FedAvg
 from tailorfl.training import tree
 from tailorfl.training.update import Optimizer
@@ -48,7 +49,7 @@ SGD = {"optimizer": "sgd", "schedule": "constant"}
 
 
 @register
-class FedNova(FedAvg):
+class FedNova(SendsChange, FedAvg):
     """FedAvg of updates per step, so that clients with more steps do not count more."""
 
     name = "fednova"
@@ -85,9 +86,8 @@ class FedNova(FedAvg):
         tau = client.steps().double()
         a = accumulated(tau, config.momentum, config.lr * self.mu).to(dtype)
         change = (w - client.parameters(theta)) / torch.where(a > 0, a, 1.0)
-        other_tensors = {n: t for n, t in tree.tensors(theta).items() if n not in tree.tensors(w)}
         length = {"steps": tau.to(dtype) if self.mu > 0 else a}
-        return state, TensorDict({"each": change, **length, "rest": TensorDict(other_tensors)})
+        return state, TensorDict({"each": change, **length, "rest": theta.exclude(*w.keys())})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         w, mean = server["w"], replies.mean()
@@ -95,9 +95,6 @@ class FedNova(FedAvg):
         new, optimizer = self.server.step(w.select(*update.keys()), update, server["optimizer"])
         w = tree.merge(w, mean.get("rest", tree.empty()), new)
         return TensorDict({"w": w, "optimizer": optimizer})
-
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()
 
 
 def accumulated(tau: Tensor, momentum: float, pull: float) -> Tensor:

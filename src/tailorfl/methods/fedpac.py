@@ -110,6 +110,8 @@ class FedPAC(Method):
     def reductions(self, run: RunSetup) -> tuple[Reduction, ...]:
         if (self.mix and run.cohort > 1) or (self.lam > 0 and run.rounds > 1) or self.head_lr is not None:
             return ()
+        if self.participation == "all" and not run.everyone:
+            return ()  # the server keeps only the heads of sampled clients
         because = "without mixing and pull" if run.rounds > 1 else "with a single round and without mixing"
         head, body = as_settings(self.length("head")), as_settings(Length(run.train.epochs, run.train.steps))
         lengths = [(f"{part}_{n}", v) for part, of in (("head", head), ("body", body)) for n, v in of.items()]

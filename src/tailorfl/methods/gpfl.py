@@ -42,7 +42,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure
 from tailorfl.methods.bases import ServerModel
-from tailorfl.methods.class_features import classes_only
+from tailorfl.methods.class_features import classes_only, trained_head
 from tailorfl.models.functional import Model
 from tailorfl.models.layers import replace_head
 from tailorfl.models.split import Split
@@ -82,6 +82,7 @@ class GPFL(ServerModel):
 
     def server_state(self, ctx: Context) -> TensorDict:
         classes_only(ctx, self.title)
+        trained_head(ctx, self.title)
         return ctx.split.select_shared(ctx.init)
 
     def client_state(self, ctx: Context) -> TensorDict:
@@ -134,7 +135,7 @@ def guided(batch: Seen, g: Tensor, received: Tensor, name: str, lam: float, mu: 
 
 def embeddings_of(shared: TensorDict) -> str:
     """Return the name of E among the shared tensors."""
-    (name,) = [str(n) for n in shared.keys() if str(n).endswith("embeddings")]  # noqa: SIM118
+    (name,) = [n for n in map(str, shared.keys()) if n.rpartition(".")[2] == "embeddings"]
     return name
 
 

@@ -46,8 +46,9 @@ from torch.nn import functional as F
 from tailorfl.core.client import Client
 from tailorfl.core.context import Context
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.core.method import Method, register
+from tailorfl.core.method import register
 from tailorfl.core.reduction import becomes, options_but
+from tailorfl.methods.bases import SendsChange
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
 from tailorfl.training.update import along
@@ -56,7 +57,7 @@ _TINY = 1e-12
 
 
 @register
-class PFedHN(Method):
+class PFedHN(SendsChange):
     """A hypernetwork trained with the clients' updates as gradients."""
 
     fixed_clients = "its hypernetwork has an embedding of every client"
@@ -89,8 +90,7 @@ class PFedHN(Method):
             ]
             heads = {n: torch.nn.Linear(self.hidden, size) for n, size in sizes.items()}
             embeddings = torch.randn(ctx.num_clients, width).to(ctx.dtype)
-        for layer in (*trunk, *heads.values()):
-            layer.to(ctx.dtype)
+        torch.nn.ModuleList([*trunk, *heads.values()]).to(ctx.dtype)
         if self.start == "model":
             for n, layer in heads.items():
                 layer.weight.data.zero_()
@@ -133,9 +133,6 @@ class PFedHN(Method):
         trained = client.fit(received)
         return state, client.parameters(received) - client.parameters(trained)
 
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()
-
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
         g_phi, g_e = self.gradient(server, phi, replies)
@@ -167,8 +164,7 @@ class PFedHN(Method):
                 e
             )
 
-        pulled = vjp(models, phi, server["embeddings"][list(replies.clients)])
-        back = pulled[1]
+        back = vjp(models, phi, server["embeddings"][list(replies.clients)])[1]
         a = replies.weights().to(server["embeddings"].dtype)
         g_phi, g_e = back({n: along(a, t) * t for n, t in tree.tensors(replies.stack).items()})
         # A client without samples has a = 0, and sent a change of 0.

@@ -30,12 +30,12 @@ from tailorfl.core.client import Client
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import to_local
-from tailorfl.methods.bases import TwoModels
+from tailorfl.methods.bases import SendsChange, TwoModels
 from tailorfl.training import tree
 
 
 @register
-class MRMTL(TwoModels):
+class MRMTL(SendsChange, TwoModels):
     """Personal models pulled towards their mean."""
 
     fixed_clients = "a reply is weighted by its share of all clients' samples"
@@ -56,9 +56,6 @@ class MRMTL(TwoModels):
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         v = client.fit(state, prox=(self.lam, received))
         return v, v - (state if self.mean == "all" else received)
-
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         change, share = replies.mean(), replies.share

@@ -50,7 +50,7 @@ from tailorfl.core.context import Context
 from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Reduction, RunSetup
-from tailorfl.errors import ConfigError, TailorflError
+from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import OwnModel
 from tailorfl.training import tree
 from tailorfl.training.keys import torch_seed
@@ -168,11 +168,6 @@ def towards(lam: float, targets: Tensor, batch: int) -> tuple[Term, ...]:
 
     def pull(batch: Seen, targets: Tensor) -> Tensor:
         predictions, target = batch.outputs.softmax(-1), targets[batch.rows]
-        if predictions.shape != target.shape:
-            raise TailorflError(
-                f"the targets on public samples have {target.shape[-1]} classes, but the model has "
-                f"{predictions.shape[-1]} outputs"
-            )
         return lam * (predictions - target).square().sum(-1).mean()
 
     return (Term(pull, given=(targets,), public=batch),) if lam > 0 else ()

@@ -57,7 +57,7 @@ class PFedGraph(OwnModel):
     grid = {"alpha": (0.1, 0.4, 0.8, 1.6), "lam": (0.0, 0.001, 0.01, 0.1)}
     special_cases = [
         to_local("with a single round, before which there is no graph,", rounds=1),
-        to_local("with λ = 0 and one client a round", lam=0, cohort=1),
+        to_local("with λ = 0 and one client a round", lam=0, cohort=1, participation="sampled"),
     ]
     has_global = False
     personal_receives = False

@@ -82,16 +82,21 @@ class PFedMe(TwoModels):
 
     @model_validator(mode="after")
     def _theta_goes_on(self) -> Self:
-        if self.keep == "w" and (self.personal_epochs is not None or self.personal_steps is not None):
+        if self.keep == "w" and self.trains_on:
             raise ValueError(
                 "keep = w needs inner steps; with personal_epochs or personal_steps, θ continues from the last round"
             )
         return self
 
+    @property
+    def trains_on(self) -> bool:
+        """Whether θ continues from the last round, for `personal_epochs` or `personal_steps`."""
+        return self.personal_epochs is not None or self.personal_steps is not None
+
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         w = theta = received
         decay = client.config.weight_decay + self.inner_wd
-        if self.personal_epochs is not None or self.personal_steps is not None:
+        if self.trains_on:
             theta = client.fit(
                 state,
                 prox=(self.lam, w),
@@ -122,9 +127,9 @@ class PFedMe(TwoModels):
             return (Reduction("with β = 0", "global"),)
         if self.lam == 0:
             return (Reduction("with λ = 0", "global"),)
-        if not math.isclose(self.lr * self.lam, 1.0):
+        if not math.isclose(self.lr * self.lam, 1.0) or run.train.round_schedule.kind != "constant":
             return ()
-        if self.personal_epochs is not None:
+        if self.trains_on:
             return self._as_fedclup(run)
         if self.inner_steps > 1:
             remark = "deploys what clients send: after each of its batches w_i is θ"
@@ -140,11 +145,11 @@ class PFedMe(TwoModels):
         return (Reduction("with ηλ = 1 and K = 1", "global", "fedavg", "global", options, train),)
 
     def _as_fedclup(self, run: RunSetup) -> tuple[Reduction, ...]:
-        """Return the reduction with ηλ = 1 and epochs: clients send their personal model, as FedCLUP with γ = 1/λ."""
+        """Return the reduction with ηλ = 1 where clients send a θ that trains on, as FedCLUP does with γ = 1/λ."""
         if self.beta != 1:
             return ()
         options = {"lam": self.lam, "weights": self.weights}
-        train = {**as_settings(Length(epochs=self.personal_epochs)), **self._rate(run)}
+        train = {**as_settings(self.length("personal")), **self._rate(run)}
         return (Reduction("with ηλ = 1", "personal", "fedclup", "personal", options, train),)
 
     def _rate(self, run: RunSetup) -> dict[str, Any]:

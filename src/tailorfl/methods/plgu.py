@@ -39,18 +39,17 @@ of the body are plain ones, whatever the run's optimizer; `train.clip` bounds ea
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from tensordict import TensorDict
 from torch import Tensor
 
 from tailorfl.core.client import Client
-from tailorfl.core.messages import Replies
 from tailorfl.core.method import register
 from tailorfl.core.reduction import Reduction, RunSetup
-from tailorfl.methods.bases import TwoModels
+from tailorfl.methods.bases import SendsChange, TwoModels
 from tailorfl.methods.fedrep import FedRep
 from tailorfl.models.layers import Groups
 from tailorfl.training import tree
@@ -66,7 +65,7 @@ SHARE = 5 / 21
 
 
 @register
-class PLGULF(TwoModels):
+class PLGULF(SendsChange, TwoModels):
     """A flat global model, and personal models that keep their most personal layers."""
 
     name = "plgu_lf"
@@ -111,9 +110,6 @@ class PLGULF(TwoModels):
 
         return direction
 
-    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        return tree.empty()
-
     def start(self, client: Client, theta: TensorDict, w: TensorDict, scores: Tensor) -> TensorDict:
         """Return (θ_i on Per, w on Uni)."""
         personal = largest(scores, self.kept(len(scores)))
@@ -122,9 +118,6 @@ class PLGULF(TwoModels):
             for name in group:
                 out[name] = torch.where(personal[number], theta.get(name), w.get(name))
         return TensorDict(out)
-
-    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
-        return server + replies.mean()
 
     def kept(self, layers: int) -> int:
         """Return D for a model with `layers` layers: by default 5/21 of them, at least one, and never all."""
@@ -163,6 +156,14 @@ class PLGUGRep(FedRep):
     lwsam_form: Form = Field("paper", description="the paper's perturbation, or the exact maximiser (asam)")
     p: float = Field(2.0, gt=1, description="p of the ball ‖ε‖_p ≤ ρ; inf is the sign of the gradient")
     reuse_grad: bool = Field(False, description="use g instead of g' for the ascent, which saves a gradient")
+
+    @model_validator(mode="after")
+    def _body_takes_steps(self) -> Self:
+        if "body_epochs" in self.model_fields_set:
+            raise ValueError(
+                "body_epochs has no effect: the body takes two steps on each of body_steps batches"
+            )
+        return self
 
     def train(self, client: Client, model: TensorDict) -> TensorDict:
         model = client.fit(model, train=client.split.personal, length=self.length("head"))

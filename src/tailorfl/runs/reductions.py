@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tailorfl.core.method import Method, make_method
@@ -19,7 +20,7 @@ def setup_of(sim: Simulation, rounds: int) -> RunSetup:
     trainable = set(sim.split.trainable)
     groups = layer_groups(sim.model.module)
     clients = len(sim.federation.members)
-    everyone = sim.fraction == 1 or sim.participants == 1 or sim.method.participation == "all"
+    everyone = sim.fraction == 1 or sim.participants == 1
     # With Bernoulli sampling a round may have any number of clients.
     most = clients if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, clients)
     return RunSetup(
@@ -54,6 +55,13 @@ def unsuited(sim: Simulation) -> list[str]:
 def named(sim: Simulation, rounds: int) -> list[str]:
     """Return a sentence for every other method to which a run's method reduces."""
     reductions = sim.method.reductions(setup_of(sim, rounds))
+    if sim.method.participation == "all":  # then those of the other method have to train in all rounds, too
+        reductions = tuple(
+            replace(r, options={**r.options, "participation": "all"})
+            if r.other and r.other_model == "personal"
+            else r
+            for r in reductions
+        )
     grouped: dict[tuple[str, str, str], list[Reduction]] = {}
     for reduction in reductions:
         grouped.setdefault((reduction.because, reduction.other, reduction.remark), []).append(reduction)

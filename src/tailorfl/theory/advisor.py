@@ -166,7 +166,7 @@ def conclude(
     federation: Federation, pilot: Pilot, curved: Curvature, rho2: Floats, train: TrainConfig, seed: int = 0
 ) -> Advice:
     """Return advice from a finished pilot and the measurements on it: `rho2` `[N]` of every client."""
-    sizes, clients = pilot.sizes.astype(float), federation.num_clients
+    sizes, clients = pilot.sizes.astype(float), len(federation.members)
     noise = pilot.gaps / 4 * _halves_excess(pilot)
     excess = _excess(pilot, curved, rho2)
     if not (noise.any() and np.isfinite(noise).all() and curved.smoothness > 0):
@@ -291,7 +291,7 @@ def _transfer(federation: Federation, pilot: Pilot, noise: Floats, excess: float
 def _notes(advice: Advice, federation: Federation, train: TrainConfig) -> tuple[str, ...]:
     """Return caveats in words."""
     facts, out = advice.facts, []
-    small = sum(len(rows) < 2 for rows in federation.train[: federation.num_clients])
+    small = sum(len(federation.train[client]) < 2 for client in federation.members)
     if small:
         out.append(f"{small} clients with fewer than 2 training samples took no part")
     if facts.used < 8:

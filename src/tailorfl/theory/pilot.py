@@ -106,11 +106,11 @@ def run_pilot(
         DivergenceError: training gives models that are not finite.
     """
     begin = time.perf_counter()
-    usable = [i for i in range(federation.num_clients) if len(federation.train[i]) >= 2]
+    usable = [i for i in federation.members if len(federation.train[i]) >= 2]
     if len(usable) < 2:
         raise DataError(
             "advice needs at least 2 clients with at least 2 training samples each, because it compares halves of "
-            f"their data; only {len(usable)} of {federation.num_clients} clients have them"
+            f"their data; only {len(usable)} of {len(federation.members)} clients have them"
         )
     fits = max(2, min(clients, len(usable), int(SCALARS // (2 * objective.size))))
     order = np.argsort(derive(derive(seed, "advisor clients"), np.array(usable, dtype=np.uint64)))
