@@ -42,6 +42,8 @@ KINDS = ("sequential", "vectorized")
 METHODS = ("fedavg", "ditto", "fedrep", "scaffold", "plgu_lf", "fedfomo")
 """Without private state; with one; a part of the model; states in parts; SAM; a message for each client."""
 
+QUICK = ("fedrep", "scaffold", "fedfomo")
+
 
 def team_of(sim: Simulation) -> ProcessPool:
     assert isinstance(sim.engine, PooledEngine | Auto)
@@ -51,7 +53,7 @@ def team_of(sim: Simulation) -> ProcessPool:
 
 def run(name: str, engine: str, number: int, model_name: str = "batch_norm", **settings: Any) -> Simulation:
     team = make_engine(engine, 2, number)
-    return simulation(name, model_name, team, **{"fraction": 0.8, "rounds": 3, **settings})
+    return simulation(name, model_name, team, **{"fraction": 0.8, "rounds": 2, **settings})
 
 
 PRIVATE = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, 0.8, "shuffle"))
@@ -60,12 +62,13 @@ PRIVATE = replace(TRAIN, momentum=0.0, weight_decay=0.0, dp=SampleDP(0.5, 0.8, "
 @pytest.mark.parametrize(
     ("name", "engine", "number", "settings"),
     [
-        *((name, engine, 2, {}) for name, engine in zip(METHODS, KINDS * 3, strict=True)),
-        # More workers than chunks, with states on the disk.
         *(
-            ("ditto", engine, number, {"model_name": "dropout"})
-            for engine, number in zip(KINDS, (3, 7), strict=True)
+            pytest.param(name, engine, 2, {}, marks=[] if name in QUICK else [pytest.mark.slow])
+            for name, engine in zip(METHODS, KINDS * 3, strict=True)
         ),
+        # More workers than chunks, with states on the disk.
+        pytest.param("ditto", "sequential", 3, {"model_name": "dropout"}, marks=pytest.mark.slow),
+        ("ditto", "vectorized", 7, {"model_name": "dropout"}),
         ("ditto", "vectorized", 2, {"model_name": "mlp", "train": PRIVATE}),
     ],
 )
@@ -239,11 +242,13 @@ def alive(pid: int) -> bool:
 
 
 def test_workers_end_with_their_simulation() -> None:
+    gc.freeze()  # only what comes now is looked at
     sim = run("ditto", "sequential", 2, rounds=1)
     pids = team_of(sim).pids
     assert all(alive(pid) for pid in pids)
     del sim
     gc.collect()
+    gc.unfreeze()
     assert not any(alive(pid) for pid in pids)
 
 
@@ -254,11 +259,11 @@ def test_a_parent_with_several_threads_that_has_used_them() -> None:
         torch.set_num_threads(2)
         torch.randn(600, 600) @ torch.randn(600, 600)
         torch.randn(2_000_000).exp().sum()
-        sim = run("fedavg", "vectorized", 2, "cnn2", rounds=2)
+        sim = run("fedavg", "vectorized", 2, "cnn2", rounds=1)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    one = run("fedavg", "vectorized", 1, "cnn2", rounds=2)
+    one = run("fedavg", "vectorized", 1, "cnn2", rounds=1)
     assert_same(everything(sim), everything(one))
 
 
@@ -310,6 +315,13 @@ def test_without_fork_what_cannot_be_pickled_is_named(monkeypatch: pytest.Monkey
     message = r"cannot be pickled: .*lambda.*; .*engine.workers"
     with pytest.raises(WorkerError, match=message):
         run("ditto", "sequential", 2, "mlp", rounds=1)
+
+
+def test_workers_that_end_at_their_start_are_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a script starts them without `if __name__ == "__main__"`, or for lack of memory."""
+    monkeypatch.setattr(process_pool, "_begin", lambda *_: os._exit(3))
+    with pytest.raises(WorkerError, match=r"ended at their start .*exit code 3.*__main__"):
+        run("ditto", "sequential", 2, "logistic", rounds=1)
 
 
 @pytest.mark.slow

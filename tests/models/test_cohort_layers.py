@@ -43,7 +43,21 @@ POOLED: dict[str, tuple[tuple[int, ...], Build]] = {
     "in a chain of chains": (IMAGE, lambda: nn.Sequential(pooled(), nn.Linear(100, 2))),
 }
 """Where convolutions take the pooling along."""
+
+
+class Prompted(nn.Module):
+    """Adds a vector of its own to all samples, through a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector, self.layer = nn.Parameter(torch.randn(6)), nn.Linear(6, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(self.vector)
+
+
 NETWORKS: dict[str, tuple[tuple[int, ...], Build]] = {
+    "on a single vector": ((7,), Prompted),
     "linear": ((7,), lambda: nn.Linear(7, 4)),
     "without bias": ((7,), lambda: nn.Linear(7, 4, bias=False)),
     "on tokens": ((6, 7), lambda: nn.Linear(7, 4)),
@@ -239,6 +253,20 @@ def test_convolutions_take_pooling_along(shape, build):
     layers = [p for p in Model(build)._eval.module.modules() if isinstance(p, cohort_convs.Conv2d)]
     assert layers
     assert all(layer.pool is not None for layer in layers)
+
+
+def test_layers_of_a_bound_module_are_those_of_the_network():
+    """Whoever calls a layer by itself gets what it alone computes, without the pooling after it."""
+    model, x = Model(pooled), torch.randn(2, *IMAGE)
+    state = model.init(0)
+    with torch.no_grad(), model.bound(state) as module:
+        outputs = [x]
+        for layer in module:
+            outputs.append(layer(outputs[-1]))
+    images = nn.functional.conv2d(x, state["0.weight"], state["0.bias"], padding=1)
+    torch.testing.assert_close(outputs[1], images)
+    assert torch.equal(outputs[2], nn.functional.max_pool2d(outputs[1], 2))
+    torch.testing.assert_close(outputs[-1], model(state, x))
 
 
 def test_gradients_of_numbers_below_zero_and_of_ties_are_those_of_relu_and_pooling():

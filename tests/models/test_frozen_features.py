@@ -118,6 +118,22 @@ def test_of_several_boundaries_the_last_counts_before_which_all_is_frozen() -> N
         assert find_boundary(model, dict(model.init(0).items()), torch.randn(SAMPLES, 6)).name == name
 
 
+@pytest.mark.parametrize(("boundary", "width"), [("0", 2 * 6 * 6), ("1", 2 * 3 * 3), ("2", 2 * 3 * 3)])
+def test_a_boundary_may_be_between_a_convolution_and_its_pooling(boundary: str, width: int) -> None:
+    def make() -> nn.Module:
+        layers = nn.Conv2d(3, 2, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 4)
+        network = nn.Sequential(*layers)
+        network.feature_boundary = boundary  # type: ignore[assignment]
+        return network
+
+    model, x = Model(make, trainable="head"), samples((3, 6, 6))
+    state = dict(model.init(0).items())
+    found = find_boundary(model, state, x)
+    assert (found.name, found.width) == (boundary, width)
+    kept = FeatureExtractor(model, found, state)(x)
+    torch.testing.assert_close(model.from_features(found.apply)(state, kept), model(state, x))
+
+
 def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(867, 9), nn.Linear(9, 4))
 

@@ -46,12 +46,13 @@ class Lists(nn.Module):
         self.head = nn.Linear(16, 2)
 
 
-MODELS: dict[str, nn.Module] = {
-    **{n: build(n, CIFAR, 10) for n in available() if n not in TRANSFORMERS and n != "cox"},
-    "cox": build("cox", (39,), 1),
-    "odd": OddNames(),
-    "lists": Lists(),
-}
+with torch.device("meta"):  # only names and shapes matter
+    MODELS: dict[str, nn.Module] = {
+        **{n: build(n, CIFAR, 10) for n in available() if n not in TRANSFORMERS and n != "cox"},
+        "cox": build("cox", (39,), 1),
+        "odd": OddNames(),
+        "lists": Lists(),
+    }
 
 
 def scalars(split: Split, names: Iterable[str]) -> int:
@@ -133,7 +134,8 @@ def test_every_norm_type_is_a_norm(norm):
     ],
 )
 def test_personal_scalars_of_the_papers(name, classes, selector, expected):
-    split = Split.of(build(name, CIFAR, classes), selector)
+    with torch.device("meta"):
+        split = Split.of(build(name, CIFAR, classes), selector)
     assert scalars(split, split.personal) == expected
     assert scalars(split, split.shared) == scalars(split, split.trainable) - expected
 
@@ -142,11 +144,11 @@ def test_personal_scalars_of_the_papers(name, classes, selector, expected):
     ("name", "groups"), [("resnet18", 21), ("resnet34", 37), ("resnet20", 20), ("vgg11", 11)]
 )
 def test_layer_group_counts(name, groups):
-    assert len(layer_groups(build(name, CIFAR, 10))) == groups
+    assert len(layer_groups(MODELS[name])) == groups
 
 
 def test_a_group_is_a_layer_with_the_norm_that_follows():
-    groups = layer_groups(build("resnet18", CIFAR, 10), buffers=True)
+    groups = layer_groups(MODELS["resnet18"], buffers=True)
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     downsample = "layer2.0.downsample"
     assert groups[0] == ("conv1.weight", *(f"bn1.{part}" for part in norm))
@@ -179,6 +181,12 @@ def test_predicates_patterns_and_sums():
     assert select(module, "extractor:1") == select(module, "body")
 
 
+class Misnamed(nn.Linear):
+    """Its head is a layer that it does not have."""
+
+    feature_layer = "haed"
+
+
 MLP, LOGISTIC = build("mlp", (4,), 2), build("logistic", (4,), 2)
 
 
@@ -196,6 +204,7 @@ MLP, LOGISTIC = build("mlp", (4,), 2), build("logistic", (4,), 2)
         (MLP, "input_perada", ModelError, "ResidualBlock"),
         (LOGISTIC, "body", ModelError, "body matches nothing"),
         (nn.Conv2d(3, 2, 1), "head", ModelError, "needs 1 linear"),
+        (Misnamed(4, 2), "head", ModelError, "feature_layer of a Misnamed names 'haed'"),
         (LOGISTIC, "haed", ConfigError, "Did you mean 'head'"),
         (LOGISTIC, "fc.*", ConfigError, "list"),
         (nn.LazyLinear(3), "all", ModelError, "forward pass"),

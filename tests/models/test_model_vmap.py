@@ -16,14 +16,16 @@ CASES = [
     ("cnn2", (1, 8, 8), {}), ("cnn2", (1, 8, 8), {"norm": "group"}),
     ("cnn3", (1, 8, 8), {}), ("cnn5", (1, 8, 8), {"norm": "group"}),
     ("lenet", (3, 16, 16), {}), ("ckt_cnn", (3, 16, 16), {"norm": "group"}),
-    ("vgg11", (3, 32, 32), {"norm": "none", "dropout": 0.5}), ("vgg11", (3, 32, 32), {"norm": "group"}),
+    pytest.param("vgg11", (3, 32, 32), {"norm": "none", "dropout": 0.5}, marks=pytest.mark.slow),
+    pytest.param("vgg11", (3, 32, 32), {"norm": "group"}, marks=pytest.mark.slow),
     ("mlp", (5,), {"dropout": 0.5}), ("cnn2", (1, 8, 8), {"dropout": 0.5}),
-    ("resnet18", (3, 17, 17), {"norm": "group"}), ("resnet20", (3, 9, 9), {"norm": "group"}),
+    ("resnet18", (3, 17, 17), {"norm": "group", "width": 8}), ("resnet20", (3, 9, 9), {"norm": "group"}),
 ]  # fmt: skip
-"""The deeper networks of a family have more of the same blocks."""
+"""The deeper networks of a family have more of the same blocks, and so has VGG."""
 BATCH_NORM_CASES = [
     ("mlp", (5,), {"norm": "batch"}), ("cnn2", (1, 8, 8), {"norm": "batch"}), ("vgg11", (3, 32, 32), {}),
-    ("resnet18", (3, 32, 32), {}), ("resnet18", (1, 9, 9), {"stem": "cifar"}), ("resnet20", (3, 8, 8), {}),
+    ("resnet18", (3, 32, 32), {"width": 8}), ("resnet18", (1, 9, 9), {"stem": "cifar", "width": 8}),
+    ("resnet20", (3, 8, 8), {}),
 ]  # fmt: skip
 
 

@@ -180,7 +180,12 @@ def cifar_test_images(path: Path, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("name", "accuracy"), [("resnet20", 0.810), ("resnet32", 0.826), ("resnet56", 0.832)]
+    ("name", "accuracy"),
+    [
+        ("resnet20", 0.810),
+        pytest.param("resnet32", 0.826, marks=pytest.mark.slow),
+        pytest.param("resnet56", 0.832, marks=pytest.mark.slow),
+    ],
 )
 def test_published_cifar_weights_reach_their_accuracy(name, accuracy, need_data):
     module = build(name, CIFAR, 10).eval()

@@ -110,15 +110,18 @@ def test_the_language_head_of_a_checkpoint(kind: str, tmp_path: Path) -> None:
         ("bert", (8,), {"kind": "encodr"}, ConfigError, "Did you mean 'encoder'"),
         ("bert", (8,), {"layers": 0}, ModelError, "from 1 to 2"),
         ("bert", (8,), {"layers": 3}, ModelError, "from 1 to 2"),
+        ("bert", (3, 8, 8), {"kind": "vision"}, ModelError, "cannot be made with the options .*image_size"),
+        ("cut off", (8,), {}, ModelError, r"cannot be loaded: .*deserializing"),
         ("damaged", (8,), {}, ModelError, r"lacks 4 of its tensors, such as encoder\.layer\.0"),
     ],
 )
 def test_checkpoints_that_cannot_be_used(tmp_path, kind, shape, options, error, message) -> None:
-    folder = (
-        checkpoint("bert" if kind == "damaged" else kind, tmp_path) if kind else str(tmp_path / "nothing")
-    )
+    sound = "bert" if kind in ("damaged", "cut off") else kind
+    folder = checkpoint(sound, tmp_path) if sound else str(tmp_path / "nothing")
+    file = Path(folder) / "model.safetensors"
+    if kind == "cut off":
+        file.write_bytes(file.read_bytes()[:-1000])
     if kind == "damaged":
-        file = Path(folder) / "model.safetensors"
         save_weights({n: t for n, t in load_file(file).items() if ".query." not in n}, file)
     with pytest.raises(error, match=message):
         build("huggingface", shape, 4, checkpoint=folder, **options)

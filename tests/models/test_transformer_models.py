@@ -28,6 +28,7 @@ from tailorfl.errors import ConfigError, ModelError
 from tailorfl.models import build, load_weights, save_weights, select
 from tailorfl.models.functional import Model
 from tailorfl.models.heads import SCALE, UNUSED
+from tailorfl.models.layers import replace_head
 from tailorfl.models.registry import options_of
 
 WHOLE = LENGTH + OPTIONS * OPTION_LENGTH
@@ -169,6 +170,14 @@ def test_both_kinds_of_attention_agree_and_training_mode_without_dropout(name: s
     torch.testing.assert_close(net.train()(x), expected)
 
 
+class Doubled(nn.Linear):
+    """A head with twice the outputs of another one."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__(head.in_features, head.out_features, bias=False)
+        self.weight = nn.Parameter(2 * head.weight.detach())
+
+
 def greedy(net: nn.Module, ids: Tensor, count: int) -> Tensor:
     """The likeliest next token, again and again, until the end token; then padding."""
     done = torch.zeros(len(ids), dtype=torch.bool)
@@ -188,6 +197,17 @@ def test_greedy_generation_is_the_argmax_loop() -> None:
         assert module.generate(ids, 3).shape == (6, LENGTH + 3)
     with pytest.raises(ModelError, match=r"model\.bound"):
         model._eval.module.generate(ids, 3)
+
+
+def test_a_replaced_head_of_a_language_model_makes_its_outputs() -> None:
+    net, x = made("llama", **LANGUAGE), text(3, 7)
+    before = net(x)
+    replace_head(net, lambda head: Doubled(head), "doubling needs")
+    torch.testing.assert_close(net(x), 2 * before)
+    assert net.generate(x, 2).shape == (3, 9)
+    model = Model(lambda: net)
+    state = model.init(0)
+    assert not torch.equal(model({**dict(state.items()), "head.weight": state["head.weight"] + 1}, x), net(x))
 
 
 def test_the_end_of_a_response_is_followed_by_padding() -> None:
@@ -243,6 +263,8 @@ def test_every_transformer_is_tuned_by_the_same_options(name: str) -> None:
         ("llama", (8,), {**LANGUAGE, "vocabulary": 3}, ModelError, "3 tokens.* 4;"),
         ("vit", (8,), {}, ModelError, "takes images"),
         ("vit", (1, 9, 8), {}, ModelError, "9x8 pixels cannot be cut into patches of 4x4"),
+        ("vit", (1, 8, 8), {"patch": 0}, ModelError, "cannot be made with the options {'patch': 0}"),
+        ("bert", (8,), {"layers": 1.5}, ModelError, r"cannot be made with the options {'layers': 1\.5}"),
         ("huggingface", (8,), {}, ModelError, "needs the option checkpoint"),
         ("bert", (8,), {"lora": 4, "adapter_size": 4}, ModelError, "not both"),
         ("bert", (8,), LANGUAGE, ConfigError, "kind encoder 'language'"),

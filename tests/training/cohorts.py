@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,26 @@ ENGINES: dict[str, Engine] = {
     "vectorized": Vectorized(64),
     "chunks of 3": Vectorized(3),
 }
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+engines = pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(engine, id=name, marks=[pytest.mark.slow] if "chunks" in name else [])
+        for name, engine in ENGINES.items()
+    ],
+)
+"""Every engine; in chunks a test is slow, since cutting a cohort up is the subject of tests/engines."""
+
+
+def in_turn(name: str, cases: Iterable[Any]) -> pytest.MarkDecorator:
+    """Every case in every engine: quick in one client after another or in one for all in turn, else slow."""
+    return pytest.mark.parametrize(
+        ("engine", name),
+        [
+            pytest.param(engine, case, id=f"{which}-{case}", marks=[] if j == k % 2 else [pytest.mark.slow])
+            for k, case in enumerate(cases)
+            for j, (which, engine) in enumerate(ENGINES.items())
+        ],
+    )
 
 
 def source(samples: int, shape: tuple[int, ...] = (5,), classes: int = 3, seed: int = 0) -> Source:

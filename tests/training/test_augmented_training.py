@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from methods.settings import one_of
 from methods.small import assert_close
 from tailorfl.core.context import Context
 from tailorfl.core.method import make_method
@@ -71,7 +72,7 @@ def states(sim: Simulation) -> dict[str, Tensor]:
     return {n: t.clone() for n, t in sim.dump()[0].items() if not n.endswith("clients")}
 
 
-@pytest.mark.parametrize("method", ["ditto", "pfedme", "scaffold", "feddf"])
+@pytest.mark.parametrize("method", one_of(2, ["ditto", "pfedme", "feddf", "scaffold"]))
 def test_every_engine_sees_the_same_images(method: str) -> None:
     assert_close(states(simulation(method)), states(simulation(method, "vectorized")), **FLOAT)
 

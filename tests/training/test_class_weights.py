@@ -181,7 +181,7 @@ def test_fedavg_with_it_is_fedrods_generic_model(engine: str, gamma: float) -> N
     assert any(not torch.allclose(t, plain[n], atol=1e-3) for n, t in fedavg.items())
 
 
-@pytest.mark.parametrize("name", one_of(3, [n for n in NAMES if n not in ("fedrod", "fedem")]))
+@pytest.mark.parametrize("name", one_of(6, [n for n in NAMES if n not in ("fedrod", "fedem")]))
 def test_every_method_runs_with_it_and_is_itself_at_gamma_zero(name: str) -> None:
     """But those whose own loss takes the place of the run's."""
     plain = replace(TRAIN, epochs=None, steps=2, momentum=0.0)

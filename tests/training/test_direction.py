@@ -27,6 +27,7 @@ from training.cohorts import (
     batches,
     engines,
     fit,
+    in_turn,
     module_at,
     per_client,
     run,
@@ -186,29 +187,29 @@ def by_hand(
     return {n: t.detach().clone() for n, t in module.state_dict().items()}, losses
 
 
-# (batches a step, settings of the run, length of the fit)
-FITS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
-    (2, {"momentum": 0.6}, {"steps": 3}),
-    (2, {"momentum": 0.6}, {"steps": 3, "first": 1}),
-    (3, {"momentum": 0.6}, {"steps": 3, "first": 4}),
-    (2, {}, {"epochs": 1}),
-    (2, {}, {"epochs": 2}),
-    (3, {}, {"epochs": 1}),
-    (3, {}, {"epochs": 2}),
-    (2, {}, {"steps": 2, "repeat": 3}),
-    (2, {"norm": "batch", "lr": 0.02}, {"steps": 3}),
-    *((2, {"limit": limit}, {"epochs": 3}) for limit in (0, 1, 3, 6)),
-    (2, {"limit": 3}, {"steps": 2}),
-]
+# name: (batches a step, settings of the run, length of the fit)
+FITS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "steps": (2, {"momentum": 0.6}, {"steps": 3}),
+    "from the second": (2, {"momentum": 0.6}, {"steps": 3, "first": 1}),
+    "of three, from the fifth": (3, {"momentum": 0.6}, {"steps": 3, "first": 4}),
+    "an epoch": (2, {}, {"epochs": 1}),
+    "two epochs": (2, {}, {"epochs": 2}),
+    "an epoch of threes": (3, {}, {"epochs": 1}),
+    "two epochs of threes": (3, {}, {"epochs": 2}),
+    "repeated": (2, {}, {"steps": 2, "repeat": 3}),
+    "batch norm": (2, {"norm": "batch", "lr": 0.02}, {"steps": 3}),
+    **{f"at most {limit}": (2, {"limit": limit}, {"epochs": 3}) for limit in (0, 1, 3, 6)},
+    "steps, at most 3": (2, {"limit": 3}, {"steps": 2}),
+}
 
 
-@engines
-@pytest.mark.parametrize(("count", "settings", "length"), FITS)
-def test_a_step_takes_the_next_batches_of_the_endless_sequence(engine, count, settings, length):
+@in_turn("name", FITS)
+def test_a_step_takes_the_next_batches_of_the_endless_sequence(engine, name):
     """Unequal clients: batches of 4 leave rests of 3, 3, 0 and 1, so the batches of a step differ in size too.
 
     Epochs end with a whole step, a limit counts batches, and the loss is that of the batch asked for first.
     """
+    count, settings, length = FITS[name]
     cohort, start = setting(**settings)
 
     def local(client, _, received):

@@ -27,7 +27,7 @@ from tailorfl.training import batches, tree
 from tailorfl.training import cohort as cohorts
 from tailorfl.training.cohort import TrainConfig, rows_at_once
 from tailorfl.training.inference import CACHED_FLOATS
-from training.cohorts import cohort_of, engines, run
+from training.cohorts import SIZES, cohort_of, engines, run, source
 
 LENGTH, WORDS = 7, 11
 SIDE, IMAGES = 16, 400
@@ -92,6 +92,28 @@ def test_a_clients_loss_in_pieces_is_its_loss(
         monkeypatch.setattr(cohorts, "INPUT_BYTES", number * 4 * 3 * LENGTH * cohorts.TOKEN_WIDTH)
         assert rows_at_once(data, 3) == number
         torch.testing.assert_close(losses(), whole)
+
+
+class PerSample(nn.Module):
+    """A network that cannot read an empty batch, as attention cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).view(len(x), -1, 3).mean(1)
+
+
+@engines
+def test_a_loss_without_samples_is_zero(engine: Any) -> None:
+    data, none = source(sum(SIZES)), [torch.arange(0).numpy()] * len(SIZES)
+    cohort = cohort_of(Model(PerSample), data, val=none)
+
+    def local(client: Client, _: Any, received: TensorDict) -> TensorDict:
+        return TensorDict({"loss": client.loss(received, "val")}, batch_size=[])
+
+    assert run(engine, cohort, local, received=cohort.model.init(0))["loss"].tolist() == [0.0] * len(SIZES)
 
 
 def test_a_source_of_responses_is_checked() -> None:

@@ -32,6 +32,7 @@ from training.cohorts import (
     engines,
     fit,
     grouped,
+    in_turn,
     per_client,
     run,
     setting,
@@ -127,9 +128,8 @@ FUNCTIONS: dict[str, tuple[Any, dict[int, int | list[int]]]] = {
 BATCH_SIZES = {"batches of 5": 5, "all data at once": 0}
 
 
-@engines
+@in_turn("name", FUNCTIONS)
 @pytest.mark.parametrize("counting", [False, True])
-@pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_released_gradient_is_recorded(engine: Any, name: str, counting: bool) -> None:
     """Counting records the same and trains nothing, without a look at a sample: they are not numbers."""
     function, kinds = FUNCTIONS[name]
@@ -143,9 +143,8 @@ def test_every_released_gradient_is_recorded(engine: Any, name: str, counting: b
         assert torch.equal(tensor, torch.zeros_like(unmoved) if name == "a gradient" else unmoved)
 
 
-@engines
+@in_turn("limit", [0, 1, 2, 9])
 @pytest.mark.parametrize("counting", [False, True])
-@pytest.mark.parametrize("limit", [0, 1, 2, 9])
 def test_a_limit_cuts_what_is_recorded(engine: Any, limit: int, counting: bool) -> None:
     cohort, start, record = recorded(limit=limit, counting=counting)
     run(engine, cohort, train(), received=start)
@@ -360,16 +359,16 @@ def test_a_batch_of_one_is_divided_by_one_whatever_it_holds(engine: Any) -> None
     assert {0, 1} < set(drawn)
 
 
-def uses(function: Any, engine: str = "vectorized", **options: Any) -> dict[int, Any]:
+def uses(function: Any, engine: Any = ENGINES["vectorized"], **options: Any) -> dict[int, Any]:
     """What a training is recorded to have used."""
     cohort, start, record = recorded(**{"batch_size": BATCH, **options})
-    run(ENGINES[engine], cohort, function, received=start)
+    run(engine, cohort, function, received=start)
     return record.uses
 
 
+@engines
 @pytest.mark.parametrize("counting", [False, True])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_of_shuffled_batches_passes_count_and_of_poisson_ones_batches(engine: str, counting: bool) -> None:
+def test_of_shuffled_batches_passes_count_and_of_poisson_ones_batches(engine: Any, counting: bool) -> None:
     def both(client: Any, _: Any, w: TensorDict) -> TensorDict:
         return client.fit(client.fit(w, length=Length(epochs=3)), length=Length(steps=5, first=1))
 

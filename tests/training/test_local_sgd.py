@@ -27,6 +27,7 @@ from training.cohorts import (
     cohort_of,
     engines,
     fit,
+    in_turn,
     per_client,
     run,
     setting,
@@ -71,10 +72,10 @@ FITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@engines
-@pytest.mark.parametrize(("settings", "options"), FITS.values(), ids=FITS.keys())
-def test_fit_is_torchs_optimizer_on_the_planned_batches(engine, settings, options):
+@in_turn("name", FITS)
+def test_fit_is_torchs_optimizer_on_the_planned_batches(engine, name):
     """Clients of 7, 3, 12 and 5 samples end at different steps, and each decays over its own."""
+    settings, options = FITS[name]
     cohort, start = setting(hidden=(8, 6), **settings)
     close = CLOSE if cohort.config.optimizer == "adamw" else None
     assert_trained(cohort, fit(engine, cohort, start, **options), start, close, **options)

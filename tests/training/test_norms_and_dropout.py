@@ -201,7 +201,13 @@ def dropout_setting(**options: Any) -> tuple[Cohort, TensorDict]:
     return setting(dropout=0.4, hidden=(16, 12), **options)
 
 
-@pytest.mark.parametrize(("settings", "options", "tolerance"), FITS.values(), ids=FITS.keys())
+@pytest.mark.parametrize(
+    ("settings", "options", "tolerance"),
+    [
+        pytest.param(*fit, id=name, marks=[pytest.mark.slow] if name.startswith("convolutions, ") else [])
+        for name, fit in FITS.items()
+    ],
+)
 def test_masks_are_equal_across_engines_and_chunk_sizes(settings, options, tolerance):
     cohort, start = dropout_setting(**settings)
     reference = fit(ENGINES["sequential"], cohort, start, **options)

@@ -207,11 +207,11 @@ def by_opacus(cohort: Cohort, position: int, start: TensorDict, epochs: int) -> 
 @pytest.mark.parametrize(
     ("name", "dp", "batch"),
     [
-        ("mlp", SampleDP(0.2, 0.0, "shuffle"), 4),
+        pytest.param("mlp", SampleDP(0.2, 0.0, "shuffle"), 4, marks=pytest.mark.slow),
         ("mlp", SampleDP(0.2, 0.8, "shuffle"), 4),
         ("mlp", SampleDP(1e3, 0.0, "shuffle"), 4),
         ("lenet", SampleDP(0.2, 0.8, "shuffle"), 4),
-        ("lenet", SampleDP(1e3, 8e-4, "shuffle"), 4),
+        pytest.param("lenet", SampleDP(1e3, 8e-4, "shuffle"), 4, marks=pytest.mark.slow),
         ("mlp", SampleDP(0.4, 1.5, "poisson", (0.3, 1.1)), 2),
     ],
 )

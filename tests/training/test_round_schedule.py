@@ -43,7 +43,7 @@ def test_shares_are_those_of_the_formulas(schedule: RoundSchedule, wanted: list[
     assert [schedule.share(t) for t in range(len(wanted))] == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("name", one_of(3, NAMES))
+@pytest.mark.parametrize("name", one_of(6, NAMES))
 def test_a_round_with_half_the_rate_is_a_round_of_half_the_rate(name: str) -> None:
     """Of every method: the run's rate and those of its own, and nothing else."""
     own = OWN_RATES.get(name, {})

@@ -33,6 +33,7 @@ from training.cohorts import (
     engines,
     fit,
     grouped,
+    in_turn,
     model_of,
     per_client,
     run,
@@ -274,8 +275,7 @@ def gradient(cohort: Cohort, state: TensorDict, rows: Tensor, targets: Tensor) -
     return {n: p.grad for n, p in leaves.items()}
 
 
-@engines
-@pytest.mark.parametrize("batch", [1, 4, PUBLIC, 50])
+@in_turn("batch", [1, 4, PUBLIC, 50])
 @pytest.mark.parametrize("how", ["plain", "direction"])
 def test_training_is_sgd_on_the_loss_with_the_term(engine, batch, how):
     """Three steps of unequal clients, with everything else that a step may have."""

@@ -182,7 +182,7 @@ ALIGNMENT = 64
 
 
 class Block:
-    """Bytes that a process and the workers it starts share. Only the process that made a block enlarges it.
+    """Bytes that a process and the workers it starts share. Only one process at a time enlarges a block.
 
     A block takes one open file, whatever it holds. On disk its bytes are allocated when they are reserved: otherwise
     writing to the mapping on a full disk would end the process by SIGBUS, without a message.

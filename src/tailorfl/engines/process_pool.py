@@ -210,13 +210,21 @@ class ProcessPool:
                 f"worker processes on {sys.platform} receive their objects by pickle, and one cannot be pickled: "
                 f"{error}; build models with functions at the top level of a module, or leave out engine.workers"
             ) from error
+        except BrokenProcessPool as error:
+            processes = _processes(executor)
+            executor.shutdown(wait=True)
+            self.close()
+            raise WorkerError(
+                f"worker processes ended at their start ({_ends(processes)}); lower engine.workers, or, where they are "
+                'not forked (macOS), call tailorfl below `if __name__ == "__main__":` in your script'
+            ) from error
         except OSError as error:
             self.close()
             raise WorkerError(f"worker processes cannot be started: {error}; lower engine.workers") from error
 
 
-def _lost(processes: Sequence[Any], tasks: Sequence[Task]) -> WorkerError:
-    """Return the error for a worker that has ended; the executor then ends the others by SIGTERM."""
+def _ends(processes: Sequence[Any]) -> str:
+    """Return how some of the processes ended; after the first, the executor ends the others by SIGTERM."""
     ends = []
     for process in processes:
         code = process.exitcode or 0
@@ -225,8 +233,13 @@ def _lost(processes: Sequence[Any], tasks: Sequence[Task]) -> WorkerError:
         elif code > 0:
             ends.append(f"process {process.pid} ended with exit code {code}")
     killed = ", as the system does when it is out of memory" if any("SIGKILL" in end for end in ends) else ""
+    return (first_few(ends, 2) or "a process has ended") + killed
+
+
+def _lost(processes: Sequence[Any], tasks: Sequence[Task]) -> WorkerError:
+    """Return the error for a worker that has ended."""
     return WorkerError(
-        f"a worker was lost ({first_few(ends, 2) or 'a process has ended'}{killed}) while "
+        f"a worker was lost ({_ends(processes)}) while "
         f"{first_few([str(task) for task in tasks], 3)}; nothing of this round was kept. Lower engine.workers or "
         "engine.chunk, or set engine.states=disk; a run with a result folder continues from its last checkpoint with "
         "--resume"

@@ -35,7 +35,6 @@ from tailorfl.engines.pool import (
 )
 from tailorfl.engines.state import StateStore
 from tailorfl.errors import WorkerError, needs_extra
-from tailorfl.settings.experiment import DEFAULT
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +156,9 @@ class RayPool:
     def __init__(
         self,
         workers: int,
-        address: str = "local",
-        gpus: float = DEFAULT.engine.gpus,
-        start_seconds: float = DEFAULT.engine.start_seconds,
+        address: str,
+        gpus: float,
+        start_seconds: float,
     ) -> None:
         self.size, self._address, self._gpus, self._seconds = workers, address, gpus, start_seconds
         self._known, self._taught, self._lessons = Known(), 0, list[Any]()

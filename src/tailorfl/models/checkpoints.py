@@ -124,6 +124,8 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
     Raises:
         ModelError: it cannot be loaded, or lacks some of its tensors.
     """
+    from safetensors import SafetensorError
+
     package = transformers()
     loader = package.AutoModelForCausalLM if causal else package.AutoModel
     try:
@@ -137,7 +139,7 @@ def load_pretrained(checkpoint: str, config: Any, attention: str, causal: bool) 
                 attn_implementation=attention,
                 output_loading_info=True,
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _unreadable(checkpoint, error) from error
     if absent := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
         raise ModelError(

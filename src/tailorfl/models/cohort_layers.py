@@ -146,8 +146,8 @@ class Linear(nn.Linear):
     """A linear layer whose weight may have a client axis."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[batch, in] (or [..., in]) -> [batch, out]."""
-        if is_batchedtensor(self.weight):
+        """[batch, in] (or [in], or [..., in]) -> [batch, out]."""
+        if is_batchedtensor(self.weight) and input.dim() > 1:
             outputs = together(linear, input, self.weight, self.bias, shared_input=input.dim() == 2)
             if outputs is not None:
                 return outputs

@@ -50,11 +50,6 @@ def vector_length(model: str, input_shape: Sequence[int]) -> int:
     return length
 
 
-def after_window(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
-    """Return the pixels along one side after a convolution or a pooling window."""
-    return (side + 2 * padding - kernel) // stride + 1
-
-
 def check_choice(kind: str, value: str, options: Sequence[str]) -> None:
     """Raise ConfigError with the nearest valid name if `value` is not one of `options`."""
     if value not in options:

@@ -92,6 +92,7 @@ class Model:
         self._whole: Model | None = None
         self._begin: Change | None = None
         self._eval = self._skeleton(self._copy(module).eval())
+        self._by_layer: Skeleton | None = None
         self._training: dict[frozenset[str], Skeleton] = {}
         self._elsewhere: dict[torch.device, Model] = {}
         self.single_users: dict[frozenset[str], tuple[bool, ...]] = {}
@@ -101,12 +102,13 @@ class Model:
     def of(cls, module: nn.Module) -> Model:
         """Return the Model of a module you built.
 
-        Fresh initial states call `reset_parameters` wherever it exists.
+        Fresh initial states call `reset_parameters` wherever it exists, of a module after those of its parts.
         """
 
         def factory() -> nn.Module:
-            fresh = copy.deepcopy(module)
-            for part in fresh.modules():
+            fresh, parts = copy.deepcopy(module), list[nn.Module]()
+            fresh.apply(parts.append)
+            for part in dict.fromkeys(parts):
                 reset = getattr(part, "reset_parameters", None)
                 if callable(reset):
                     reset()
@@ -171,7 +173,7 @@ class Model:
             moved = copy.copy(self)
             moved.module = self._copy(self.module, device)
             moved._eval = moved._skeleton(moved._copy(moved.module).eval())
-            moved._training = {}
+            moved._by_layer, moved._training = None, {}
             self._elsewhere[device] = moved
         return self._elsewhere[device]
 
@@ -184,7 +186,7 @@ class Model:
         """
         tail = copy.copy(self)
         tail._whole, tail._begin = self.whole, begin
-        tail._training, tail._elsewhere, tail.single_users = {}, {}, {}
+        tail._by_layer, tail._training, tail._elsewhere, tail.single_users = None, {}, {}, {}
         tail._eval = tail._skeleton(tail._copy(tail.module).eval())
         return tail
 
@@ -251,7 +253,9 @@ class Model:
     @contextmanager
     def bound(self, state: State) -> Iterator[nn.Module]:
         """Yield the module in evaluation mode with a state in place, for uses other than a plain forward pass."""
-        with self._eval.holding(state) as module:
+        if self._by_layer is None:
+            self._by_layer = self._skeleton(self._copy(self.module).eval(), fused=False)
+        with self._by_layer.holding(state) as module:
             yield module
 
     def alone(self, state: State) -> nn.Module:
@@ -305,10 +309,10 @@ class Model:
             self._training[trained] = Skeleton(module, self.live_places)
         return self._training[trained]
 
-    def _skeleton(self, module: nn.Module) -> Skeleton:
+    def _skeleton(self, module: nn.Module, fused: bool = True) -> Skeleton:
         if self._begin is not None:
             self._begin(module)
-        return Skeleton(module, self.live_places)
+        return Skeleton(module, self.live_places, fused)
 
     def _fresh(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

@@ -225,10 +225,17 @@ class Language(nn.Module):
         # Not as a submodule: it consists of the two above, whose names must not depend on it.
         self.__dict__["_causal"] = causal
 
+    @property
+    def causal(self) -> Any:
+        """The whole model, with the current head: a method may have replaced it."""
+        causal: Any = self.__dict__["_causal"]
+        if causal.get_output_embeddings() is not self.head:
+            causal.set_output_embeddings(self.head)
+        return causal
+
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length] int64, padded on the left -> logits of the next token, [batch, length, vocabulary]."""
-        causal: Any = self.__dict__["_causal"]
-        logits: Tensor = causal(**self.tokens(x, _dtype(self.base))).logits
+        logits: Tensor = self.causal(**self.tokens(x, _dtype(self.base))).logits
         return logits
 
     @torch.no_grad()
@@ -248,7 +255,6 @@ class Language(nn.Module):
         if any(t.is_meta for t in self.parameters()):
             raise ModelError("generate needs a state; call it inside `with model.bound(state):`.")
         transformers: Any = importlib.import_module("transformers")
-        causal: Any = self.__dict__["_causal"]
         settings = transformers.GenerationConfig(
             max_new_tokens=max_new_tokens,
             num_beams=num_beams,
@@ -257,6 +263,6 @@ class Language(nn.Module):
             pad_token_id=self.reading.pad,
         )
         mask = (ids != self.reading.pad).long()
-        generated: Tensor = causal.generate(ids, attention_mask=mask, generation_config=settings)
+        generated: Tensor = self.causal.generate(ids, attention_mask=mask, generation_config=settings)
         short = ids.shape[1] + max_new_tokens - generated.shape[1]
         return nn.functional.pad(generated, (0, short), value=self.reading.pad)

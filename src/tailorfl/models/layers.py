@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from tailorfl.errors import ModelError
+from tailorfl.errors import ModelError, first_few
 
 # _NormBase is the common base of every BatchNorm*, SyncBatchNorm and InstanceNorm*.
 NORM_TYPES: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -159,10 +159,19 @@ def head_layer(module: nn.Module) -> nn.Module | None:
     """Return the layer that turns features into outputs.
 
     The one that the module's attribute `feature_layer` names, else the last linear one; None if there is neither.
+
+    Raises:
+        ModelError: the module has no layer of that name.
     """
     named = getattr(module, "feature_layer", None)
     if named is not None:
-        return module.get_submodule(named)
+        try:
+            return module.get_submodule(named)
+        except AttributeError as error:
+            raise ModelError(
+                f"the attribute feature_layer of a {type(module).__name__} names '{named}', but it has no such layer; "
+                f"name one of {', '.join(name for name, _ in module.named_modules() if name)}"
+            ) from error
     linear_layers = linears(module)
     return linear_layers[-1] if linear_layers else None
 
@@ -199,6 +208,5 @@ def inventory(module: nn.Module) -> str:
     entries = state_entries(module)
     owners = {id(entry.module): type(entry.module).__name__ for entry in entries}
     types = ", ".join(f"{count} {kind}" for kind, count in Counter(owners.values()).items())
-    names = [entry.name for entry in entries]
-    listed = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return f"the model has {types or 'no stateful module'}; its state: {listed or 'empty'}"
+    names = first_few([entry.name for entry in entries], 12)
+    return f"the model has {types or 'no stateful module'}; its state: {names or 'empty'}"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from tailorfl import modules
-from tailorfl.errors import ModelError, unknown
+from tailorfl.errors import ModelError, TailorflError, unknown
 from tailorfl.models import foundation, resnet, small, vgg
 from tailorfl.models.adapters import PeftConfig
 from tailorfl.models.dropout import replace_dropout
@@ -86,7 +86,9 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **options: Any) -
             raise unknown(f"option of model '{name}'", option, valid)
     try:
         return FACTORIES[name](shape, outputs, **_arguments(name, options))
-    except (TypeError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
+    except TailorflError:
+        raise
+    except Exception as error:  # options of a wrong type or size fail anywhere in torch or transformers
         raise ModelError(
             f"model '{name}' cannot be made with the options {options}: {_reason(error)}."
         ) from error

@@ -40,12 +40,20 @@ class _TwoConvolutions(ResidualBlock):
         self.adapter2 = optional_adapter(width, norm, dropout)
         self.bn2 = make_norm(norm, width)
 
+    def skip(self, x: Tensor) -> Tensor:
+        """Return what is added to the output of the convolutions for an input, in their shape."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width] -> [batch, width, height/stride, width/stride]; `x` does not change."""
+        skip = self.skip(x)
+        out = relu(self.bn1(self.adapter1(self.conv1(x))))
+        out = self.bn2(self.adapter2(self.conv2(out)))
+        return relu(out + skip)
+
 
 class BasicBlock(_TwoConvolutions):
-    """Two 3x3 convolutions with normalisation, plus the input (projected if the shape changes).
-
-    [batch, channels, height, width] -> [batch, width, height/stride, width/stride].
-    """
+    """Two 3x3 convolutions with normalisation, plus the input (projected if the shape changes)."""
 
     def __init__(self, channels: int, width: int, stride: int, norm: str, dropout: float | None) -> None:
         super().__init__(channels, width, stride, norm, dropout)
@@ -55,12 +63,9 @@ class BasicBlock(_TwoConvolutions):
                 nn.Conv2d(channels, width, 1, stride, bias=False), make_norm(norm, width)
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output; `x` is not changed in place."""
-        skip = x if self.downsample is None else self.downsample(x)
-        out = relu(self.bn1(self.adapter1(self.conv1(x))))
-        out = self.bn2(self.adapter2(self.conv2(out)))
-        return relu(out + skip)
+    def skip(self, x: Tensor) -> Tensor:
+        """Return the input, or its projection."""
+        return x if self.downsample is None else self.downsample(x)
 
 
 class ResNet(nn.Module):
@@ -190,15 +195,12 @@ class PaddedBlock(_TwoConvolutions):
         self.stride = stride
         self.grow = width - channels
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, height, width] -> [batch, width, height/stride, width/stride]."""
-        out = relu(self.bn1(self.adapter1(self.conv1(x))))
-        out = self.bn2(self.adapter2(self.conv2(out)))
-        skip = x
-        if self.grow:
-            thin = x[:, :, :: self.stride, :: self.stride]
-            skip = pad(thin, (0, 0, 0, 0, self.grow // 2, self.grow - self.grow // 2))
-        return relu(out + skip)
+    def skip(self, x: Tensor) -> Tensor:
+        """Return the input, or every `stride`-th pixel of it between zero channels."""
+        if not self.grow:
+            return x
+        thin = x[:, :, :: self.stride, :: self.stride]
+        return pad(thin, (0, 0, 0, 0, self.grow // 2, self.grow - self.grow // 2))
 
 
 class ResNetCifar(nn.Module):

@@ -38,9 +38,16 @@ class Skeleton:
 
     Does the same as `torch.func.functional_call`, but looks up the places once instead of at every call, which
     for a small model costs more than its arithmetic.
+
+    Args:
+        module: the structure, which is changed.
+        holders: the places of every tensor that is borrowed, by its name.
+        fused: whether convolutions take the pooling after them along, so that layers cannot be called one by one.
     """
 
-    def __init__(self, module: nn.Module, holders: dict[str, list[tuple[str, str]]]) -> None:
+    def __init__(
+        self, module: nn.Module, holders: dict[str, list[tuple[str, str]]], fused: bool = True
+    ) -> None:
         self.module = module
         # Convolutions and pooling are faster with channels last, norms with channels first.
         last = not any(is_norm(part) for part in module.modules())
@@ -50,7 +57,7 @@ class Skeleton:
                 part.__class__ = mapped
             if isinstance(part, Conv2d):
                 part.channels_last = last
-        for layer, pool in taken_along(module, Conv2d).items():
+        for layer, pool in taken_along(module, Conv2d).items() if fused else ():
             layer.pool = pool
         convolves = any(isinstance(part, Conv2d) for part in module.modules())
         self.channels_last = last and convolves and all(map(_any_layout, module.modules()))

@@ -11,7 +11,6 @@ from torch import nn
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import ChannelDropout, Dropout
 from tailorfl.models.factories import (
-    after_window,
     check_choice,
     image_shape,
     make_norm,
@@ -131,7 +130,7 @@ class _Plan:
     def last_side(self, side: int) -> int:
         """Return the side of the last feature map; below 1 if the image does not fit."""
         for number in range(1, len(self.channels) + 1):
-            side = after_window(side, self.kernel, padding=self.padding)
+            side += 2 * self.padding - self.kernel + 1
             side = side // 2 if number in self.pooled else side
             if side < 1:
                 return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -112,13 +112,10 @@ class Split:
 
     def _pick(self, mapping: Any, role: tuple[str, ...]) -> Any:
         names = set(mapping.keys())
-        self._check(names)
+        strange = [n for n in names if n not in self.sizes]
+        if strange:
+            raise ModelError(f"the model has no state named {strange[:8]}; it has {list(self.names[:8])} ...")
         picked = [n for n in role if n in names]
         if isinstance(mapping, TensorDictBase):
             return mapping.select(*picked)
         return {n: mapping[n] for n in picked}
-
-    def _check(self, names: Iterable[str]) -> None:
-        strange = [n for n in names if n not in self.sizes]
-        if strange:
-            raise ModelError(f"the model has no state named {strange[:8]}; it has {list(self.names[:8])} ...")

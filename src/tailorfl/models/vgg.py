@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from tailorfl.models.dropout import Dropout
-from tailorfl.models.factories import check_choice, image_shape, make_norm
+from tailorfl.models.factories import check_choice, image_shape, make_norm, named_factory
 
 # Channels of the 3x3 convolutions of each stage, followed by a 2x2 max-pool (Simonyan and Zisserman, 2015).
 STAGES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -60,17 +60,20 @@ class VGG(nn.Module):
         return scores
 
 
-def _vgg(model: str, input_shape: Sequence[int], outputs: int, norm: str, dropout: float) -> VGG:
-    check_choice("norm", norm, ("batch", "group", "none"))
-    channels, _, _ = image_shape(model, input_shape, least=32)
-    return VGG(STAGES[model], channels, outputs, norm, dropout)
+def _vgg(name: str, description: str) -> Callable[..., VGG]:
+    """Return the factory of the network that is called `name`."""
+
+    def factory(
+        input_shape: Sequence[int], outputs: int, *, norm: str = "batch", dropout: float = 0.0
+    ) -> VGG:
+        check_choice("norm", norm, ("batch", "group", "none"))
+        channels, _, _ = image_shape(name, input_shape, least=32)
+        return VGG(STAGES[name], channels, outputs, norm, dropout)
+
+    return named_factory(factory, name, description)
 
 
-def vgg11(input_shape: Sequence[int], outputs: int, *, norm: str = "batch", dropout: float = 0.0) -> VGG:
-    """VGG-11 with batch norm and a 512-512 head (PerFed-CKT); 9 756 426 scalars on CIFAR-10."""
-    return _vgg("vgg11", input_shape, outputs, norm, dropout)
-
-
-def vgg13(input_shape: Sequence[int], outputs: int, *, norm: str = "batch", dropout: float = 0.0) -> VGG:
-    """VGG-13 with batch norm and a 512-512 head (PerFed-CKT's largest clients)."""
-    return _vgg("vgg13", input_shape, outputs, norm, dropout)
+vgg11 = _vgg(
+    "vgg11", "VGG-11 with batch norm and a 512-512 head (PerFed-CKT); 9 756 426 scalars on CIFAR-10."
+)
+vgg13 = _vgg("vgg13", "VGG-13 with batch norm and a 512-512 head (PerFed-CKT's largest clients).")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tailorfl.archives import load_arrays
-from tailorfl.errors import ModelError
+from tailorfl.errors import ModelError, first_few
 from tailorfl.models.layers import state_entries
 from tailorfl.models.selectors import select
 
@@ -53,8 +53,8 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
     common = [name for name in targets if name in tensors and name not in skip]
     if not common:
         raise ModelError(
-            f"no tensor of '{source}' has a name of the model: the file has {_few(tensors)}, the model has "
-            f"{_few(targets)}."
+            f"no tensor of '{source}' has a name of the model: the file has {first_few(list(tensors), 5)}, the model "
+            f"has {first_few(list(targets), 5)}."
         )
     wrong = [
         f"{name}: file {tuple(tensors[name].shape)}, model {tuple(targets[name].shape)}"
@@ -63,7 +63,7 @@ def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -
     ]
     if wrong:
         raise ModelError(
-            f"'{source}' does not fit the model in {len(wrong)} tensor(s): {'; '.join(wrong)}. If these are "
+            f"'{source}' does not fit the model in {len(wrong)} tensor(s): {first_few(wrong, 5, '; ')}. If these are "
             "the last linear layers, skip_head=True (or their number) leaves them at their initial values."
         )
     unusable = [n for n in common if tensors[n].is_complex() or bool(tensors[n].float().isnan().any())]
@@ -101,10 +101,6 @@ def save_weights(state: Mapping[str, Tensor], path: str | Path) -> Path:
     save_file(tensors, partial)
     os.replace(partial, target)
     return target
-
-
-def _few(names: Mapping[str, Tensor]) -> str:
-    return ", ".join(list(names)[:5]) + (f", ... ({len(names)})" if len(names) > 5 else "")
 
 
 def _read(source: str) -> dict[str, Tensor]:

@@ -150,10 +150,8 @@ def active_clients(
         for param in params:
             param.requires_grad_()
     keys = np.zeros(len(plan.count), dtype=np.int64) if plan.keys is None else plan.keys
-    classes, prior = cohort.class_weights, None
-    if classes is not None:
-        classes = cohort.weights_of_classes(positions)
-    if config.objective == "balanced_softmax":
+    classes, prior = cohort.weights_of_classes(positions), None
+    if config.balanced:
         prior = class_prior(cohort.label_counts[list(positions)], config.gamma).to(device)
     if not layout.stacked:
         classes, prior = (None if t is None else t[0] for t in (classes, prior))

@@ -94,12 +94,12 @@ def mean_loss(cohort: Cohort, part: str) -> ClientInference:
 
     def pieces(positions: Sequence[int], stacked: bool) -> Pieces:
         rows, weight = padded([members[p] for p in positions])
-        if not stacked and rows.shape[1]:
-            yield from ((piece, None) for piece in _cut(cohort, rows[0]))
+        if not rows.shape[1]:  # the mean without samples is 0; not every network can read an empty batch
             return
-        # The mean without samples is 0, as for a client with only padding.
-        rows, weight = (rows, weight) if stacked else (rows[0], weight[0])
-        yield from zip(_cut(cohort, rows), _cut(cohort, weight.to(cohort.device)), strict=True)
+        if stacked:
+            yield from zip(_cut(cohort, rows), _cut(cohort, weight.to(cohort.device)), strict=True)
+        else:
+            yield from ((piece, None) for piece in _cut(cohort, rows[0]))
 
     return ClientInference(cohort, f"loss on {part}", value, pieces, _mean_of)
 

@@ -172,11 +172,6 @@ def next_tokens(y: Tensor) -> Tensor:
     return F.pad(y[:, 1:], (0, 1), value=NO_TARGET)
 
 
-def generation(outputs: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean over samples of the mean cross entropy over the tokens of a response, see `response_losses`."""
-    return mean_of(response_losses(outputs, y), weight)
-
-
 SAMPLE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "classification": cross_entropies,
     "binary": binaries,
@@ -217,7 +212,7 @@ LOSSES = {
     **{task: Loss(_Mean(of_samples)) for task, of_samples in SAMPLE_LOSSES.items()},
     "classification": Loss(_Mean(cross_entropies, F.cross_entropy)),
     "survival": Loss(cox, mixes=True),
-    "generation": Loss(generation),
+    "generation": Loss(_Mean(response_losses)),
 }
 """Loss of each task."""
 
