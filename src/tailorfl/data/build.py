@@ -91,10 +91,10 @@ def build(
         DataError: for data that are missing, broken or cannot be dealt as requested.
         MissingExtraError: if corruptions are requested and their package is not installed.
     """
-    config, by_name = _config(dict(locals())), source is None
-    is_own_public = public is not None and public is source
+    config = _config(dict(locals()))
+    loaded = config.name if source is None else None
     source = _load(config) if source is None else source
-    is_own_public |= isinstance(public, str) and public in (source.name, config.name if by_name else None)
+    is_own_public = public is source or (isinstance(public, str) and public in (source.name, loaded))
     source = source if augment == "none" else replace(source, augment=augment)
     source = plain(source) if normalise == "none" else source
     rule = read_split(config.split, official=source.test is not None)
@@ -117,17 +117,20 @@ def build(
     if normalise != "none":
         federation = prepared(federation, normalise, len(joined[0]) if len(order) else None)
     shifted = _shifted(federation, rows, domains, config, seed)
-    shifted |= own_shifts(
-        federation.source, shifts or {}, config.name if by_name else None, config.options, shifted
-    )
-    shared: Source | None = None
-    if len(own_public):
-        shared = _public_from_rows(federation.source, own_public)
-    elif public is not None:
-        shared = public_set(public, config.public_samples, federation.source, seed)
+    shifted |= own_shifts(federation.source, shifts or {}, loaded, config.options, shifted)
+    shared = _shared(public, own_public, federation.source, config, seed)
     federation = replace(federation, public=shared, shifted=shifted)
     validate(federation, config.excluded_clients)
     return federation
+
+
+def _shared(
+    public: str | Source | None, own_rows: Ints, source: Source, config: DataConfig, seed: int
+) -> Source | None:
+    """Return the public set: rows of the prepared source itself, or a set of its own."""
+    if len(own_rows):
+        return _public_from_rows(source, own_rows)
+    return None if public is None else public_set(public, config.public_samples, source, seed)
 
 
 def _divided(
