@@ -165,10 +165,11 @@ def test_evaluation_of_texts_changes_nothing(data: Federation) -> None:
 
 def test_only_some_are_generated(data: Federation) -> None:
     sim = simulation(data, "fedavg")
-    module: Any = sim.model._eval.module
     record = found(sim, samples=2, beams=3)["global", "local", data.names.index("right")]
-    assert {n for n, _ in module.calls} <= {1, 2}
-    assert {beams for _, beams in module.calls} == {3}
+    with sim.model.bound(sim.init) as bound:
+        module: Any = bound
+        assert {n for n, _ in module.calls} <= {1, 2}
+        assert {beams for _, beams in module.calls} == {3}
     assert (record["rouge1"], record["samples"]) == (100.0, 3)
 
 

@@ -34,7 +34,7 @@ def test_notes_name_each_doubt_and_no_other(
     radius = SpreadInterval(2.0, low, 3.0)
     facts: Any = SimpleNamespace(mode="optimum", used=used, radius=radius, curvature=curvature)
     advice = Advice(facts, NONE, SpreadInterval(2.5, 1.0, 4.0), None, NONE, ())
-    federation: Any = SimpleNamespace(train=[range(n) for n in (*sizes, 0)], num_clients=len(sizes))
+    federation: Any = SimpleNamespace(train=[range(n) for n in (*sizes, 0)], members=range(len(sizes)))
     notes = _notes(advice, federation, TrainConfig())
     assert len(notes) == len(expected)
     assert all(words in note for words, note in zip(expected, notes, strict=True))
