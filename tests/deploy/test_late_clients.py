@@ -195,6 +195,11 @@ def test_a_damaged_list_of_the_clients_is_named(content: str, tmp_path: Path) ->
             command(tmp_path, "1")
 
 
+def test_nobody_leaves_a_folder_without_a_federation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no federation"):
+        take_off(tmp_path / "misspelt", "1")
+
+
 @pytest.mark.slow
 def test_a_server_that_begins_again_after_a_client_joined(founders: Federation, tmp_path: Path) -> None:
     config, newcomer = three("ditto"), founders.client(LATE)

@@ -106,6 +106,8 @@ def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
         predict(tmp_path / "run", pd.DataFrame({"age": ["old"], "dose": [1]}), client="ash")
     with pytest.raises(ConfigError, match="--client NAME"):
         predict(tmp_path / "run", tmp_path / "all.csv")
+    with pytest.raises(ConfigError, match=r"'.*misspelt' is not a result folder"):
+        predict(tmp_path / "misspelt", tmp_path / "all.csv")
     predict(tmp_path / "run", pd.DataFrame({"age": [1.0], "ward": ["x"], "dose": [1]}), client="ash")
     assert "ignores the columns ward" in caplog.text
     (one,) = export(tmp_path / "run", tmp_path, clients=["ash"])

@@ -254,7 +254,7 @@ def keys_command(
     folder: Path,
     clients: str = "",
     host: list[str] | None = None,
-    days: Annotated[int, typer.Option(min=1)] = 365,
+    days: Annotated[int, typer.Option(min=1, max=36_500)] = 365,
     renew: str | None = None,
     revoke: str | None = None,
 ) -> None:

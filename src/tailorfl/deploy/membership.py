@@ -234,6 +234,8 @@ def take_off(out: Path, name: str) -> None:
         RunError: its file is damaged.
     """
     names = _names_in(out)
+    if not names:
+        raise ConfigError(f"no federation has begun in '{out}'; check the name of the folder")
     if name not in names:
         raise unknown(f"client of the federation in '{out}'", name, names)
     append_lines(out / LEFT, [name])

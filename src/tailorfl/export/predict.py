@@ -23,6 +23,7 @@ from tailorfl.export.folder import FACTS, checked, loaded, network_of
 from tailorfl.export.model_card import facts_of
 from tailorfl.export.written_model import text_of
 from tailorfl.runs.files import replacing
+from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.trained_models import restore
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _model(
                 "copy, or export it again with tailorfl export"
             ) from error
     if client is None:
+        experiment_in(folder)
         raise ConfigError(
             f"'{folder}' is a result folder with many models; choose one (--client NAME, or --client global), or give "
             "the folder of an exported model"

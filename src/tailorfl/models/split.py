@@ -64,7 +64,9 @@ class Split:
         picked = select(module, personal, allow_empty=allow_empty)
         own_names = picked - still
         if picked and not own_names and not allow_empty:
-            raise ModelError(f"the whole personal part ({personal!r}) is also frozen ({frozen!r}).")
+            raise ModelError(
+                f"the whole personal part ({personal!r}) is also frozen; train some of it, see model.trainable."
+            )
         names = tuple(entry.name for entry in entries)
         shared = tuple(n for n in names if n not in own_names and n not in still)
         untrained = select(module, held, allow_empty=allow_empty)
