@@ -68,7 +68,7 @@ OTHERS = {
     "show digts": "'digits'",
     "show cnn": "'cnn",
     "bench --seconds 0": "must be positive",
-    "deploy leave nowhere north": "Valid: none.",
+    "deploy leave nowhere north": "no federation has begun in 'nowhere'",
     "bench variants={a: {rounds: 1}}": "(a)",
     "data show variants={a: {rounds: 1}}": "(a)",
     "advise variants={a: {rounds: 1}}": "(a)",
