@@ -41,7 +41,7 @@ class RunSetup:
     cohort: int
     """Largest number of clients in a round."""
     everyone: bool
-    """Whether every client takes part in every round, not only trains in it."""
+    """True if the server aggregates every client in every round; that all of them train is not enough."""
     rounds: int
     sampling: Sampling = DEFAULT.sampling
     validation: bool = True

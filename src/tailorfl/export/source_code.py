@@ -209,9 +209,8 @@ class Writer:
             return self._container(type(module).__name__, children)
         if children:
             raise NotWritableError(f"{type(module).__name__} has parts that its text does not show")
-        text = re.sub(
-            r"(padding|padding_mode)=([a-z]+)", r"\1='\2'", f"nn.{module!r}"
-        )  # bare words in torch's repr
+        # Torch's repr leaves words bare.
+        text = re.sub(r"(padding|padding_mode)=([a-z]+)", r"\1='\2'", f"nn.{module!r}")
         if re.search(r"\b(inf|nan)\b", text):
             raise NotWritableError(f"{type(module).__name__} has an infinite number")
         # Norms before torch 2.13 have no argument `bias`.

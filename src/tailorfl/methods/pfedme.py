@@ -90,7 +90,7 @@ class PFedMe(TwoModels):
 
     @property
     def trains_on(self) -> bool:
-        """Whether θ continues from the last round, for `personal_epochs` or `personal_steps`."""
+        """Return whether θ continues from the last round, for `personal_epochs` or `personal_steps`."""
         return self.personal_epochs is not None or self.personal_steps is not None
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:

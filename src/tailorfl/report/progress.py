@@ -106,6 +106,7 @@ def messages(console: Console | logging.Handler) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
+        handler.removeFilter(is_new)
         log.propagate = passed_on
 
 

@@ -341,7 +341,7 @@ def company(summary: dict[str, Any]) -> tuple[int, str]:
 def results(folder: Path) -> dict[str, ExperimentResult]:
     """Return the results in a folder: its own as "", or those of its variants by name.
 
-    Variants without a finished job are left out with a warning. Raises RunError if no job is finished.
+    Variants without a finished and undamaged job are left out with a warning. Raises RunError if none has one.
     """
     config = load(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
     if config is None or not config.variants:

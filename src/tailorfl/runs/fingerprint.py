@@ -179,13 +179,12 @@ def other_settings(
 
 
 def other_data(
-    jobs: Sequence[Job], out: Path, job: Job, federation: Federation, today: Mapping[str, str] | None = None
+    jobs: Sequence[Job], out: Path, job: Job, federation: Federation, today: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield a sentence for each job in a folder whose data differ from the federation of `job`.
 
-    `today` are the digests of the federation if known.
+    `today` are the digests of the federation.
     """
-    today = digests(federation) if today is None else today
     for stored_job, stored in _stored(jobs, out):
         same_seed = stored_job.config.data.seed_of(stored_job.seed) == job.config.data.seed_of(job.seed)
         change = data_change(stored, today, federation.source, same_seed)

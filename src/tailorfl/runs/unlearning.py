@@ -27,7 +27,7 @@ from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
 from tailorfl.runs.build import make_federation, make_simulation, was_deployed, with_all_options
 from tailorfl.runs.files import digest_of, encode, encode_lines, reporting, sha256, write_text
-from tailorfl.runs.fingerprint import environment, forced, other_data, other_settings, refuse
+from tailorfl.runs.fingerprint import digests, environment, forced, other_data, other_settings, refuse
 from tailorfl.runs.folders import TUNING, check_source, experiment_in
 from tailorfl.runs.job import Job, Observer, trouble
 from tailorfl.runs.job_loop import SIMULATED, Backend
@@ -179,7 +179,7 @@ def plan(
         if seed not in federations:
             federation = make_federation(config, seed, source) if remote is None else remote(config, seed)
             federations[seed] = federation
-            refuse(folder, list(other_data(jobs, folder, job, federation)), False)
+            refuse(folder, list(other_data(jobs, folder, job, federation, digests(federation))), False)
             name = name or federation.names[federation.number(client)]
             if federation.number(name) >= federation.num_clients:
                 raise ConfigError(f"'{name}' is held out and never trained, so there is nothing to unlearn")

@@ -176,9 +176,8 @@ def changed(config: ExperimentConfig, line: MethodConfig, values: Mapping[str, A
     for key, value in values.items():
         group, *path = key.split(".")
         options = groups[group]
-        if (
-            group == "train" and len(path) > 1 and path[0] not in options
-        ):  # the line's group replaces it as a whole
+        # A group of training in the line replaces the experiment's as a whole.
+        if group == "train" and len(path) > 1 and path[0] not in options:
             options[path[0]] = value_of(config, line, f"train.{path[0]}")
         for step in path[:-1]:
             options = options.setdefault(step, {})
