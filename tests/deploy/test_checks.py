@@ -199,6 +199,13 @@ def test_the_most_clients_that_fit_together(kinds: Sequence[str], wanted: str) -
     assert list(others) == [name for name in names if name not in wanted]
 
 
+def test_nobody_is_the_largest_group_of_nobody() -> None:
+    def check(names: Sequence[str]) -> None:
+        raise DataError(f"no constants of {names}")
+
+    assert largest_group([], check) == ([], {})
+
+
 @pytest.mark.parametrize("kinds", ["ab", "abab", "abc", ("bad",)])
 def test_where_nobody_can_tell_who_is_right(kinds: Sequence[str]) -> None:
     names = [str(i) for i in range(len(kinds))]

@@ -192,6 +192,24 @@ def test_free_memory_of_the_host_is_known_on_linux() -> None:
     assert free is None if sys.platform != "linux" else free is not None and free > 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="containers' limits are files of Linux")
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("1000000", 1000000 - 700000 + 200000), ("500000", 0), ("max", None)]
+)
+def test_free_memory_of_the_host_respects_the_limit_of_a_container(
+    limit: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 200000\nactive_file 0\n")
+    unlimited = memory.free_memory(HOST)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    free = memory.free_memory(HOST)
+    assert unlimited is not None
+    assert free is not None
+    assert free == expected if expected is not None else free > 1000000
+
+
 # -- memory of large tensors that is used again ---------------------------------------------------------------
 
 

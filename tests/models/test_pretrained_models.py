@@ -34,6 +34,7 @@ def checkpoint(kind: str, folder: Path) -> str:
     small = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 48}
     model, config, options = {
         "bert": (hf.BertModel, hf.BertConfig, small),
+        "roberta": (hf.RobertaModel, hf.RobertaConfig, {"max_position_embeddings": 12, **small}),
         "distilbert": (
             *(hf.DistilBertModel, hf.DistilBertConfig),
             {"n_layers": 2, "n_heads": 2, "dim": 32, "hidden_dim": 48},
@@ -125,6 +126,16 @@ def test_checkpoints_that_cannot_be_used(tmp_path, kind, shape, options, error, 
         save_weights({n: t for n, t in load_file(file).items() if ".query." not in n}, file)
     with pytest.raises(error, match=message):
         build("huggingface", shape, 4, checkpoint=folder, **options)
+
+
+def test_a_roberta_reads_as_many_tokens_as_it_has_positions_after_that_of_padding(tmp_path: Path) -> None:
+    folder = checkpoint("roberta", tmp_path)
+    net = build("huggingface", (10,), 4, checkpoint=folder)
+    assert net(text(2, 10)).shape == (2, 4)
+    with pytest.raises((IndexError, RuntimeError)):  # of torch
+        net(text(2, 11))
+    with pytest.raises(ModelError, match="at most 10 tokens"):
+        build("huggingface", (11,), 4, checkpoint=folder)
 
 
 def test_a_missing_or_changed_minilm_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,25 @@ def test_variants_are_put_together_each() -> None:
 
 
 @pytest.mark.slow
+def test_every_tuning_of_merged_folders_is_shown_once() -> None:
+    budget = {"trials": 1, "rounds": 2, "seeds": [1000], "samples": 100}
+    trial = {"number": 0, "values": {"train.lr": 0.1}, "score": 0.5, "seconds": 1.0, "state": "complete"}
+    method = {"chosen": {"train.lr": 0.1}, "rank": 1, "edges": [], "trials": [trial]}
+    facts = {"budget": budget, "sampler": "grid", "metric": "accuracy", "methods": {"local": method}}
+    for seed in (0, 1, 2):
+        tailorfl.run({**SETTINGS, "methods": ["local"], "seeds": [seed]}, out=f"job-{seed}")
+        Path(f"job-{seed}/tuning.json").write_text(json.dumps(facts))
+    invoke("report", "job-0", "job-1", "job-2", "--out", "same")
+    assert Path("same/report.md").read_text().count("## Tuning\n") == 1
+    Path("job-2/tuning.json").write_text(json.dumps({**facts, "sampler": "random"}))
+    invoke("report", "job-0", "job-1", "job-2", "--out", "out")
+    text = Path("out/report.md").read_text()
+    assert "## Tuning of job-0\n" in text
+    assert "## Tuning of job-2\n" in text
+    assert "job-1\n" not in text
+
+
+@pytest.mark.slow
 def test_the_same_method_with_other_settings_stands_apart_and_the_report_says_so() -> None:
     tailorfl.run({**SETTINGS, "seeds": 1}, out="slow")
     tailorfl.run({**SETTINGS, "seeds": 1, "train": {"lr": 0.3}}, out="fast")

@@ -55,6 +55,17 @@ def test_passes_of_an_evaluation_are_those_that_it_makes(sets: tuple[str, ...]) 
     assert extra in (0, 1)  # a sample by which the shape of outputs is found
 
 
+@pytest.mark.parametrize("batch", [0, 8, 1000])
+def test_passes_of_newcomers_are_three_for_every_sample_of_their_steps(batch: int) -> None:
+    """Batches of 0 and of more samples than a client has are all of its samples."""
+    _, sim = made(f"train.batch_size={batch}", "data.heldout_clients=2")
+    sizes = sim.federation.sizes()[sim.federation.num_clients :]
+    adapted = evaluation_passes(sim, Protocol(("heldout",), adapt_steps=(5,)))
+    at_once = evaluation_passes(sim, Protocol(("heldout",), adapt_steps=(0,)))
+    batches = [1 if batch in (0, 1000) else -(-size // batch) for size in sizes.tolist()]
+    assert adapted - at_once == pytest.approx(3 * 5 * sum(s / b for s, b in zip(sizes, batches, strict=True)))
+
+
 def test_passes_of_a_round_are_three_for_every_gradient_of_fedavg() -> None:
     """Of whole passes over the data; of steps on average, as the last batch of a pass is smaller."""
     steps = "train={epochs: null, steps: 7, batch_size: 8}"

@@ -239,6 +239,10 @@ MISTAKES = [
     ("model={name: mlp, norm: a, options: {norm: b}}", "gives 'norm' twice"),
     ("track.mlflow=http://me@there", "should not contain a password"),
     ("track.mlflow=postgresql+psycopg://me:secret@there/runs", "should not contain a password"),
+    (
+        "track.mlflow=postgresql+psycopg://me@there/runs?sslmode=prefer&password=secret",
+        "should not contain a password",
+    ),
     ("data.excluded_clients=true", "should be a name, or a list of names"),
     ("method={name: fedavg, train: {gamma: 2}}", "has methods.fedavg.train.gamma, which needs objective="),
     ("sampling=uniformly", "Did you mean 'uniform'?"),

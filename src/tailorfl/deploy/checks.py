@@ -119,6 +119,8 @@ def largest_group(
         TailorflError: the error of `check`, if two groups are equally large: then nobody can tell which is right.
     """
     everyone = list(names)
+    if not everyone:
+        return [], {}
     without = [[n for n in names if n != name] for name in names] if len(names) > 2 else []
     fitting = [group for group in [everyone, *without] if not _reason(check, group)]
     if everyone not in fitting and len(fitting) != 1:

@@ -45,6 +45,8 @@ USABLE = 0.8
 """The share of the free memory that a chunk may take."""
 
 _MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+"""Where a container finds its own limit (cgroup v2)."""
 
 _MARKS = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory")
 """Parts of torch's messages when host memory runs out; torch has no error type for it."""
@@ -98,9 +100,25 @@ def free_memory(device: torch.device) -> int | None:
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
     if device.type == "cpu" and _MEMINFO.exists():
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
+        known = [_field(_MEMINFO, "MemAvailable:", 1024), _free_in_container()]
+        return min((free for free in known if free is not None), default=None)
+    return None
+
+
+def _free_in_container() -> int | None:
+    """Return the free bytes below a container's limit, None without one; cached files can be given up at any time."""
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if not limit.exists() or not used.exists() or (most := limit.read_text().strip()) == "max":
+        return None
+    cached = _field(_CGROUP / "memory.stat", "inactive_file", 1) or 0
+    return max(int(most) - int(used.read_text()) + cached, 0)
+
+
+def _field(file: Path, name: str, unit: int) -> int | None:
+    """Return a number of a file with lines of `name number`, times `unit`; None if it has no such line."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        if line.startswith(f"{name} "):
+            return unit * int(line.split()[1])
     return None
 
 

@@ -190,9 +190,12 @@ def huggingface(
         _token(end, config, "eos_token_id", 1),
         option_length,
     )
-    reading.check(str(checkpoint), input_shape, outputs, getattr(config, "max_position_embeddings", None))
+    limit = getattr(config, "max_position_embeddings", None)
+    reading.check(str(checkpoint), input_shape, outputs, limit)
     _check_pretrained(config, reading, input_shape)
     base = load_pretrained(str(checkpoint), config, _attention(attention), causal=head == "language")
+    if limit is not None:
+        reading.check(str(checkpoint), input_shape, outputs, limit - _unused_positions(base))
     return _with_head(base, reading, outputs, peft)
 
 
@@ -254,6 +257,14 @@ def _token(option: int | None, config: Any, name: str, default: int) -> int:
     token = option if option is not None else getattr(config, name, None)
     token = token[0] if isinstance(token, list) else token
     return default if token is None else int(token)
+
+
+def _unused_positions(base: nn.Module) -> int:
+    """Return how many positions no token takes: RoBERTa and its relatives begin after the padding id."""
+    for name, module in base.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
 
 
 def _check_pretrained(config: Any, reading: Reading, shape: Sequence[int]) -> None:

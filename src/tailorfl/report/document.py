@@ -13,7 +13,7 @@ from tailorfl.report.page.page import page
 from tailorfl.report.published import notes, published_table
 from tailorfl.report.tables import MISSING, Table, as_table, tex, without_seeds
 from tailorfl.runs.files import write_text
-from tailorfl.runs.folders import TUNING, as_words, best_score, read_tuning
+from tailorfl.runs.folders import as_words, best_score, tunings
 from tailorfl.runs.schedule import budget_sentence
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def write_report(
 def _write(result: ExperimentResult, target: float | None, further: Sequence[Table]) -> list[Path]:
     config = result.config
     of_curves = sections(result.displayed, config.eval.target if target is None else target)
-    tuning = tuning_section(result.path, config.seeds, result.display_names)
+    tuning = tuning_sections(result.folders, config.seeds, result.display_names)
     tables = [*tuning, *caveats(result.displayed), *further, *of_curves]
     plots = result.write()
     parts = [
@@ -72,14 +72,22 @@ def _write(result: ExperimentResult, target: float | None, further: Sequence[Tab
     return list(files)
 
 
-def tuning_section(folder: Path, seeds: Sequence[int], names: Mapping[str, str]) -> list[Table]:
-    """Return the report's table on the tuning that an experiment's settings come from; empty if there was none.
+def tuning_sections(folders: Sequence[Path], seeds: Sequence[int], names: Mapping[str, str]) -> list[Table]:
+    """Return a table on each tuning that the settings of an experiment's folders come from.
 
     `seeds` are those of the comparison, `names` the display names of labels.
     """
-    if not (folder / TUNING).is_file():
-        return []
-    tuning = read_tuning(folder / TUNING)
+    distinct = tunings(folders)
+    titles = ["Tuning"] if len(distinct) == 1 else [f"Tuning of {file.parent.name}" for file in distinct]
+    return [
+        _tuning_section(title, one, seeds, names)
+        for title, one in zip(titles, distinct.values(), strict=True)
+    ]
+
+
+def _tuning_section(
+    title: str, tuning: Mapping[str, Any], seeds: Sequence[int], names: Mapping[str, str]
+) -> Table:
     budget = tuning["budget"]
     shared = [str(seed) for seed in budget["seeds"] if seed in seeds]
     overlap = (
@@ -95,7 +103,7 @@ def tuning_section(folder: Path, seeds: Sequence[int], names: Mapping[str, str])
     )
     rows = [_tuning_row(names.get(label, label), row) for label, row in tuning["methods"].items()]
     head = ("Method", "Chosen", "Validation", "Trials", "Pruned", "Failed", "At the edge of its grid")
-    return [Table.of("Tuning", head, rows, note)]
+    return Table.of(title, head, rows, note)
 
 
 def _tuning_row(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:

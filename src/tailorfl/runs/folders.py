@@ -17,7 +17,7 @@ defines its content.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -294,6 +294,19 @@ def read_tuning(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"'{file}' is damaged: {error}; restore it from a copy, or tune again") from error
     return content
+
+
+def tunings(folders: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+    """Return the tunings of result folders by their file; folders that hold the same one count once.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    distinct: dict[Path, dict[str, Any]] = {}
+    for file in (folder / TUNING for folder in folders):
+        if file.is_file() and (content := read_tuning(file)) not in distinct.values():
+            distinct[file] = content
+    return distinct
 
 
 def best_score(row: Mapping[str, Any]) -> float | None:

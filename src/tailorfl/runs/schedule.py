@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailorfl.core.messages import payload_size
 from tailorfl.evaluation.protocols import Protocol, common_sets
@@ -183,9 +184,15 @@ def training_passes(sim: Simulation) -> float:
     clients, train = sim.federation.num_clients, sim.train
     sampled = 1 if sim.sampling in CYCLIC else sampled_clients(sim.fraction, clients)
     sizes = sim.federation.sizes()[:clients]
-    batches = np.maximum(-(-sizes // train.batch_size), 1) if train.batch_size else 1
-    gradients = sizes * (train.epochs or 1) if train.steps is None else sizes / batches * train.steps
+    per_step = _mean_batch(sizes, train.batch_size)
+    gradients = sizes * (train.epochs or 1) if train.steps is None else per_step * train.steps
     return BACKWARD * sampled * float(gradients.mean())
+
+
+def _mean_batch(sizes: NDArray[np.int64], batch: int) -> NDArray[np.float64]:
+    """Return the mean size of a client's batches, [clients]; `batch` 0 takes all samples."""
+    whole: NDArray[np.float64] = sizes / (np.maximum(-(-sizes // batch), 1) if batch else 1)
+    return whole
 
 
 def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
@@ -202,7 +209,8 @@ def evaluation_passes(sim: Simulation, protocol: Protocol) -> float:
     samples *= (SHARPNESS if protocol.sharpness is not None else 1) + protocol.feature_distance
     if "heldout" in sets and heldout:
         samples += (1 + len(protocol.adapt_steps)) * float(test[clients:].sum())
-        samples += BACKWARD * heldout * sum(protocol.adapt_steps) * sim.train.batch_size
+        batches = _mean_batch(federation.sizes()[clients:], sim.train.batch_size)
+        samples += BACKWARD * float(batches.sum()) * sum(protocol.adapt_steps)
     return samples
 
 

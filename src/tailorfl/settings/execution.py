@@ -12,6 +12,11 @@ from pydantic import Field, field_validator
 
 from tailorfl.settings.base import Number, Settings, Whole
 
+_WITH_PASSWORD = re.compile(
+    r"https?://[^/]*@|[^/]+://[^/]*:[^/]*@|.*[?&](ssl)?(password|passwd|pwd)=", re.IGNORECASE
+)
+"""The start of an address that holds a password, or a name that a password may follow."""
+
 EngineName = Literal["auto", "sequential", "vectorized"]
 StatePlace = Literal["memory", "disk"]
 PrecisionName = Literal["float32", "tf32", "bfloat16", "auto"]
@@ -149,7 +154,7 @@ class TrackConfig(Settings):
             raise ValueError(
                 "should be true, or an address such as http://127.0.0.1:5000 or sqlite:///mlflow.db"
             )
-        if isinstance(value, str) and re.match(r"https?://[^/]*@|[^/]+://[^/]*:[^/]*@", value):
+        if isinstance(value, str) and _WITH_PASSWORD.match(value):
             raise ValueError(
                 "should not contain a password, since result folders keep it; set it with MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD, or for a database in a file of its own, such as ~/.pgpass"

@@ -28,9 +28,8 @@ from tailorfl.report.tables import (
     over_seeds,
     without_seeds,
 )
-from tailorfl.runs.files import decode
 from tailorfl.runs.fingerprint import samples_of
-from tailorfl.runs.folders import TUNING
+from tailorfl.runs.folders import TUNING, tunings
 
 if TYPE_CHECKING:
     from tailorfl.report.result import ExperimentResult
@@ -202,9 +201,8 @@ def tuning(folders: Sequence[Path], look: Look, names: Mapping[str, str]) -> Pag
     table: list[list[str]] = []
     rows: Rows = []
     metric = look.metric
-    for file in (folder / TUNING for folder in folders if (folder / TUNING).is_file()):
+    for file, tuned in tunings(folders).items():
         try:
-            tuned = dict(decode(file.read_bytes()))
             metric, budget = str(tuned["metric"]), _settings(tuned["budget"])
             part.notes.append(
                 f"Sampler: {tuned['sampler']}; budget of each method: {budget}; by validation {metric}."
