@@ -1,12 +1,12 @@
-"""The field at equal tuning, as one page: gains over training alone, worst clients, bytes and ranks.
+"""The field at equal tuning, as one page: gains over training alone, worst clients and bytes.
 
     tailorfl report runs/field_heart runs/field_domains runs/field_classes runs/field_dirichlet -o results/field
     python studies/field_tables.py runs/field_heart runs/field_domains runs/field_classes runs/field_dirichlet \
         --out results/field
 
 writes field.md: for every federation and method the difference to LocalTrain in the metric that leads there, in points,
-paired by seed, with Holm's correction over the methods of the federation; the same of the worst tenth of the clients;
-what a client and round sends; and how often each method is among those that nothing beats beyond the noise.
+paired by seed, with Holm's correction over the methods of the federation, and whether the best of the federation beats
+it beyond the noise; the same differences of the worst tenth of the clients; and what all clients sent and received.
 """
 
 from __future__ import annotations

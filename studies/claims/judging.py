@@ -161,8 +161,23 @@ def _compared(claim: Claim, paper: Paper, evidence: Evidence) -> Outcome:
         else:
             gap = claim.gap_to(second) if claim.kind == "at least" else 0.0
             several.append((judge(differences, gap, error, point), second))
-    judged, against = min(several, key=lambda pair: (WORST_FIRST.index(pair[0].verdict), pair[0].estimate))
-    return Outcome(claim, judged.verdict, judged, against=against, scale=scale)
+    sign = -1.0 if claim.kind == "at most" else 1.0
+    judged, against = min(
+        several, key=lambda pair: (WORST_FIRST.index(pair[0].verdict), sign * pair[0].estimate)
+    )
+    whole = _of_several(judged, [one for one, _ in several])
+    return Outcome(claim, judged.verdict, whole, against=against, scale=scale)
+
+
+def _of_several(worst: Judged, several: Sequence[Judged]) -> Judged:
+    """Return the worst of several comparisons with the p-values of all together.
+
+    A claim holds if each of them does, so the largest p-value counts; one of them is enough for it not to hold, so that
+    p-value counts times their number.
+    """
+    refuted = worst.verdict in ("does not hold", "reversed")
+    p = min(len(several) * worst.p_value, 1.0) if refuted else max(one.p_value for one in several)
+    return replace(worst, p_value=p, p_against=min(len(several) * worst.p_against, 1.0))
 
 
 def _numbers(claim: Claim, evidence: Evidence, label: str) -> dict[int, float]:

@@ -51,6 +51,15 @@ def test_every_resample_is_measured_as_scikit_learn_measures_it(task: str, metri
     assert found == pytest.approx([of(given.y[rows], p[rows]) for rows in drawn])
 
 
+@pytest.mark.parametrize("metric", ["auc", "accuracy"])
+def test_logits_of_two_classes_are_ranked_however_large_they_are(metric: str) -> None:
+    """Their probabilities round to 1 from 37 on, so that ranks of probabilities would have ties."""
+    given, large = said("binary"), said("binary")
+    large.outputs[:] *= 100
+    assert (_measured(metric, large, np.array([60])) == _measured(metric, given, np.array([60]))).all()
+    assert resampled(metric, large, 5, 20).tolist() == resampled(metric, given, 5, 20).tolist()
+
+
 def test_intervals_are_those_of_scipy() -> None:
     given = said("classification", samples=200)
     right = (given.outputs.argmax(1) == given.y).astype(float)

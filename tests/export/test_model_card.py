@@ -93,18 +93,36 @@ def test_the_interval_is_that_of_the_client_report(models: dict[str, Exported], 
     assert models["plain global"].facts["intervals"] == {}
 
 
-def test_privacy_is_that_of_the_client_and_the_largest_for_all(
-    models: dict[str, Exported], run: Path
+def test_privacy_is_the_least_of_all_whose_samples_shape_the_model(
+    models: dict[str, Exported], run: Path, tmp_path: Path
 ) -> None:
+    """A personal model tells of other clients, too, unless it learned alone."""
     assert models["plain client-1"].facts["privacy"] is None
     spent = pd.read_csv(next(run.glob("private/seed-*/privacy.csv")), dtype={"client": str})
+    largest = spent["epsilon"].max()
+    assert spent[spent["client"] == "1"]["epsilon"].max() < largest < np.inf
+    for model in (models["private client-1"], models["private global"]):
+        facts = model.facts["privacy"]
+        assert facts["epsilon"] == pytest.approx(largest)
+        assert f"ε = {largest:.3g} at δ = {facts['delta']:g}" in (model.path / CARD).read_text()
+    data, private = {"clients": 3, "samples": 150}, {"dp": {"clip": 1.0, "noise": 2.0}}
+    tailorfl.run(QUICK, methods=["local"], data=data, train=private, out=tmp_path / "alone")
+    (alone,) = export(tmp_path / "alone", tmp_path / "of-one", clients=["client-1"])
+    spent = pd.read_csv(next(tmp_path.glob("alone/local/seed-*/privacy.csv")), dtype={"client": str})
     of_client = spent[spent["client"] == "1"]["epsilon"].max()
-    facts = models["private client-1"].facts["privacy"]
-    assert facts["epsilon"] == pytest.approx(of_client)
-    text = (models["private client-1"].path / CARD).read_text()
-    assert f"ε = {of_client:.3g} at δ = {facts['delta']:g}" in text
-    assert models["private global"].facts["privacy"]["epsilon"] == pytest.approx(spent["epsilon"].max())
-    assert np.isfinite(of_client)
+    assert of_client < spent["epsilon"].max()
+    assert alone.facts["privacy"]["epsilon"] == pytest.approx(of_client)
+
+
+def test_privacy_of_clients_covers_no_personal_model(tmp_path: Path) -> None:
+    """It is trained on the client's samples without noise."""
+    settings = {"weights": "uniform", "train": {"dp": {"clip": 1.0, "noise": 2.0, "level": "client"}}}
+    data = {"clients": 3, "samples": 150}
+    tailorfl.run(QUICK | settings, methods=["ditto"], data=data, out=tmp_path / "run")
+    own, shared = export(tmp_path / "run", tmp_path / "out", clients=["client-1"], shared=True)
+    assert (own.facts["kind"], own.facts["privacy"]) == ("personal", None)
+    assert "without differential privacy" in (own.path / CARD).read_text()
+    assert shared.facts["privacy"]["level"] == "client"
 
 
 def test_few_test_samples_and_one_client_are_named_as_limits(models: dict[str, Exported]) -> None:

@@ -31,14 +31,16 @@ CURVES = {
 }
 
 
-def made_up(metric: str = "accuracy") -> ExperimentResult:
+def made_up(metric: str = "accuracy", curves: Any = CURVES) -> ExperimentResult:
     jobs: Any = []
-    for (label, seed), (values, sent, chosen) in CURVES.items():
+    for (label, seed), (values, sent, chosen) in curves.items():
         every = [v for value in values for v in (math.nan, value)]
         columns = {"round": range(1, 7), "bytes": np.repeat(sent, 2), f"personal/local/{metric}": every}
         store = SimpleNamespace(rounds=partial(pd.DataFrame, columns))
         summary = {"label": label, "seed": seed, "model": "personal", "metric": metric, "method": "ditto"}
-        jobs.append((summary | {"best_by_validation": {"local": chosen}}, store))
+        last = None if math.isnan(values[-1]) else values[-1]
+        more = {"best_by_validation": {"local": chosen}, "metrics": {"mean": last}}
+        jobs.append((summary | more, store))
     return ExperimentResult(Path("nowhere"), jobs)
 
 
@@ -70,6 +72,21 @@ def test_the_last_round_the_validated_one_and_the_best_on_test_are_three_columns
     rounds = sections(made_up())[-1]
     assert "optimistic" in rounds.head[-1]
     assert rounds.rows[0][1].text.startswith("80.00 ± ")
+
+
+def test_a_metric_that_no_client_has_in_the_last_round_is_no_number_there() -> None:
+    """Not that of an earlier round; nor does a method without any number keep the others from the table."""
+    curves = {
+        ("A", 0): ((0.5, 0.8, math.nan), (1, 2, 3), 0.8),
+        ("B", 0): ((math.nan,) * 3, (1, 2, 3), None),
+        ("C", 0): ((0.1, 0.2, 0.3), (1, 2, 3), 0.3),
+    }
+    table = best_rounds(made_up(curves=curves))
+    expected = {"A": [math.nan, 0.8, 0.8], "B": [math.nan] * 3, "C": [0.3, 0.3, 0.3]}
+    for label, numbers in expected.items():
+        found = table.loc[label, ["last", "by_validation", "best_on_test"]].tolist()
+        assert found == pytest.approx(numbers, nan_ok=True)
+    assert [row[1].text for row in sections(made_up(curves=curves))[-1].rows] == ["–", "–", "30.00 %"]
 
 
 def test_a_target_in_percent_is_refused_with_the_share_that_was_meant(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import tailorfl
@@ -17,6 +19,8 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.comparisons import noise
 from tailorfl.report.columns import columns_of
+from tailorfl.report.page.charts import Look
+from tailorfl.report.page.others import other_sets
 from tailorfl.report.published import beside, notes, verdict
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.job import Job, Observer
@@ -41,6 +45,40 @@ def test_the_share_beating_local_is_counted_against_local_of_the_same_seed(
     assert [values["ditto", seed]["share_beating_local"] for seed in (0, 1)] == pytest.approx(list(shares))
     assert all("share_beating_local" not in values["local", seed] for seed in (0, 1))
     assert result.table.loc["ditto", "share_beating_local"] == pytest.approx(np.mean(shares))
+
+
+def test_clients_that_were_not_evaluated_with_both_methods_are_not_compared(
+    stored: Stored, tmp_path: Path
+) -> None:
+    """In a deployment a client may miss the last evaluation of one method."""
+    jobs = [
+        stored("local", 0, [0.1, 0.6, 0.3]),
+        stored("ditto", 0, [0.2, 0.5]),
+        stored("fedrep", 0, [0.2] * 4),
+    ]
+    numbers = {r.method: r.values for r in ExperimentResult(tmp_path, jobs).seed_results()}
+    assert numbers["ditto"]["share_beating_local"] == 1 / 2
+    assert numbers["fedrep"]["share_beating_local"] == pytest.approx(1 / 3)
+
+
+def test_clients_whose_data_are_pooled_were_all_sampled(
+    stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = []
+    for method, cohort in (("centralized", [0]), ("fedavg", [0, 2])):
+        summary, store = stored(method, 0, [0.2, 0.1, 0.6])
+        monkeypatch.setattr(
+            store, "rounds", partial(pd.DataFrame, {"round": [1, 2], "clients": [cohort] * 2})
+        )
+        jobs.append((summary, store))
+    result = ExperimentResult(tmp_path, jobs)
+    (table,) = other_sets(result, Look.of(result)).tables
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["centralized", "30.00 %", "–"],
+        ["fedavg", "40.00 %", "10.00 %"],
+    ]
+    pooled = other_sets(ExperimentResult(tmp_path, jobs[:1]), Look.of(result))
+    assert not pooled.tables
 
 
 def test_differences_are_paired_by_seed(stored: Stored, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tailorfl.report.experiment import run_experiment
 from tailorfl.runs.build import check, train_config
 from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
-from tailorfl.runs.reductions import named, remarks
+from tailorfl.runs.reductions import named, remarks, setup_of
 from tailorfl.settings.loading import expand, load, recipes
 
 SETTINGS: dict[str, Any] = {
@@ -71,6 +71,21 @@ def test_a_fully_personal_split_says_that_every_client_trains_alone() -> None:
     methods = [{"name": "fedper", "personal_part": "all"}]
     sim = simulation_of(first_job(SETTINGS, model="mlp", methods=methods))
     assert named(sim, 2) == ["FedPer with all of this model in its personal part ('all') is LocalTrain"]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_what_needs_all_clients_is_not_said_where_some_may_be_absent(share: float) -> None:
+    system = {"availability": {"kind": "share", "share": share}} if share < 1 else {}
+    sim = simulation_of(first_job(SETTINGS, methods=["scaffold"], fraction=1.0, system=system))
+    found = ["SCAFFOLD with one step a round of all clients, over whom the corrections cancel, is FedAvg"]
+    assert [sentence.partition(" (")[0] for sentence in named(sim, 2)] == (found if share == 1 else [])
+
+
+def test_the_largest_cohort_may_be_of_all_that_are_left() -> None:
+    """Two of four are drawn, also where two of the four were left out."""
+    data = {**SETTINGS["data"], "excluded_clients": ["client-0", "client-1"]}
+    sim = simulation_of(first_job(SETTINGS, methods=["fedavg"], data=data))
+    assert setup_of(sim, 1).cohort == max(len(sim.sample(number)) for number in range(20)) == 2
 
 
 KNOWN: dict[tuple[str, ...], dict[str, str]] = {

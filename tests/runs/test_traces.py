@@ -13,6 +13,7 @@ import tailorfl
 from runs.small import TINY, first_job, records, simulation_of
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.curves import sections, to_target
+from tailorfl.rounds.participation import Trace
 from tailorfl.runs.files import read_lines
 from tailorfl.runs.store import RunStore
 
@@ -148,6 +149,19 @@ def test_tables_say_who_answered_and_how_long_it_took(tmp_path: Path) -> None:
     assert section.head[-1] == "Simulated time"
     targets = to_target(result, 0.05)
     assert targets["simulated_seconds"].notna().tolist() == [False, True, True]
+
+
+def test_who_answered_is_counted_among_all_that_were_asked(tmp_path: Path) -> None:
+    """Two of five are sampled, but all are asked."""
+    everybody = {"name": "ditto", "participation": "all"}
+    system = {"availability": {"kind": "share", "share": 0.6}}
+    settings = {**SMALL, "rounds": 4, "fraction": 0.4, "system": system, "methods": [everybody]}
+    ((summary, store),) = tailorfl.run(settings, out=tmp_path / "a").jobs
+    answers = [answer for trace in Trace.read(store.path / "trace.jsonl") for answer in trace.answers]
+    assert len(answers) == 4 * 5
+    share = sum(answer.fate == "accepted" for answer in answers) / len(answers)
+    assert 0 < share < 1
+    assert summary["answered"] == pytest.approx(share)
 
 
 def test_tables_without_a_system_say_nothing_of_it(tmp_path: Path) -> None:

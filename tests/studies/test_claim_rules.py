@@ -112,6 +112,34 @@ def test_one_pair_of_an_order_is_enough_so_its_p_value_counts_for_all() -> None:
     assert order.judged.p_against == pytest.approx(3 * single.p_against)
 
 
+def test_of_several_all_must_hold_and_one_is_enough_not_to() -> None:
+    """The smallest difference need not be the least certain one."""
+    wide, narrow = differences_of(0.03, 0.025), differences_of(0.02, 0.001)
+    found = evidence({"a": [0.0] * 4, "b": [-d for d in narrow], "c": [-d for d in wide]})
+
+    def p_of(differences: list[float], level: float) -> float:
+        return float(stats.ttest_1samp(differences, level).pvalue)
+
+    for more, status, against, p in (
+        ({"gap": 0.02}, "holds", "b", p_of(wide, 0.0)),
+        ({"gap": 0.045}, "holds in sign", "b", p_of(wide, 0.0)),
+        ({"kind": "at most", "gap": 0.06}, "holds", "c", p_of(wide, 0.06)),
+        ({"kind": "at most", "gap": 0.01}, "does not hold", "b", 2 * p_of(narrow, 0.01)),
+    ):
+        outcome = outcome_of({**NOISELESS, "second": ["b", "c"], **more}, found)
+        assert (outcome.status, outcome.against) == (status, against)
+        assert outcome.holm == pytest.approx(p, rel=1e-6)
+    behind = {**NOISELESS, "first": "b", "second": ["a", "c"], "gap": 0.08}
+    outcome = outcome_of(behind, found)
+    assert (outcome.status, outcome.against) == ("reversed", "a")
+    assert outcome.holm == pytest.approx(2 * p_of(narrow, 0.0), rel=1e-6)
+    low = outcome_of({**NOISELESS, "second": ["b", "c"], "gap": 0.08}, evidence({
+        "a": [0.0] * 4, "b": [-d for d in differences_of(0.001, 0.016)], "c": [-d for d in wide],
+    }))  # fmt: skip
+    assert (low.status, low.against) == ("does not hold", "b")
+    assert low.holm == pytest.approx(2 * p_of(differences_of(0.001, 0.016), 0.04), rel=1e-6)
+
+
 # -- gates ---------------------------------------------------------------------------------------------------
 
 

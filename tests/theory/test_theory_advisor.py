@@ -57,6 +57,13 @@ def known(radius: float, condition: float) -> tuple[Source, Advice]:
 KNOWN = [(0.0, 1.0), (0.1, 10.0), (0.5, 1.0), (2.0, 10.0)]
 
 
+def test_the_samples_of_all_clients_are_those_of_all_that_take_part() -> None:
+    source = synthetic_linear(4, 30, 1, 2, 0.5, noise=1.0, condition=1.0, seed=3)
+    left = natural(source).without([source.group_names["client"][0]])
+    facts = advise(left, model_for(source), TrainConfig()).facts
+    assert (facts.clients, facts.total_samples) == (3, left.sizes().sum())
+
+
 @pytest.mark.parametrize(("radius", "condition"), KNOWN)
 def test_heterogeneity_is_recovered(radius: float, condition: float) -> None:
     """Within 3 standard errors of a split-half product: noise s^2 = 2V/d a weight enters once and twice."""

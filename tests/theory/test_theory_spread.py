@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,17 @@ def test_heterogeneity_is_unbiased_and_the_plain_distance_is_not(radius: float) 
     assert abs(np.mean(found) - radius**2) < 3.5 * error
     inflated = (1 - 1 / CLIENTS) * DIM * NOISE / 2
     assert np.mean(plain) - radius**2 == pytest.approx(inflated, rel=0.05)
+
+
+def test_clients_that_were_drawn_speak_for_all() -> None:
+    """The mean over all draws of three clients is R^2 of the eight."""
+    optima = around(np.random.default_rng(0), 2.0)
+    drawn = [optima[list(some)] for some in itertools.combinations(range(CLIENTS), 3)]
+    found = [heterogeneity(some @ some.T, among=CLIENTS) for some in drawn]
+    assert np.mean(found) == pytest.approx(2.0**2)
+    resampled = [heterogeneity(s @ s.T, np.array([0, 1, 2]), CLIENTS) * 2 / 3 for s in drawn]
+    assert resampled == pytest.approx(found)
+    assert heterogeneity(optima @ optima.T, among=CLIENTS) == heterogeneity(optima @ optima.T)
 
 
 def test_a_resample_of_two_is_narrower_by_half() -> None:

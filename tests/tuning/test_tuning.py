@@ -11,7 +11,7 @@ import torch
 import tailorfl
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, DataError, RunError
-from tailorfl.report.document import tuning_section, write_report
+from tailorfl.report.document import tuning_sections, write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation
@@ -23,6 +23,7 @@ from tailorfl.tuning.run import Tuning
 from tuning.tiny import TINY, experiment, tuned, untimed
 
 SEARCH = {"train.lr": [0.05, 0.5, 2.0], "method.lam": [0.1, 1.0]}
+LR = {"train.lr": [0.05, 0.5], "method.lam": None}
 REQUEST = TuningRequest("3x2")
 HALVING: dict[str, Any] = {
     "methods": ["fedavg"],
@@ -119,6 +120,18 @@ def test_a_value_at_the_edge_is_said_and_widening_goes_beyond_it_within_the_budg
     assert wide.methods[0].samples == narrow.samples == wide.samples
 
 
+@pytest.mark.parametrize("select", ["last", "val"])
+def test_settings_are_chosen_by_a_metric_that_is_measured_on_request(select: str, tmp_path: Path) -> None:
+    measured = {"metric": "brier", "select": select, "every": 1}
+    found = tuned(tmp_path / "t", TuningRequest("4x2", "grid"), methods=["ditto"], search=LR, eval=measured)
+    (ditto,) = found.methods
+    assert (found.metric, ditto.higher_is_better) == ("brier", False)
+    scores = [trial.score for trial in ditto.trials]
+    assert [trial.state for trial in ditto.trials] == ["complete"] * len(scores)
+    assert ditto.best is not None
+    assert 0 < min(scores) == ditto.best.score < max(scores) < 2
+
+
 @pytest.mark.slow
 def test_successive_halving_trains_no_round_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, step = [], Simulation.step
@@ -148,9 +161,11 @@ def test_the_experiment_that_comes_out_has_what_was_chosen_and_its_report_says_s
     assert "## Tuning" in text
     assert f"{finished.samples:,} samples seen" in text
     assert "with seed 1000, none of the comparison's;" in text
-    assert "of which the comparison uses 1000, too" in tuning_section(tmp_path / "c", [0, 1000], {})[0].note
+    assert (
+        "of which the comparison uses 1000, too" in tuning_sections([tmp_path / "c"], [0, 1000], {})[0].note
+    )
     names = {line.label: f"the {line.label}" for line in config.methods}
-    (section,) = tuning_section(tmp_path / "c", [], names)
+    (section,) = tuning_sections([tmp_path / "c"], [], names)
     assert [row[0].text for row in section.rows] == list(names.values())
     assert tuning_beside(finished.experiment, config) == finished.folder / "tuning.json"
     others = tuple(line.model_copy(update={"train": {**line.train, "lr": 0.3}}) for line in config.methods)

@@ -99,12 +99,14 @@ def _counted(metric: str, predictions: Predictions, times: Floats) -> Floats:
 
 def _areas(predictions: Predictions, times: Floats) -> Floats:
     """Return the AUC of resamples: the share of pairs in the right order, each counted as often as it is drawn."""
-    p, y = probabilities(predictions.task, predictions.outputs), predictions.y.ravel().astype(np.int64)
-    if np.isnan(p).any():
+    # Probabilities near 1 are rounded, which would make ties of unequal logits.
+    of_logits = predictions.task == "binary"
+    scores = logits_of(predictions) if of_logits else probabilities(predictions.task, predictions.outputs)
+    if np.isnan(scores).any():
         return np.full(len(times), np.nan)
-    areas = []
-    for k in [1] if predictions.task == "binary" else range(p.shape[1]):
-        _, tie = np.unique(p[:, k], return_inverse=True)
+    areas, y = [], predictions.y.ravel().astype(np.int64)
+    for k in [1] if of_logits else range(scores.shape[1]):
+        _, tie = np.unique(scores[:, k], return_inverse=True)
         order = np.argsort(tie)
         first = np.flatnonzero(
             np.diff(tie[order], prepend=-1)

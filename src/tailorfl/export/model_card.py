@@ -117,18 +117,19 @@ def _intervals(run: Restored, model: Deployed) -> dict[str, tuple[float, float]]
 
 
 def _privacy(run: Restored, model: Deployed) -> dict[str, Any] | None:
-    """Return ε of a personal model's client, or for a global model the largest of all; None without privacy."""
-    privacy = (run.store.summary or {}).get("privacy")
-    if privacy is None:
+    """Return the largest ε of the clients whose samples shape a model; None if noise does not cover all of them."""
+    privacy, is_personal = (run.store.summary or {}).get("privacy"), model.kind == "personal"
+    # Client-level privacy adds noise to what clients send, not to what they keep.
+    if privacy is None or (is_personal and privacy["level"] == "client"):
         return None
     import pandas as pd
 
     spent = pd.read_csv(run.store.path / "privacy.csv", dtype={"client": str})
-    if model.kind == "personal":
-        spent = spent[spent["client"].isin([str(model.client), "all"])]
+    if is_personal and not run.sim.traffic.bytes_up:  # it has learned from no other client
+        spent = spent[spent["client"] == str(model.client)]
     return {
         **{key: privacy[key] for key in ("level", "neighbours", "delta")},
-        "epsilon": float(spent["epsilon"].max()),
+        "epsilon": float(spent["epsilon"].max()) if len(spent) else 0.0,
     }
 
 

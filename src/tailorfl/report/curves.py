@@ -64,11 +64,8 @@ def by_round(result: ExperimentResult) -> dict[str, dict[str, list[float]]]:
         scores, by_validation = curve["value"], (summary.get("best_by_validation") or {}).get("local")
         best = scores.min() if result.lower_is_better else scores.max()
         columns = values.setdefault(summary["label"], {})
-        for name, value in (
-            ("last", scores.iloc[-1]),
-            ("by_validation", by_validation),
-            (BEST_ON_TEST, best),
-        ):
+        last = summary["metrics"]["mean"]  # not that of the last round in which it is defined
+        for name, value in (("last", last), ("by_validation", by_validation), (BEST_ON_TEST, best)):
             columns.setdefault(name, []).append(math.nan if value is None else float(value))
     return values
 

@@ -54,7 +54,7 @@ LONGEST_NAME = 40
 
 
 def metric_per_round(frame: pd.DataFrame, path: str | Path, *, metric: str = "accuracy") -> None:
-    """Draw a line per label: the mean over seeds, with a band of its 95 % confidence interval (none with one seed).
+    """Draw a line per label: the mean over seeds, with a band of its 95 % confidence interval, if it has one.
 
     `frame` has the columns label, seed, round and `metric`; rounds with NaN (not evaluated) are left out.
     Raises RunError if nothing is left to plot or the file cannot be written.

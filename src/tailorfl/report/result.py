@@ -169,14 +169,17 @@ class ExperimentResult:
         """Return the numbers of every job, with the share of clients that beat LocalTrain with the same seed."""
         columns = self.columns
         reference = {
-            company(s): self.own(s, store) for s, store in reversed(self.jobs) if s["method"] in REFERENCES
+            company(s): self.own(s, store).set_index("client")[self.metric]
+            for s, store in reversed(self.jobs)
+            if s["method"] in REFERENCES
         }
         results = []
         for summary, store in self.jobs:
             local, more = reference.get(company(summary)), {}
             if local is not None and summary["method"] not in REFERENCES:
                 records = self.own(summary, store)
-                scores = (records[self.metric], records["samples"], local[self.metric])
+                # A deployed client may have missed the evaluation of one of the two.
+                scores = (records[self.metric], records["samples"], local.reindex(records["client"]))
                 share = summarize(*scores, higher_is_better=not self.lower_is_better)["share_beating_local"]
                 more["share_beating_local"] = share
             values = numbers({**summary, **more}, self.metric, columns)

@@ -2,7 +2,8 @@
 
 Client code runs as in a round, but on cohorts that only count: no sample is read, no model changes, and the server
 keeps its state. The counts are exact for every method whose fits depend only on the round and on hyper-parameters, as
-those of this library do. Cohorts depend only on (seed, round), so they are known before the first round.
+those of this library do. Cohorts depend only on (seed, round), or are recorded, so they are known before the first
+round.
 """
 
 from __future__ import annotations
@@ -76,20 +77,25 @@ def uses_unheard(
 
 
 def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = None) -> PrivacyLedger:
-    """Return the ledger of a run after `rounds` rounds and the evaluation of the resulting models.
+    """Return the ledger of a run after `rounds` rounds, drawn or recorded, and the evaluation of the resulting models.
 
     `adapt_steps` is the longest evaluated adaptation of held-out clients; None if they are not evaluated.
     """
     ledger, updates = PrivacyLedger(), run.updates
     for number in range(rounds):
-        sampled = run.sample(number)
-        training = run.trainees(sampled)
+        if run.trace is None:
+            sampled = run.sample(number)
+            training = reached = run.trainees(sampled)
+        else:
+            trace = run.trace.of(number + 1)
+            sampled = tuple(set(trace.sampled).intersection(trace.answered))
+            training, reached = trace.asked, trace.reached
         message = run.method.broadcast(run.server, training)
         if updates is not None and updates.secret:  # all clients pay the same, whoever takes part
             for group in run.groups:
                 ledger.book("updates", updates.used((), nobody(run, group, number).replies))
         for _, ids, _, record, (_, replies, _) in _counted_groups(run, message, training, number):
-            ledger.book("training", record.uses)
+            ledger.book("training", {i: uses for i, uses in record.uses.items() if i in set(reached)})
             if updates is not None and not updates.secret:
                 positions = [k for k, i in enumerate(ids) if i in set(sampled)]
                 ledger.book("updates", updates.used([ids[k] for k in positions], replies[positions]))

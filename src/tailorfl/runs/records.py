@@ -17,12 +17,13 @@ from tailorfl.evaluation.predictions import Kept, Predictions
 from tailorfl.evaluation.protocols import headline
 from tailorfl.evaluation.summary import summaries, summarize
 from tailorfl.rounds.one_round import RoundResult
+from tailorfl.rounds.participation import Trace
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import replacing, reporting, write_text
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.reductions import remarks
-from tailorfl.runs.store import SECONDS, RunStore
+from tailorfl.runs.store import SECONDS, TRACE, RunStore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,22 +103,20 @@ def summary_of(
         **_features(sim),
         **({} if sim.cohort_is_secret else _rejected(sim, rounds)),
         "loss_grew": _growth(sim, rounds),
-        **_of_the_system(rounds),
+        **_of_the_system(store, rounds),
     }
 
 
-def _of_the_system(rounds: pd.DataFrame) -> dict[str, float]:
+def _of_the_system(store: RunStore, rounds: pd.DataFrame) -> dict[str, float]:
     """Return the share of asked clients that took part, and the simulated seconds.
 
     Empty if all clients answer at once.
     """
     if "absent" not in rounds:
         return {}
-    absent = rounds["absent"].map(len).sum()
-    reached = sum(
-        len({*row["clients"], *row["absent"]}) for row in rounds[["clients", "absent"]].to_dict("records")
-    )
-    facts = {"answered": 1.0 - float(absent) / max(reached, 1)}
+    traces = list(Trace.read(store.path / TRACE))  # methods may ask more clients than were sampled
+    asked, absent = (sum(len(getattr(t, name)) for t in traces) for name in ("asked", "absent"))
+    facts = {"answered": 1.0 - absent / max(asked, 1)}
     return facts | ({"simulated_seconds": float(rounds[SECONDS].iloc[-1])} if SECONDS in rounds else {})
 
 

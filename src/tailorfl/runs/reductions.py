@@ -20,15 +20,15 @@ def setup_of(sim: Simulation, rounds: int) -> RunSetup:
     trainable = set(sim.split.trainable)
     groups = layer_groups(sim.model.module)
     clients = len(sim.federation.members)
-    everyone = sim.fraction == 1 or sim.participants == 1
+    everyone = (sim.fraction == 1 or sim.participants == 1) and not sim.is_traced  # else some may be absent
     # With Bernoulli sampling a round may have any number of clients.
-    most = clients if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, clients)
+    most = clients if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, sim.participants)
     return RunSetup(
         split=sim.split,
         layers=sum(not trainable.isdisjoint(group) for group in groups),
         train=sim.train,
         clients=clients,
-        cohort=most,
+        cohort=min(most, clients),
         everyone=everyone,
         rounds=rounds,
         sampling=sim.sampling,

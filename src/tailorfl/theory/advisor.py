@@ -178,12 +178,12 @@ def conclude(
     samples = float(1 / (1 / sizes).mean())
 
     def statistics(picked: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[float, ...]:
-        spread = heterogeneity(pilot.gram, picked)
+        spread = heterogeneity(pilot.gram, picked, clients)
         lam = best_pull(max(float(excess[picked].mean()), 0.0), spread, clients, strongest)
         return spread, float(noise[picked].mean()), float(rho2[picked].mean()), lam
 
     drawn = resampled(len(sizes), statistics, seed=seed)
-    radius2, mean_noise = heterogeneity(pilot.gram), float(noise.mean())
+    radius2, mean_noise = heterogeneity(pilot.gram, among=clients), float(noise.mean())
     gain = gain_of_own(pilot)
     facts = Facts(
         mode=pilot.mode,
@@ -191,7 +191,7 @@ def conclude(
         used=len(sizes),
         samples=samples,
         median_samples=float(np.median(sizes)),
-        total_samples=int(federation.sizes("train")[:clients].sum()),
+        total_samples=int(federation.sizes("train")[: federation.num_clients].sum()),
         dim=pilot.objective.size,
         rank=pilot.rank,
         radius=interval(radius2, drawn[:, 0]).root(),

@@ -42,19 +42,22 @@ class SpreadInterval:
         return SpreadInterval(*(max(at, 0.0) ** 0.5 for at in (self.value, self.low, self.high)))
 
 
-def heterogeneity(gram: Floats, picked: Ints | None = None) -> float:
+def heterogeneity(gram: Floats, picked: Ints | None = None, among: int | None = None) -> float:
     """Return R^2 of the clients, or of a resample of them.
 
     Args:
         gram: `[clients, clients]` products `<a_i, b_j>`.
         picked: `[clients]` client numbers drawn with replacement. Repeated clients make R^2 smaller by the factor
             `1 - 1/N`, which is corrected.
+        among: N, if the clients are n of N and R^2 is to be that of all N: their own is smaller by the factor
+            `(1 - 1/n) / (1 - 1/N)`.
     """
+    drawn = 1.0 if among is None else (1 - 1 / among) / (1 - 1 / len(gram))
     if picked is None:
-        return float(np.trace(gram) / len(gram) - gram.mean())
+        return float((np.trace(gram) / len(gram) - gram.mean()) * drawn)
     some = gram[np.ix_(picked, picked)]
     narrow = len(picked) / max(len(picked) - 1, 1)
-    return float((np.trace(some) / len(some) - some.mean()) * narrow)
+    return float((np.trace(some) / len(some) - some.mean()) * narrow * drawn)
 
 
 def client_spread(gram: Floats, noise: Floats, dim: int) -> Floats:

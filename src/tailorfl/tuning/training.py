@@ -174,7 +174,9 @@ class Trainer:
 
     @property
     def _protocol(self) -> Protocol:
-        return Protocol(("val",), generation=self.config.eval.generation)
+        decisive = self.config.eval.metric
+        further = () if decisive is None else (decisive,)
+        return Protocol(("val",), generation=self.config.eval.generation, metrics=further)
 
 
 def _shared(limit: Limit, share: float) -> Limit:

@@ -8,6 +8,7 @@ from tailorfl.evaluation.summary import tails
 from tailorfl.report.page import charts
 from tailorfl.report.page.charts import Chart, Look, PagePart, Rows, Spec, named
 from tailorfl.report.plots import bands
+from tailorfl.report.tables import LEAST_SEEDS
 from tailorfl.runs.store import SECONDS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def curves(result: ExperimentResult, look: Look) -> PagePart:
     part = PagePart("curves", "Curves", keys=True)
     part.notes.append(
         f"Mean over clients of the {look.name} on their own test parts; band: 95 % confidence interval over seeds "
-        "(none with one seed). Click a name in the legend to hide or show its line."
+        f"(none with fewer than {LEAST_SEEDS}). Click a name in the legend to hide or show its line."
     )
     by_label = {label: [row for row in rows if row["label"] == label] for label in look.labels}
     if all(len(line) < 2 for line in by_label.values()):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tailorfl.core.method import all_methods
 from tailorfl.errors import RunError
 from tailorfl.evaluation.comparisons import expected_best
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
@@ -110,9 +111,11 @@ def other_sets(result: ExperimentResult, look: Look) -> PagePart:
             part.left_out.append(f"{never} who took part is secret or not recorded.")
             return part
         records = result.own(summary, store)
+        # With pooled data a single client is sampled, which holds the data of all.
+        known = all_methods().get(str(summary["method"]))
         is_sampled = records["client"].isin(
             {int(client) for cohort in rounds["clients"] for client in cohort}
-        )
+        ) | (known is not None and known.pooled)
         counts.append(int((~is_sampled).sum()))
         groups = means.setdefault(str(summary["label"]), {"sampled": [], "never": []})
         for name, chosen in (("sampled", is_sampled), ("never", ~is_sampled)):
