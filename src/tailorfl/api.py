@@ -216,7 +216,7 @@ def reproduce(
     """
     modules.load(imports)
     target = _Target(out, resume, False, overwrite, force)
-    recipe_config = load(recipe, settings, scale=scale, may_import=True)
+    recipe_config = load(recipe, _named(settings), scale=scale, may_import=True)
     chosen, way = _chosen(recipe_config, {}, target, None, None)
     folder = target.folder or new_folder(chosen, overwrite)
     with watching(chosen, observer, progress) as watch:

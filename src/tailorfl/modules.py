@@ -57,7 +57,7 @@ def path_of(item: Any) -> str:
     Raises:
         ConfigError: its module has no such name, as for a lambda or a local function.
     """
-    module, name = item.__module__, item.__qualname__
+    module, name = item.__module__, getattr(item, "__qualname__", type(item).__name__)
     if getattr(sys.modules.get(module), name, None) is not item:
         raise ConfigError(
             f"{name} of the module '{module}' cannot be named in the settings; define it at the top level of a module"

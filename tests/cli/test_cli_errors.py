@@ -171,6 +171,14 @@ def test_existing_result_folder_is_kept() -> None:
     assert Path("mine/config.yaml").read_text() == "rounds: 3\n"
 
 
+@pytest.mark.parametrize("name", ["report.md", "comparison.csv"])
+def test_files_that_no_experiment_wrote_are_kept(name: str) -> None:
+    Path("mine").mkdir()
+    Path("mine", name).write_text("my own notes")
+    assert name in invoke("run", *SMALL, "rounds=1", "seeds=1", "--out", "mine", "--quiet", code=1).stderr
+    assert [(file.name, file.read_text()) for file in Path("mine").iterdir()] == [(name, "my own notes")]
+
+
 def test_a_comparison_is_not_tuned_for_a_folder_that_is_taken() -> None:
     Path("mine").mkdir()
     Path("mine/config.yaml").write_text("rounds: 3\n")

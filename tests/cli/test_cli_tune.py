@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from cli.commands import invoke
+from tailorfl.cli.arguments import RunRequest, experiment
+from tailorfl.cli.tune import _continued, beside
+from tailorfl.errors import ConfigError
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.folders import tuning_beside
 from tailorfl.settings.loading import load
 from tuning.tiny import untimed
 
@@ -69,6 +73,35 @@ def test_a_comparison_tunes_first_and_a_second_call_goes_on_with_both(
     monkeypatch.setattr(Simulation, "step", None)
     again = done("compare", "--tune", "2x1", "--resume", "c", "--quiet")
     assert again.splitlines()[:5] == said.splitlines()[:5]
+    old, asked = Path("c-tuning"), RunRequest([*TINY, LR, "engine=auto"])
+    assert _continued(old, asked, "2x1").budget == _continued(old, RunRequest(None), "2x1").budget
+    for words, budget in (
+        ("train.momentum=0.5", "2x1"),
+        ("search={train.lr: [0.1]}", "2x1"),
+        ("seeds=1", "3x1"),
+    ):
+        with pytest.raises(ConfigError):
+            _continued(old, RunRequest([*TINY, LR, words]), budget)
+
+
+def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+    """A folder named after a setting has one, and its tuning is beside it."""
+    (tmp_path / "lr=0.1-tuning").mkdir()
+    file = tmp_path / "lr=0.1-tuning" / "tuned.yaml"
+    file.write_text("rounds: 7\n")
+    assert experiment([str(file), "seeds=1"]).rounds == 7
+    long = f"description={'word ' * 60}"  # longer than any name of a file
+    assert experiment([long, "rounds=8"]).rounds == 8
+    assert tuning_beside(long, experiment([long])) is None
+
+
+def test_the_present_folder_has_a_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runs")
+    assert beside(Path()) == tmp_path / "runs-tuning"
+    assert beside(Path("inner")) == Path("inner-tuning")
+    monkeypatch.chdir(tmp_path / "runs" / "inner")
+    assert beside(Path("..")) == tmp_path / "runs-tuning"
 
 
 def test_a_tuning_that_was_stopped_says_how_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,18 @@ def test_frames_and_datasets_are_the_sources_that_their_functions_make(patients:
     same(as_source(Pairs([(x[k].numpy(), int(y[k])) for k in range(60)]), {"clients": owners}), wanted)
 
 
+def test_tensors_may_be_columns_of_a_frame_in_any_order(patients: pd.DataFrame) -> None:
+    shuffled = (
+        patients.assign(ill=patients["outcome"] == "ill").sample(frac=1, random_state=0).set_index("dose")
+    )
+    plain = [shuffled[["age"]].to_numpy(), shuffled["ill"].to_numpy(dtype=int)]
+    wanted = from_tensors(*plain, shuffled["hospital"].to_numpy(), test=shuffled["age"].to_numpy() > 60)
+    same(
+        from_tensors(shuffled[["age"]], shuffled["ill"], shuffled["hospital"], test=shuffled["age"] > 60),
+        wanted,
+    )
+
+
 def test_a_dataset_may_have_pictures_and_classes_by_name() -> None:
     rng = np.random.default_rng(0)
     grey, coloured = rng.integers(0, 256, (4, 5, 6), np.uint8), rng.integers(0, 256, (4, 5, 6, 3), np.uint8)
@@ -87,6 +99,10 @@ def test_a_dataset_may_have_pictures_and_classes_by_name() -> None:
         assert torch.equal(source.x, torch.from_numpy(wanted.copy()))
         assert source.info["classes"] == ("cat", "dog")
         assert source.y.tolist() == [0, 1, 0, 1]
+    few = Image.fromarray(coloured[0]).quantize(4)
+    assert few.mode == "P"
+    source = as_source(Pairs([(few, 0), (few, 1)]), {})
+    assert torch.equal(source.x[0], torch.from_numpy(np.array(few.convert("RGB")).transpose(2, 0, 1).copy()))
 
 
 def test_run_takes_them_with_the_numbers_of_a_source(patients: pd.DataFrame, tmp_path: Path) -> None:

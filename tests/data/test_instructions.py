@@ -173,6 +173,9 @@ def test_a_response_stands_at_the_end_after_its_prompt(tmp_path: Path) -> None:
     assert y[0].tolist() == [NO_TARGET] * 24 + WORDS.encode("hello") + [WORDS.end]
     assert read(x[1]) == LONG[:9] + (LONG + "\nAnswer:")[-19:] + "x"
     assert y[1].tolist() == [NO_TARGET] * 28 + WORDS.encode("x") + [WORDS.end]
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(lines.read_text(), encoding="utf-8-sig")
+    assert torch.equal(loaded(tmp_path, form="generation", length=30).x, x)
 
 
 def test_a_long_response_takes_half_of_a_sample(tmp_path: Path) -> None:

@@ -194,6 +194,35 @@ def test_excluded_cells_stay_as_they_are_written_behind_a_byte_order_mark(tmp_pa
     assert read_table(file, exclude=["patient"])[1]["patient"].tolist() == ["007", "008"]
 
 
+def test_words_that_pandas_takes_for_empty_cells_stay_in_excluded_columns(tmp_path: Path) -> None:
+    file = write(tmp_path, "note,age,,sex\nNone,60,,null\nNA,NA,,f\nnull,,,\n,90,,m\n")
+    frame = read_table(file, exclude=["note"])[1]
+    assert frame.pop("note").tolist() == ["None", "NA", "null", ""]
+    assert frame.isna().to_numpy().tolist() == [[False, True], [True, False], [True, True], [False, False]]
+    assert list(frame.columns) == ["age", "sex"]
+
+
+def test_a_long_table_has_one_form_of_its_ids(tmp_path: Path) -> None:
+    """pandas reads it in pieces, of which only the last one has an id with a letter."""
+    rows, columns = 5_000, 200
+    ids = ["007"] * (rows - 1) + ["A07"]
+    text = "\n".join([",".join(["site", *map(str, range(columns))]), *(f"{i}{',1' * columns}" for i in ids)])
+    assert set(read_table(write(tmp_path, text))[1]["site"]) == {"007", "A07"}
+
+
+def test_true_is_the_same_word_beside_other_words(tmp_path: Path) -> None:
+    write(tmp_path, "age,ill\n" + "40,TRUE\n50,FALSE\n" * 5, "ash.csv")
+    write(tmp_path, "age,ill\n" + "40,true\n50,FALSE\n60,unknown\n" * 5, "elm.csv")
+    source = from_table(tmp_path, "ill")
+    assert source.info["classes"] == ("False", "True", "unknown")
+    assert source.y.tolist() == [1, 0] * 5 + [1, 0, 2] * 5
+    frame = read_table(tmp_path)[1].assign(outcome=[0, 1] * 12 + [1])
+    smokers = build(
+        source=from_table(frame, "outcome", "file", features="ill", words="ill"), normalise="federated"
+    )
+    assert smokers.source.info["features"] == ("ill=False", "ill=True", "ill=unknown")
+
+
 def test_a_column_that_one_site_lacks_is_empty_there_and_named_once(tmp_path: Path, caplog: Any) -> None:
     frame, options = patients(), {"label": "outcome"}
     for site, rows in frame.groupby("site"):
@@ -224,6 +253,18 @@ def test_pictures_are_turned_as_they_were_held(tmp_path: Path) -> None:
     (tmp_path / "a" / "c" / "6.png").unlink()
     for row, turned in enumerate((pixels, pixels[:, ::-1], pixels[::-1, ::-1], pixels[::-1])):
         assert (from_folder(tmp_path).x[row, 0].numpy() == turned).all(), row
+
+
+@pytest.mark.parametrize("size", [None, (2, 3), (4, 6)])
+def test_bytes_of_grey_pictures_have_any_order(tmp_path: Path, size: tuple[int, int] | None) -> None:
+    pixels = np.array([[0, 300, 40_000], [65_535, 256, 1_000]])
+    for name, kind in (("I;16", "<u2"), ("I;16B", ">u2")):
+        (tmp_path / name / "c").mkdir(parents=True)
+        Image.frombytes(name, (3, 2), pixels.astype(kind).tobytes()).save(tmp_path / name / "c" / "1.tif")
+    x = from_folder(tmp_path, size=size).x
+    assert torch.equal(x[0], x[1])
+    if size != (4, 6):
+        assert x[0, 0].tolist() == (pixels // 256).tolist()
 
 
 # what is said

@@ -56,6 +56,12 @@ def test_texts_of_a_table_are_their_bytes(tmp_path: Path) -> None:
     assert (left.x[0, [0, -1]].tolist(), left.groups) == ([0, 1], {})
 
 
+def test_a_text_may_be_a_word_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,more,seen\nNone,NA,yes\nn/a,,no\n")
+    source = from_texts(tmp_path / "t.csv", label="seen", second="more", length=12)
+    assert source.x.tolist() == [by_hand("None", "NA", length=12), by_hand("n/a", length=12)]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -27,9 +27,12 @@ from deploy.owned import (
     write_tables,
     write_texts,
 )
+from tailorfl.data.own import from_table
 from tailorfl.deploy.client_session import member_of
+from tailorfl.deploy.own_files import OwnTable
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.export.predict import predict
+from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.training import tree
 
@@ -89,6 +92,27 @@ def of_label(normalise: str, **options: Any) -> dict[str, Any]:
 def test_tables_give_the_numbers_of_the_simulation(gaps: bool, data: dict[str, Any], tmp_path: Path) -> None:
     write_tables(tmp_path / "files", gaps)
     is_owners_simulation(of_files(tmp_path / "files", data=data), tmp_path, tmp_path / "files")
+
+
+@pytest.mark.parametrize("normalise", ["federated", pytest.param("none", **SLOW)])
+def test_a_client_may_have_one_of_two_classes(normalise: str, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    write_tables(files, gaps=False)
+    for file in files.iterdir():
+        table = pd.read_csv(file).replace("very ill", "ill")
+        table = table[table["outcome"] == "well"] if file.stem == "east" else table
+        table.to_csv(file, index=False)
+    is_owners_simulation(of_files(files, data=of_label(normalise, task="binary")), tmp_path, files)
+
+
+def test_columns_may_be_named_by_numbers(tmp_path: Path) -> None:
+    """As YAML reads `exclude: [2020]`."""
+    file = tmp_path / "north.csv"
+    file.write_text("2019,2020,2021,outcome\n" + "1,2,3,ill\n4,5,6,well\n" * 5)
+    for option in ({"features": [2019, 2021]}, {"exclude": [2020]}, {"exclude": 2020}):
+        options = {"label": "outcome", **option}
+        source = OwnTable("north", file, FEW).read(DataConfig(name="table", options=options), ())
+        assert source.info["features"] == from_table(file, **options).info["features"] == ("2019", "2021")
 
 
 @pytest.mark.slow

@@ -167,6 +167,7 @@ def test_images_are_read_by_their_names(tmp_path: Path) -> None:
     data = pictures(tmp_path / "images", {"dark": 50, "light": 190}, (6, 6), 10)
     tailorfl.run({**QUICK, "rounds": 8}, method="fedavg", data=data, model="logistic", out=tmp_path / "run")
     words = [str(tmp_path / "run"), "--client", "south", "--data", str(tmp_path / "images" / "south")]
+    (tmp_path / "images" / "south" / "dark" / "._0.png").write_bytes(b"a file that macOS adds")
     found = commanded(words, tmp_path)
     assert sorted(found["file"]) == found["file"].tolist()
     assert set(found["file"]) == {f"{label}/{k}.png" for label in ("dark", "light") for k in range(10)}

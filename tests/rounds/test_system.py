@@ -116,6 +116,8 @@ def test_rates_of_a_file(text: str | None, message: str, tmp_path: Path) -> None
     file, speed = tmp_path / "speeds.csv", {"kind": "file", "file": str(tmp_path / "speeds.csv")}
     file.write_text("client,per_second,note\nclient 1,4,fast\n0,2,by number\n")
     assert seconds_of([(0, 0), (1, 0)], gradients=8, speed=speed).tolist() == [4.0, 2.0]
+    file.write_text(file.read_text(), encoding="utf-8-sig")  # as spreadsheets write it
+    assert seconds_of([(0, 0), (1, 0)], gradients=8, speed=speed).tolist() == [4.0, 2.0]
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(DataError, match=message):
         seconds_of([(0, 0), (1, 0)], speed=speed)

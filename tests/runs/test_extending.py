@@ -14,9 +14,12 @@ from report.tiny import invoke
 from runs.killing import assert_identical, numbers
 from runs.small import Counts, StopAt, contents, first_job, untimed
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.report.experiment import run_variants
 from tailorfl.runs import extension
+from tailorfl.runs.files import FolderLock
 from tailorfl.runs.job import Job
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.loading import load
 
 TINY: dict[str, Any] = {
     "methods": ["local", "ditto"],
@@ -151,6 +154,28 @@ def test_where_the_number_of_rounds_decides_more_are_refused(
         tailorfl.run(out=tmp_path / "out", extend=True, rounds=5)
     assert contents(tmp_path / "out") == before
     tailorfl.run(out=tmp_path / "out", extend=True, seeds=2)
+
+
+def test_variants_that_cannot_have_more_rounds_stay_as_they_are(tmp_path: Path) -> None:
+    out, train = tmp_path / "out", {"round_schedule": {"kind": "cosine"}}
+    variants = {"a": {"train": {"lr": 0.1}}, "b": {"train": train}}
+    config = load({**TINY, "methods": ["local"], "rounds": 1, "variants": variants})
+    list(run_variants(config, out))
+    before = contents(out)
+    longer, way = extension.with_more(out, load(config, {"rounds": 2}))
+    with pytest.raises(ConfigError, match="cosine"):
+        list(run_variants(longer, out, way=way))
+    assert contents(out) == before
+
+
+def test_a_running_variant_keeps_all_of_them_from_being_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    config = load({**TINY, "methods": ["local"], "rounds": 1, "variants": {"a": {}, "b": {}}})
+    list(run_variants(config, out))
+    before = contents(out)
+    with FolderLock(out / "b"), pytest.raises(RunError, match="is writing"):
+        list(run_variants(config, out, overwrite=True))
+    assert contents(out) == before
 
 
 @pytest.mark.parametrize(

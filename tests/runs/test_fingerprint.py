@@ -24,7 +24,7 @@ from tailorfl.engines import devices
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.document import write_report
 from tailorfl.runs import fingerprint
-from tailorfl.runs.extension import extended
+from tailorfl.runs.extension import extended, other_experiment
 from tailorfl.runs.fingerprint import changes, decisive, digests
 from tailorfl.settings.loading import load
 
@@ -145,8 +145,11 @@ def test_a_variant_stays_what_it_was_and_others_come_beside_it(tmp_path: Path) -
     kept = load(None, {**TINY, "variants": {"one": one}})
     both = extended(tmp_path, kept, load(None, {**TINY, "variants": {"one": one, "two": two}}))
     assert both.variants == {"one": one, "two": two}
+    changed = load(None, {**TINY, "variants": {"one": two}})
     with pytest.raises(RunError, match="'one'"):
-        extended(tmp_path, kept, load(None, {**TINY, "variants": {"one": two}}))
+        extended(tmp_path, kept, changed)
+    assert [("'one'" in line) for line in other_experiment(kept, changed, tmp_path)] == [True]
+    assert not other_experiment(kept, kept, tmp_path)
 
 
 def test_a_setting_that_did_not_exist_is_a_change_where_it_is_not_its_default() -> None:

@@ -15,7 +15,7 @@ import tailorfl
 from runs.small import facts, first_job, simulation_of
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.models.registry import build
-from tailorfl.runs.pretrain import Epoch, Pretrained, Watcher, central, running
+from tailorfl.runs.pretrain import Epoch, Pretrained, Watcher, central, check_output, running
 from tailorfl.settings.loading import load
 
 DATA = {"samples": 200}
@@ -173,6 +173,9 @@ def test_what_it_cannot_follow_is_refused(tmp_path: Path, settings: dict[str, An
 
 
 def test_files_are_not_replaced_by_mistake(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text("{}")
+    with pytest.raises(RunError, match=r"data\.json"):
+        check_output(tmp_path / "data.safetensors", resume=False, overwrite=False)
     out = tmp_path / "w.safetensors"
 
     def refused(said: str, error: type[Exception] = RunError, **options: Any) -> None:

@@ -7,6 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -50,6 +51,29 @@ def test_yaml_and_plain_values_give_an_equal_experiment(count: int, tmp_path: Pa
         config = load(None, [*VARIED[:count], *changes])
         file.write_text(config.to_yaml(brief=True))
         assert load(file) == config
+
+
+@pytest.mark.parametrize("text", ["1e-05", "1e-3", "12e4", ".5E3", "1.e5", "yes", "010", "1:30"])
+def test_a_text_that_looks_like_a_number_is_read_back_as_a_text(text: str, tmp_path: Path) -> None:
+    line = {"name": "ditto", "label": text}
+    config = load(
+        {"methods": [line], "data": {"excluded_clients": [text]}, "variants": {text: {"description": text}}}
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    assert load(file) == config
+
+
+def test_numbers_of_numpy_are_settings_like_those_of_python(tmp_path: Path) -> None:
+    methods = [{"name": "ditto", "lam": np.float32(0.5)}]
+    model = {"name": "mlp", "hidden": (np.int64(16), np.int64(8))}
+    config = load(
+        {"model": model}, {"methods": methods, "data": {"partition_options": {"alpha": np.float64(1)}}}
+    )
+    assert config.to_dict()["model"] == {"name": "mlp", "hidden": [16, 8]}
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml())
+    assert load(file) == config
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))

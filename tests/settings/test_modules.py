@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 import sys
@@ -18,6 +19,7 @@ from runs.killing import ended, forked
 from tailorfl import modules
 from tailorfl.cli.main import app
 from tailorfl.errors import ConfigError
+from tailorfl.methods.ditto import Ditto
 from tailorfl.report.progress import looked_at
 
 MINE = '''
@@ -120,6 +122,19 @@ def test_python_takes_them_too(mine: str) -> None:
     modules._NAMED.clear()  # keyword arguments are written by who runs them
     mines = {"data": f"{mine}:blobs", "model": {"name": f"{mine}:small"}, "methods": [f"{mine}:MyDitto"]}
     assert list(tailorfl.run(**mines, rounds=1, seeds=1).table.index) == ["MyDitto"]
+
+
+def test_a_recipe_takes_methods_that_are_objects(mine: str) -> None:
+    Path("recipe.yaml").write_text(f"data: '{mine}:blobs'\nmodel: logistic\nrounds: 1\nseeds: 1\n")
+    line = {"name": Ditto(lam=0.5), "label": "pulled"}
+    results = tailorfl.reproduce("recipe.yaml", methods=[line], imports=[f"{mine}.py"])
+    assert list(results[""].table.index) == ["pulled"]
+    assert results[""].config.methods[0].options["lam"] == 0.5
+
+
+def test_a_factory_without_a_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="partial"):
+        tailorfl.run(model=functools.partial(dict), rounds=1)
 
 
 BY_SURPRISE = [

@@ -54,6 +54,12 @@ def test_every_method_gets_the_same_samples_whatever_its_rounds_take(
     assert [m.samples for m in found.methods] == [found.samples, found.samples]
 
 
+def test_a_model_of_this_process_is_not_trained_by_others(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="workers=1"):
+        tailorfl.tune(TINY, model=torch.nn.Flatten(), budget="1x1", workers=2, out=tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
 def test_what_is_written_down(tmp_path: Path) -> None:
     tuning = tuned(tmp_path / "t", TuningRequest("4x2x2", "grid"), search=SEARCH)
     said = table(tuning)

@@ -138,10 +138,10 @@ def experiment(
         ConfigError: see `tailorfl.settings.loading.load`, or a name does not exist.
     """
     from tailorfl.settings.errors import check_names
-    from tailorfl.settings.loading import load, recipes
+    from tailorfl.settings.loading import is_file, load, recipes
 
     words = list(arguments or [])
-    has_file = bool(words) and "=" not in words[0]
+    has_file = bool(words) and ("=" not in words[0] or is_file(Path(words[0])))
     if has_file and not Path(words[0]).exists() and words[0] not in recipes():
         _refuse_words(words[:2])
     for number, word in enumerate(words[1:], start=1):
@@ -152,6 +152,12 @@ def experiment(
     if "torch" not in sys.modules:  # otherwise the registries are just as fast
         check_names(config)
     return config
+
+
+def neighbour(folder: Path, ending: str) -> Path:
+    """Return the path beside a folder, also beside the present one (.), with an ending added to its name."""
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    return named.with_name(f"{named.name}{ending}")
 
 
 def without_variants(config: ExperimentConfig, each: str, do: str) -> None:

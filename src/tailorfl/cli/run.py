@@ -19,6 +19,7 @@ from tailorfl.cli.arguments import (
     State,
     experiment,
     import_options,
+    neighbour,
     typed,
 )
 from tailorfl.cli.screen import make_table, print_json, remark, say, show_table, status, stderr, stdout
@@ -287,7 +288,7 @@ def unlearn_command(
     if dry_run:
         _show_replays(unlearning)
         return
-    out = folder.with_name(f"{folder.name}-without-{slug(unlearning.name)}") if out is None else out
+    out = neighbour(folder, f"-without-{slug(unlearning.name)}") if out is None else out
     if unlearning.is_deployed:
         _by_remaining_clients(unlearning, out)
         return
@@ -331,7 +332,7 @@ def _by_remaining_clients(unlearning: Unlearning, out: Path) -> None:
             f"STATE/{slug(unlearning.config.name)}; delete these, but keep STATE/left.jsonl.",
         )
         return
-    file = out.with_name(f"{out.name}.yaml")
+    file = neighbour(out, ".yaml")
     write_text(file, experiment_without(unlearning).to_yaml(brief=True))
     say(
         stdout(),

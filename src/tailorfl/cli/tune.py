@@ -17,6 +17,7 @@ from tailorfl.cli.arguments import (
     State,
     experiment,
     import_options,
+    neighbour,
     typed,
 )
 from tailorfl.cli.screen import print_json, say, stderr, stdout
@@ -110,11 +111,11 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
         )
     from tailorfl.report.progress import messages
     from tailorfl.runs.folders import check_folder, new_folder
-    from tailorfl.tuning.plan import REQUEST, TUNED, begin, discard, plan_in
+    from tailorfl.tuning.plan import REQUEST, TUNED, begin, discard
 
     with messages(stderr()):
         if request.resume is not None and (beside(request.resume) / REQUEST).is_file():
-            plan = plan_in(beside(request.resume))
+            plan = _continued(beside(request.resume), request, budget)
         else:
             plan = _plan(experiment(request.arguments, request.methods), budget)
     if request.dry_run:
@@ -138,9 +139,33 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
     return replace(request, arguments=tuned, methods=None, out=None if request.resume else folder)
 
 
+def _continued(folder: Path, request: RunRequest, budget: str) -> Plan:
+    """Return the plan of the tuning in a folder, to continue it.
+
+    Raises:
+        TailorflError: the request is for another tuning.
+    """
+    from tailorfl.runs.extension import other_experiment
+    from tailorfl.tuning.plan import plan_in
+
+    plan = plan_in(folder)
+    before = plan.request.budget
+    differences = [] if budget == before else [f"the budget was {before} and is {budget}"]
+    if request.arguments:
+        asked = experiment(request.arguments, request.methods)
+        differences += other_experiment(plan.asked, asked, folder)
+        differences += [] if asked.search == plan.asked.search else ["search was different"]
+    if differences:
+        raise ConfigError(
+            f"'{folder}' is another tuning: {'; '.join(differences)}; leave out what differs to continue it, or choose "
+            "another folder"
+        )
+    return plan
+
+
 def beside(folder: Path) -> Path:
     """Return the folder of the tuning that belongs to a comparison's folder."""
-    return folder.with_name(f"{folder.name}-tuning")
+    return neighbour(folder, "-tuning")
 
 
 def _plan(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Kind = Literal["number", "word", "empty"]
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?")
+_BOOLEANS = ("true", "TRUE", "false", "FALSE")
+"""Words that pandas reads as True and False in a column without other words."""
 _SEVERAL = (list, tuple, dict, set, bytes, np.ndarray)
 """Types that one cell cannot have."""
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T]\d{1,2}:\d\d.*)?")
@@ -109,11 +111,11 @@ def words_of(values: pd.Series[Any]) -> list[str | None]:
 
 
 def word_of(value: Any) -> str:
-    """Return a cell as a word; 1, 1.0 and "1.0" give the same, as their form depends on other cells of the file."""
+    """Return a cell as a word; 1, 1.0 and "1.0" give the same, and True and "TRUE", as other cells decide the form."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
     if isinstance(value, str) and not is_decimal(value.strip()):
-        return value.strip()
+        return value.strip().capitalize() if value.strip() in _BOOLEANS else value.strip()
     if isinstance(value, str | int | float | np.integer | np.floating):
         number = float(value)
         if number.is_integer():

@@ -24,6 +24,7 @@ from tailorfl.data.columns import (
     numeric,
     target_tensor,
     tidy,
+    word_of,
     words_of,
 )
 from tailorfl.data.labels import FEW_ROWS
@@ -140,7 +141,7 @@ class Constants(OrderedColumns):
                 filled = np.where(np.isnan(numbers), column.fill, numbers)
                 blocks.append(((filled - column.mean) / column.deviation)[:, None])
             else:
-                code_of = {level: number for number, level in enumerate(column.levels)}
+                code_of = {word_of(level): number for number, level in enumerate(column.levels)}
                 other_code = code_of.get(OTHER, -1)
                 words = [-1 if word is None else code_of.get(word, other_code) for word in words_of(values)]
                 codes = np.array(words, dtype=np.int64)

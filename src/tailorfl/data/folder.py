@@ -183,10 +183,18 @@ def load_image(file: Path, size: tuple[int, int] | None) -> Picture:
                     "are allowed, so make it smaller first"
                 )
             image.load()
-            upright = ImageOps.exif_transpose(image)  # cameras store a rotated picture and its orientation
-            return upright if size is None else upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            # cameras store a rotated picture and its orientation
+            return resized(ImageOps.exif_transpose(image), size)
     except UNREADABLE as error:
         raise DataError(f"image '{file}' cannot be read: {error or type(error).__name__}") from error
+
+
+def resized(image: Picture, size: tuple[int, int] | None) -> Picture:
+    """Return an image of (height, width) `size`, or of its own size if None is given."""
+    if image.mode.startswith("I;16") and image.mode != "I;16":
+        # Of 16-bit pixels in another byte order, Pillow mixes up the bytes, or cuts values off at 255.
+        image = Image.fromarray(np.asarray(image).astype(np.uint16))
+    return image if size is None else image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
 
 
 def stack_images(images: Iterable[Picture], names: Iterable[str]) -> Tensor:

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from tailorfl.data.columns import filled, make_source, need_columns, numeric, target_columns
-from tailorfl.data.folder import stack_images
+from tailorfl.data.folder import resized, stack_images
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
@@ -391,9 +391,7 @@ def _block(
                 f"'{name}': column '{columns.image}' holds a {type(picture).__name__} instead of an image in row "
                 f"{start + number}; cast it with datasets.Image() first"
             )
-    if columns.size is not None:
-        height, width = columns.size
-        pictures = [picture.resize((width, height), Image.Resampling.BILINEAR) for picture in pictures]
+    pictures = [resized(picture, columns.size) for picture in pictures]
     return stack_images(pictures, [f"row {start + number}" for number in range(len(pictures))])
 
 

@@ -307,7 +307,7 @@ def read_examples(files: Sequence[Path], samples: Mapping[str, int | None]) -> l
     examples: list[Example] = []
     for file in files:
         try:
-            lines = file.read_text(encoding="utf-8").split("\n")
+            lines = file.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"file '{file}' cannot be read: {error}") from error
         filled = [number for number, line in enumerate(lines) if line.strip()]

@@ -285,6 +285,7 @@ def _stacked(dataset: Dataset[Any]) -> tuple[torch.Tensor, Any]:
 
 def _sample(x: Any) -> torch.Tensor:
     image = hasattr(x, "getbands")  # PIL's
+    x = x.convert("RGB") if image and x.mode == "P" else x  # of which the bytes are numbers of a palette
     sample = torch.as_tensor(np.array(x) if image else x)
     if not image:
         return sample
@@ -302,6 +303,8 @@ def real_tensor(values: Any, name: str) -> Tensor:
         DataError: they are not such numbers, or sparse, or complex, of which float32 would keep only the real part.
     """
     try:
+        if hasattr(values, "__array__") and not isinstance(values, Tensor | np.ndarray):
+            values = np.array(values)  # a frame or a series, whose items torch would look up in its index
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise DataError(

@@ -120,7 +120,7 @@ class Roles(JsonRecord):
     label: Names
     task: Task = "classification"
     features: Names | None = None
-    others: tuple[str, ...] = ()
+    others: Names = ()
     words: Names = ()
     impute: Literal["mean", "median"] = "mean"
     indicator: bool = False
@@ -151,7 +151,7 @@ def made_roles(
     for role, columns, kinds in (
         ("client", client, str | None),
         ("split", split, str | None),
-        ("exclude", exclude, str | list | tuple),
+        ("exclude", exclude, str | int | list | tuple),
     ):
         if not isinstance(columns, kinds):
             raise DataError(f"{role} should be given as column names, got a {type(columns).__name__}")

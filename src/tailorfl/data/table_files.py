@@ -34,6 +34,11 @@ NAMED = 8
 SHOWN = 30
 """Columns of a table that a message lists."""
 CHUNK = 2**20
+NOTHING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
+    "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+"""Texts that pandas reads as empty cells."""
 UNREADABLE = (
     OSError, ValueError, OverflowError, RecursionError, MemoryError, NotImplementedError, csv.Error,
 )  # fmt: skip
@@ -221,10 +226,24 @@ def _read_text(
     header = _records(path, encoding, sep, 1)
     names = [name.strip() for name in header[0]] if header else []
     _check_distinct(f"table '{path}'", [name for name in names if name])
-    written = {raw: str for raw in (header[0] if header else ()) if raw.strip() in exclude}
+    columns = header[0] if header else []
+    written = {raw: str for raw in columns if raw.strip() in exclude}
+    # By name and by number, as pandas names a column without a name. The texts of the others are kept: None is a word.
+    empty_cells = {key: NOTHING for i, raw in enumerate(columns) if raw not in written for key in (i, raw)}
 
     def parsed(mark: str) -> pd.DataFrame:
-        frame = pd.read_csv(path, sep=sep, decimal=mark, encoding=encoding, dtype=written)
+        frame = pd.read_csv(
+            path,
+            sep=sep,
+            decimal=mark,
+            encoding=encoding,
+            dtype=written,
+            keep_default_na=False,
+            na_values=empty_cells,
+            # In one piece: otherwise each piece decides for itself whether its 007 is a number or a word. Separators
+            # beyond ASCII need pandas' slower reader, which knows no pieces.
+            low_memory=not sep.isascii(),
+        )
         if not isinstance(frame.index, pd.RangeIndex):
             raise DataError(
                 f"table '{path}': rows have {len(frame.columns) + frame.index.nlevels} cells, but the header names "

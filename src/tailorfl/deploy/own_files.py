@@ -61,7 +61,8 @@ class OwnTable(OwnFile):
         """Return the raw table with `features` in the common order; columns that only other clients have are empty."""
         options = _without(data.options, CONSTANTS)
         reading = {key: options[key] for key in ("sep", "decimal") if key in options}
-        frame = read_table(self.path, **reading, exclude=listed(options.get("exclude", ())))[1]
+        excluded = [str(name) for name in listed(options.get("exclude", ()))]
+        frame = read_table(self.path, **reading, exclude=excluded)[1]
         present = set(frame.columns)
         if features:
             options["features"] = list(features)
@@ -69,8 +70,13 @@ class OwnTable(OwnFile):
         # The server, which knows the columns of all clients, reports columns that none of them has.
         for key in ("features", "words", "exclude"):
             if options.get(key) is not None:
-                options[key] = [name for name in listed(options[key]) if name in frame.columns]
-        source = from_table(frame, **options)
+                options[key] = [name for name in map(str, listed(options[key])) if name in frame.columns]
+        # A client may have only one of the two classes of a binary label.
+        binary = options.get("task") == "binary"
+        source = from_table(frame, **options | ({"task": "classification"} if binary else {}))
+        if binary:
+            table = RawTable(frame, _table(source).roles.model_copy(update={"task": "binary"}))
+            source = replace(source, task="binary", outputs=1, info={**source.info, TABLE: table})
         self.policy.check_columns(
             [name for name in (*source.info["label"], *source.info["features"]) if name in present]
         )

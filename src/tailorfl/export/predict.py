@@ -218,7 +218,8 @@ def _check_columns(
 def _images(path: Path, inputs: Mapping[str, Any], reading: Mapping[str, Any]) -> tuple[pd.DataFrame, Tensor]:
     import pandas as pd
 
-    files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES)
+    images = (f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    files = [path] if path.is_file() else sorted(images)
     if not files:
         raise DataError(f"'{path}' holds no images ({', '.join(SUFFIXES)})")
     size = reading["options"].get("size")

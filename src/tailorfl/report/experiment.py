@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Unpack
 
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.report.trackers import forget, tracked
+from tailorfl.runs.extension import check_more
 from tailorfl.runs.files import reporting, write_text
-from tailorfl.runs.folders import check_folder, check_name, discard_jobs
+from tailorfl.runs.folders import check_folder, check_name, discard_jobs, locked
 from tailorfl.runs.job import Observer, Several, Way
 from tailorfl.runs.process import as_library_error, ended_in_order
 from tailorfl.runs.runner import RunOptions, run_jobs
@@ -88,8 +90,13 @@ def run_variants(
         check_folder(out, False, overwrite)
         with reporting(out, "create the result folder"):
             out.mkdir(parents=True, exist_ok=True)
-        for name in experiments:
-            discard_jobs(out / slug(name))
+        with ExitStack() as locks:  # all variants first: another process may be running one of them
+            for name in experiments:
+                locks.enter_context(locked(out / slug(name)))
+            for name in experiments:
+                discard_jobs(out / slug(name))
+    for name, experiment in experiments.items() if config.variants and way == "extend" else ():
+        check_more(experiment, out / slug(name), force)
     if config.variants and way != "resume":
         write_text(out / "config.yaml", config.to_yaml())
     for name, experiment in experiments.items():

@@ -348,7 +348,7 @@ def rows_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> Iterato
     """
     clients = {name: number for number, name in enumerate(names)}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             lacking = [c for c in ("client", *columns) if c not in (reader.fieldnames or ())]
             if lacking:

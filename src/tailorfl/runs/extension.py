@@ -19,7 +19,7 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 from tailorfl.runs import checkpoints
 from tailorfl.runs.build import with_all_options
-from tailorfl.runs.fingerprint import changes, deciding, refuse
+from tailorfl.runs.fingerprint import changes, deciding, other_settings, refuse
 from tailorfl.runs.folders import check_name, experiment_in, experiment_to_resume
 from tailorfl.runs.job import Job, Way
 from tailorfl.runs.privacy import privacy_of
@@ -43,12 +43,7 @@ def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> Expe
         RunError: they differ in something else, or `new` has fewer rounds.
     """
     stored, new = with_all_options(stored), with_all_options(new)
-    problems = list(changes(_shared(stored), _shared(new)))
-    problems += [
-        f"the variant '{name}' was different"
-        for name, settings in new.variants.items()
-        if stored.variants.get(name, settings) != settings
-    ]
+    problems = [*changes(_shared(stored), _shared(new)), *_other_variants(stored, new)]
     methods = {method.label: method for method in stored.methods}
     for method in new.methods:
         old = methods.get(method.label, method)
@@ -79,6 +74,15 @@ def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> Expe
     return config
 
 
+def _other_variants(stored: ExperimentConfig, new: ExperimentConfig) -> list[str]:
+    """Return a sentence for each variant of both experiments that they define differently."""
+    return [
+        f"the variant '{name}' was different"
+        for name, settings in new.variants.items()
+        if stored.variants.get(name, settings) != settings
+    ]
+
+
 def methods_of(config: ExperimentConfig) -> dict[str, MethodConfig]:
     """Return the methods of an experiment by label."""
     return {method.label: method for method in config.methods}
@@ -99,7 +103,7 @@ def other_experiment(stored: ExperimentConfig, new: ExperimentConfig, out: Path)
                 f"with --extend {quoted(out)}, or leave out the settings to continue with those in the folder"
             )
     methods = methods_of(stored)
-    differences = list(changes(_shared(stored), _shared(new)))
+    differences = [*changes(_shared(stored), _shared(new)), *_other_variants(stored, new)]
     for method in new.methods:
         old = methods[method.label].model_dump(mode="json")
         differences += [
@@ -124,6 +128,26 @@ def reopen(jobs: Sequence[Job], out: Path) -> None:
     Raises:
         ConfigError: the rounds so far depend on their planned number; nothing was changed.
     """
+    for job in _longer(jobs, out):
+        _reopen(job, out / job.folder)
+
+
+def check_more(config: ExperimentConfig, out: Path, force: bool) -> None:
+    """Check that the jobs in a folder can be continued as those of an experiment with more rounds, methods or seeds.
+
+    Raises:
+        ConfigError: the rounds so far depend on their planned number.
+        RunError: the settings or versions of the jobs differ, without `force`.
+    """
+    config = with_all_options(config)
+    jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
+    if not force:
+        refuse(out, list(other_settings(jobs, out, longer=True)), force)
+    _longer(jobs, out)
+
+
+def _longer(jobs: Sequence[Job], out: Path) -> list[Job]:
+    """Return the jobs in a folder that now have more rounds. Raises ConfigError if one cannot have more."""
     longer = [job for job in jobs if is_longer(job, out / job.folder)]
     for job in longer:
         reason = tied(job)
@@ -132,8 +156,7 @@ def reopen(jobs: Sequence[Job], out: Path) -> None:
                 f"{job.name} cannot be extended to {job.rounds} rounds: {reason}; run all {job.rounds} rounds in "
                 "another folder (--out)"
             )
-    for job in longer:
-        _reopen(job, out / job.folder)
+    return longer
 
 
 def discard_damage(job: Job, folder: Path) -> bool:

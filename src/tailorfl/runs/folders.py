@@ -31,7 +31,7 @@ from tailorfl.runs.job import Job
 from tailorfl.runs.process import why
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
-from tailorfl.settings.loading import load, read
+from tailorfl.settings.loading import is_file, load, read
 from tailorfl.settings.names import slug
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 ROOT = Path("runs")
 ALWAYS = ("seeds", "data", "model", "methods", "train", "rounds")
 """Settings that every config.yaml of a result folder has, whatever version wrote it."""
+RESULTS = ("comparison.csv", "comparison.md", "report.md", "report.html")
+"""Tables and reports of an experiment, which are written at its end."""
 STATUS = "status.json"
 TUNING = "tuning.json"
 
@@ -138,6 +140,12 @@ def check_folder(out: Path, resume: bool, overwrite: bool) -> None:
         raise RunError(
             f"'{out}' already holds an experiment; continue it with --resume {quoted(out)}, replace it with "
             "--overwrite, or choose another folder with --out"
+        )
+    # A merged report, or files of somebody's own.
+    if not exists and not overwrite and (others := [name for name in RESULTS if (out / name).exists()]):
+        raise RunError(
+            f"'{out}' holds {', '.join(others)}, which the results of an experiment would replace; choose another "
+            "folder with --out, or allow it with --overwrite"
         )
 
 
@@ -267,8 +275,10 @@ def tuning_beside(file: str | Path | None, config: ExperimentConfig) -> Path | N
     Raises:
         RunError: it cannot be read.
     """
-    tuning = None if file is None else Path(file).parent / TUNING
-    if tuning is None or not Path(str(file)).is_file() or not tuning.is_file():
+    if file is None or not is_file(Path(file)):  # it may be the first KEY=VALUE of a command
+        return None
+    tuning = Path(file).parent / TUNING
+    if not tuning.is_file():
         return None
     lines, chosen = {m.label: m for m in config.methods}, read_tuning(tuning)["methods"]
     return (

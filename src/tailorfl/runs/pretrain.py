@@ -206,14 +206,16 @@ def check_output(weights: Path, resume: bool, overwrite: bool) -> None:
         experiment_of(weights)
         return
     begun = (running(weights) / "config.yaml").is_file()
-    if (weights.exists() or begun) and not overwrite:
+    taken = [file for file in (weights, weights.with_suffix(".json")) if file.exists()]
+    if (taken or begun) and not overwrite:
         problem = (
             f"is not finished; continue it with --resume {quoted(weights)}"
             if begun
             else "exists already; use it"
         )
         raise RunError(
-            f"'{weights}' {problem}, replace it with --overwrite, or choose another file with --out"
+            f"'{weights if begun else taken[0]}' {problem}, replace it with --overwrite, or choose another file with "
+            "--out"
         )
 
 

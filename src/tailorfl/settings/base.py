@@ -7,7 +7,9 @@ engines and evaluation take their defaults from it; `tailorfl list settings` pri
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -32,6 +34,8 @@ MOST_VALUES = 100_000
 DEEPEST = 50
 LARGEST = 2**63 - 1
 """Whole numbers are within ±this, the range of torch and numpy integers."""
+DECIMAL = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+"""Numbers such as 1e-3 in a settings file, which YAML 1.1 reads as text."""
 SEVERAL_LINES = "\n\t"
 """Characters of texts that may have several lines: descriptions, and notes among published numbers."""
 
@@ -144,6 +148,15 @@ class Named(Settings):
             if key == "name" or value not in (fields[key].default, [])
         }
         return {**changed, **outer, **({"options": inner} if inner else {})}
+
+
+def copied(value: Any) -> Any:
+    """Return a deep copy of settings, with NumPy's numbers as Python's, which files of settings can hold."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [copied(inner) for inner in value]
+    return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else deepcopy(value)
 
 
 def check_values(settings: Any, origin: str) -> None:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from tailorfl.printable import shown
-from tailorfl.settings.base import Named, Number, Settings, Whole
+from tailorfl.settings.base import DECIMAL, Named, Number, Settings, Whole
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.eval import EvalConfig
 from tailorfl.settings.execution import DeployConfig, EngineConfig, TrackConfig
@@ -43,6 +43,13 @@ Weights = Literal["samples", "uniform"]
 """Weights of clients in an average: a_i = n_i / Σ n over the averaged clients, or equal."""
 Scale = Literal["smoke", "small", "paper"]
 """smoke: seconds, no evidence about a method; small: tests a claim on a CPU; paper: the published setting."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML writer that quotes texts such as 1e-3, which `tailorfl.settings.loading` would read as numbers."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", DECIMAL, list("-+.0123456789"))
 
 
 class OneModelConfig(Named):
@@ -276,7 +283,7 @@ class ExperimentConfig(Settings):
     def to_yaml(self, brief: bool = False) -> str:
         """Return all settings as YAML, or with `brief` only changed ones; loading it gives an equal experiment."""
         settings = self.model_dump(mode="json", exclude_defaults=True) if brief else self.to_dict()
-        return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100))
+        return str(yaml.dump(settings, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
 DEFAULT = ExperimentConfig()

@@ -31,10 +31,12 @@ from tailorfl.interface import check_kind
 from tailorfl.modules import name_in
 from tailorfl.printable import shown
 from tailorfl.settings.base import (
+    DECIMAL,
     DEEPEST,
     MOST_CHARACTERS,
     MOST_VALUES,
     check_values,
+    copied,
     too_deep,
     too_many,
 )
@@ -111,7 +113,7 @@ def load(
 def read(path: str | Path) -> dict[str, Any]:
     """Return the content of a YAML file or of the recipe of that name. Raises ConfigError if it cannot be read."""
     file = Path(path)
-    if not _is_file(file):
+    if not is_file(file):
         packaged = recipes()
         if str(path) not in packaged:
             hint = did_you_mean(str(path), packaged, "the recipe ")
@@ -134,7 +136,7 @@ def read(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
     """Return whether there is a file; False if the file system does not allow such a name."""
     try:
         return path.is_file()
@@ -154,7 +156,7 @@ def _plain(base: str | Path | Mapping[str, Any] | ExperimentConfig | None) -> di
         return {}
     if isinstance(base, str | Path):
         return read(base)
-    return base.to_dict() if isinstance(base, ExperimentConfig) else deepcopy(dict(base))
+    return base.to_dict() if isinstance(base, ExperimentConfig) else copied(base)
 
 
 def _use_plural(raw: dict[str, Any], origin: str) -> None:
@@ -267,10 +269,10 @@ def _changes(overrides: Sequence[str] | Mapping[str, Any]) -> Iterator[tuple[lis
     for key, value in overrides.items():
         if isinstance(value, Mapping) and key in GROUPS:
             yield from (
-                ([key, inner], _separated([key, inner], deepcopy(item))) for inner, item in value.items()
+                ([key, inner], _separated([key, inner], copied(item))) for inner, item in value.items()
             )
         else:
-            yield [key], _separated([key], deepcopy(value))
+            yield [key], _separated([key], copied(value))
 
 
 _LIST = re.compile(r"([^,\[\]{}'\"]+,)+[^,\[\]{}'\"]*$")
@@ -409,9 +411,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
 
 _RULES = yaml.SafeLoader.yaml_implicit_resolvers
 Loader.yaml_implicit_resolvers = {mark: list(rules) for mark, rules in _RULES.items()}
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", DECIMAL, list("-+.0123456789"))
 
 
 def parsed(text: str, source: str) -> Any:

@@ -150,6 +150,12 @@ def tune_experiment(
         return tune(Path(out), plan_in(Path(out)), workers=workers)
     chosen = load(config, settings, methods=COMPARED, may_import=True)
     check(chosen)
+    models = [chosen.model_of(line).architectures.values() for line in chosen.methods]
+    if workers > 1 and any(model.name.startswith("given:") for of_line in models for model in of_line):
+        raise ConfigError(
+            "a model that is passed as an object is only in this process, so other processes cannot train it; set "
+            "workers=1, or pass a function at the top level of a module"
+        )
     load_optuna()  # before anything is written
     new = plan(chosen, request)
     folder = default_folder(chosen) if out is None else Path(out)
