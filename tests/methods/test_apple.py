@@ -52,11 +52,12 @@ def cores(sim: Simulation) -> dict[str, Tensor]:
     return dict(sim.server["core"].items())
 
 
-@pytest.mark.parametrize("options", [{}, {"downloads": 2}], ids=str)
-def test_a_newcomer_deploys_the_mean_core(options: dict[str, int]) -> None:
+@pytest.mark.parametrize("options", [{}, {"downloads": 2}, {"prior": "own"}], ids=str)
+def test_a_newcomer_deploys_the_mean_core(options: dict[str, Any]) -> None:
     sim = simulation(make("apple", **options), rounds=2)
     ((_, models),) = sim.newcomer_models((NEWCOMER,), 0)
-    mean = {n: torch.tensordot(PRIOR, t, dims=1) for n, t in cores(sim).items()}
+    shares = torch.full((5,), 0.2) if "prior" in options else PRIOR
+    mean = {n: torch.tensordot(shares, t, dims=1) for n, t in cores(sim).items()}
     assert_close({n: t[0] for n, t in models.items()}, mean, atol=1e-6)
 
 

@@ -28,6 +28,7 @@ from methods.small import (
     federation,
     personal,
     replaced,
+    replies_of,
     shared,
     simulation,
 )
@@ -300,6 +301,24 @@ def test_a_client_that_was_left_out_has_no_weight_whatever_the_losses() -> None:
     replies = Replies(stack, (0, 2, 3, 4), np.ones(4, dtype=np.int64), "uniform", sim.context)
     mixture = sim.method.aggregate(sim.server, replies)["mixture"]
     torch.testing.assert_close(mixture, torch.tensor([0.25, 0.0, 0.25, 0.25, 0.25], dtype=torch.float64))
+
+
+def test_a_client_that_takes_no_step_keeps_its_control_variate() -> None:
+    """Client 1 has one sample, on which batch norm cannot train."""
+    sim = simulation("scaffold", "batch_norm", rounds=3)
+    assert all(not t.any() for _, t in tree.leaves(sim.states.get((1,))))
+    assert any(t.any() for _, t in tree.leaves(sim.states.get((0,))))
+
+
+def test_running_statistics_are_means_whatever_the_mixture_of_afl() -> None:
+    """An estimate of a variance with a negative weight may be negative."""
+    sim = simulation("afl", "batch_norm", fraction=0.2)
+    (client,) = sim.sample(0)
+    sim.server["mixture"] = torch.nn.functional.one_hot(torch.tensor(client), N).double()
+    sent = replies_of(sim, (client,))["theta"]
+    sim.step()
+    for name in sim.model.buffers:
+        torch.testing.assert_close(sim.server["w"][name], sent[name][0])
 
 
 @pytest.mark.parametrize("left_out", [(), (0, 1)])

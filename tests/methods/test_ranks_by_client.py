@@ -206,6 +206,15 @@ def test_client_level_noise_is_in_every_reply() -> None:
     assert not torch.allclose(weights(noisy)["1.base.weight"], weights(quiet)["1.base.weight"], atol=0.01)
 
 
+def test_client_level_noise_is_in_no_row_that_is_not_sent() -> None:
+    dp = ClientDP(clip=1.0, noise=1.0)
+    options = {"ranks": (1,), "prune": 1.0}
+    sim = simulation_with_lora("hetlora", 1, options=options, client_dp=dp, weights="uniform")
+    w = sim.server["w"]["1.lora_A.weight"]
+    assert w[:1].abs().sum() > 0
+    assert not w[1:].any()
+
+
 class Scaled(FromZero):
     """With a scale s, as LoRA has it."""
 

@@ -300,6 +300,13 @@ def test_a_client_without_variance_keeps_its_own_head() -> None:
     torch.testing.assert_close(weights[0], torch.tensor([1.0, 0.0]).double())
 
 
+def test_weights_that_are_all_small_still_sum_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of more than a thousand alike clients."""
+    monkeypatch.setattr("tailorfl.methods.mixtures.LEAST", 0.6)
+    weights = mixing_weights(torch.ones(2), torch.zeros(2, 1, 1))
+    torch.testing.assert_close(weights, torch.full((2, 2), 0.5, dtype=torch.float64))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 10**6), st.integers(-6, 6))
 def test_a_minimum_over_the_simplex_has_its_conditions(size: int, seed: int, scale: int) -> None:

@@ -33,6 +33,7 @@ from methods.settings import LAM, PROX_STEPS, Card, Limit, Row, make
 from methods.small import (
     CLASSES,
     NEWCOMER,
+    SIZES,
     TRAIN,
     after,
     assert_close,
@@ -195,6 +196,14 @@ def test_a_training_of_many_one_step_fits_stops_after_k_batches(steps: int) -> N
     assert_close(stopped, short, atol=2e-3, rtol=1e-2)
     more = adapted(steps + 1, local_rounds=7, **options)
     assert any(not torch.equal(t, more[n]) for n, t in stopped.items())
+
+
+def test_each_choice_of_a_step_costs_its_batch_and_nothing_once_a_client_has_finished() -> None:
+    """Whoever trains together: those with fewer samples finish first."""
+    sim = simulation(
+        make("ditto", dynamic_lam=(0.0, 2.0), dynamic_every="step"), engine="vectorized", rounds=1
+    )
+    assert sim.gradients == (1 + 2) * sum(SIZES)
 
 
 def test_apfls_alpha_stays_between_zero_and_one() -> None:

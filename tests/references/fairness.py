@@ -42,22 +42,21 @@ def project(v: list[float]) -> list[float]:
     return [max(x - low, 0) for x in v]
 
 
-def afl(p: Problem, gamma: float, **options: Any) -> Outcome:
+def afl(p: Problem, gamma: float, weights: str, **options: Any) -> Outcome:
     w, iterates = clone(p.init), []
     count = len(p.sizes)
     mixture = [1 / count] * count
     for t, sampled in enumerate(p.rounds):
         scale = count / len(sampled)
         new = {n: s.clone() for n, s in w.items()}
-        losses = [0.0] * count
+        losses, trained = [0.0] * count, []
         for i in sampled:
             theta = fit(p, w, p.batches(i, t, steps=1), train=plain(p.train))
             losses[i] = scale * validation_loss(p, w, i, "train")
-            for n in w:
-                if w[n].is_floating_point():
-                    new[n] += scale * mixture[i] * (theta[n] - w[n])
-                elif i == sampled[0]:
-                    new[n] = theta[n]
+            for n in p.parameters:
+                new[n] += scale * mixture[i] * (theta[n] - w[n])
+            trained.append(theta)
+        new |= others(p, trained, weights_of(p, sampled, weights))
         mixture = project([m + gamma * x for m, x in zip(mixture, losses, strict=True)])
         w = new
         iterates.append(w)

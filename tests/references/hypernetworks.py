@@ -11,8 +11,11 @@ from torch.nn.functional import linear
 from references.plain import Outcome, Problem, State, clone, fit, mean, norm_of, sub, weights_of
 
 
-def write(p: Problem, phi: State, e: Tensor) -> State:
-    """h(e; φ): embedding -> hidden, then ReLU and linear for every further trunk layer, one linear head a tensor."""
+def write(p: Problem, phi: State, e: Tensor, statistics: State) -> State:
+    """h(e; φ): embedding -> hidden, then ReLU and linear for every further trunk layer, one linear head a tensor.
+
+    Running statistics are as given.
+    """
     z = linear(e, phi["trunk_w/0"], phi["trunk_b/0"])
     depth = sum(n.startswith("trunk_w/") for n in phi) - 1
     for k in range(1, depth + 1):
@@ -20,14 +23,14 @@ def write(p: Problem, phi: State, e: Tensor) -> State:
     written = {
         n: linear(z, phi[f"head_w/{n}"], phi[f"head_b/{n}"]).reshape(p.init[n].shape) for n in p.parameters
     }
-    return {n: written.get(n, t) for n, t in p.init.items()}
+    return {n: written.get(n, statistics.get(n, t)) for n, t in p.init.items()}
 
 
 def vjp(p: Problem, phi: State, e: Tensor, change: State) -> tuple[State, Tensor]:
     """The gradient of <change, h(e; φ)> by φ and by e."""
     phi = {n: t.detach().clone().requires_grad_() for n, t in phi.items()}
     e = e.detach().clone().requires_grad_()
-    written = write(p, phi, e)
+    written = write(p, phi, e, {})
     value = sum((change[n] * written[n]).sum() for n in p.parameters)
     grads = torch.autograd.grad(value, [*phi.values(), e])  # type: ignore[arg-type]
     return dict(zip(phi, grads[:-1], strict=True)), grads[-1]
@@ -43,16 +46,19 @@ def start(p: Problem) -> tuple[State, Tensor]:
     return phi, p.first_server["embeddings"].clone()
 
 
-def changes(p: Problem, phi: State, e: Sequence[Tensor], t: int) -> dict[int, State]:
-    """Δ_i = θ_i − θ̃_i of the sampled clients."""
-    sent = {i: {k: s.detach() for k, s in write(p, phi, e[i]).items()} for i in p.rounds[t]}
-    return {i: sub(s, fit(p, s, p.batches(i, t))) for i, s in sent.items()}
+def changes(
+    p: Problem, phi: State, e: Sequence[Tensor], t: int, statistics: State
+) -> tuple[dict[int, State], dict[int, State]]:
+    """Δ_i = θ_i − θ̃_i of the sampled clients, and their θ̃_i."""
+    sent = {i: {k: s.detach() for k, s in write(p, phi, e[i], statistics).items()} for i in p.rounds[t]}
+    trained = {i: fit(p, s, p.batches(i, t)) for i, s in sent.items()}
+    return {i: sub(s, trained[i]) for i, s in sent.items()}, trained
 
 
-def done(p: Problem, phi: State, e: Tensor) -> Outcome:
+def done(p: Problem, phi: State, e: Tensor, statistics: State) -> Outcome:
     server = {**{f"phi/{n}": t for n, t in phi.items()}, "embeddings": e}
     with torch.no_grad():
-        return Outcome(None, [clone(write(p, phi, e[i])) for i in p.clients], server)
+        return Outcome(None, [clone(write(p, phi, e[i], statistics)) for i in p.clients], server)
 
 
 def pfedhn(
@@ -75,8 +81,10 @@ def pfedhn(
     optimizer = torch.optim.SGD(
         variables, server_lr, momentum=server_momentum, weight_decay=server_weight_decay
     )
+    statistics: State = {}
     for t in range(len(p.rounds)):
-        delta = changes(p, phi, e, t)
+        delta, trained = changes(p, phi, e, t, statistics)
+        statistics = {n: s for n, s in average(p, trained, weights).items() if n not in p.parameters}
         at = {n: t.detach().clone() for n, t in phi.items()}
         if rho is not None:
             g = average(p, {i: vjp(p, at, e[i], change)[0] for i, change in delta.items()}, weights)
@@ -90,4 +98,4 @@ def pfedhn(
         if server_clip is not None:
             torch.nn.utils.clip_grad_norm_(variables, server_clip)
         optimizer.step()
-    return done(p, clone(phi), torch.stack(e).detach())
+    return done(p, clone(phi), torch.stack(e).detach(), statistics)

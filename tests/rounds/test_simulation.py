@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from methods.settings import NAMES, one_of
 from methods.small import SIZES, after, assert_same, everything, federation, personal, simulation
 from tailorfl.core.client import Client
-from tailorfl.core.messages import PerClient
+from tailorfl.core.messages import PerClient, Replies
 from tailorfl.engines.choice import Auto
 from tailorfl.errors import ConfigError
+from tailorfl.methods.bases import OwnModel
 from tailorfl.rounds.participation import sample_clients
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation
@@ -174,6 +175,44 @@ def test_a_resumed_run_keeps_the_engine_that_was_chosen() -> None:
         second = simulation("ditto", engine=Auto())
         second.load(*first.dump())
         assert second.engine.name == choice
+
+
+class Grown(OwnModel):
+    """Its server has no state before the first reply."""
+
+    name = "grown"
+    title = "Grown"
+    paper = "none"
+    has_global = False
+
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        return server
+
+    def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
+        pull = (1.0, received["mean"]) if "mean" in received.keys() else None  # noqa: SIM118
+        new = client.fit(state, prox=pull)
+        return new, TensorDict({"mean": client.parameters(new)})
+
+    def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
+        return replies.mean()
+
+
+def test_a_resumed_run_keeps_what_the_servers_state_did_not_begin_with() -> None:
+    first, second = simulation(Grown(), rounds=2), simulation(Grown())
+    second.load(*first.dump())
+    assert_equal_runs(after(first, 1), after(second, 1))
+    second.load(*simulation(Grown()).dump())
+    assert_equal_runs(simulation(Grown(), rounds=1), after(second, 1))
+
+
+@pytest.mark.parametrize("name", ["fedamp", "fedpac", "pfedgraph"])
+def test_a_round_whose_only_client_was_left_out_changes_nothing(name: str) -> None:
+    data = federation().without(["client 1"])
+    sim = simulation(name, data=data, sampling="cyclic_fixed", rounds=1)
+    before = {path: t.clone() for path, t in everything(sim).items()}
+    assert sim.step().clients == ()
+    assert_same(before, everything(sim))
+    assert sim.step().clients == (2,)
 
 
 @pytest.mark.parametrize("name", one_of(6, NAMES, 2))

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from methods.small import simulation
 from runs.small import first_job, simulation_of
 from tailorfl.core.method import make_method
 from tailorfl.core.reduction import RunSetup
@@ -19,6 +20,7 @@ from tailorfl.runs.cost_estimate import estimate
 from tailorfl.runs.job import Job
 from tailorfl.runs.reductions import named, remarks, setup_of
 from tailorfl.settings.loading import expand, load, recipes
+from tailorfl.settings.system import SystemConfig
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "clients": 4, "samples": 200},
@@ -144,6 +146,15 @@ def test_no_line_of_a_recipe_is_another_method_unknown_to_us(name: str) -> None:
     known = next((known for names, known in KNOWN.items() if name in names), {})
     assert set(found) == set(known)
     assert {label: found[label] for label, words in known.items() if words not in found[label]} == {}
+
+
+@pytest.mark.parametrize(("system", "everyone"), [({}, True), ({"dropout": 0.5}, False)])
+def test_no_round_is_sure_to_have_everyone_where_clients_may_be_absent(
+    system: dict[str, Any], everyone: bool
+) -> None:
+    """FedCLUP with all clients in every round is MR-MTL, whose mean also has those that were absent."""
+    sim = simulation("fedclup", system=SystemConfig.model_validate(system))
+    assert setup_of(sim, 2).everyone == everyone
 
 
 @pytest.mark.parametrize("method", ["fedit", "fedlora"])

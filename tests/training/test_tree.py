@@ -40,6 +40,8 @@ def test_fill_keeps_the_structure_of_the_template_even_where_it_is_empty():
     assert torch.equal(filled["w"], torch.ones(2))
     with pytest.raises(KeyError):
         tree.fill(template, {})
+    flat = {"w": torch.ones(2), "optimizer/m": torch.ones(3), "means/of/c": torch.zeros(4)}
+    assert dict(tree.leaves(tree.fill(template, flat))) == flat
 
 
 def test_merge_prefers_the_last_part_and_copies_nothing():

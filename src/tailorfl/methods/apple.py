@@ -217,7 +217,8 @@ class APPLE(Method):
         return tree.merge(state["core"], combined(client.parameters(state["core"]), cores, prior + gap))
 
     def newcomer(self, state: TensorDict, received: TensorDict) -> TensorDict:
-        prior = received["prior"] / received["prior"].sum()
+        prior = torch.where(received["prior"].any(), received["prior"], 1.0)  # e_i: their plain mean
+        prior = prior / prior.sum()
         mean = {n: torch.tensordot(prior, t, dims=1) for n, t in tree.tensors(received["core"]).items()}
         return TensorDict({**dict(state.items()), "core": tree.merge(state["core"], TensorDict(mean))})
 

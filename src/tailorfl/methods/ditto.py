@@ -34,7 +34,6 @@ from tailorfl.core.method import register
 from tailorfl.core.reduction import exposure, several, to_local
 from tailorfl.methods.bases import PersonalLength, SendsChange, TwoModels
 from tailorfl.methods.mixtures import best_of
-from tailorfl.training import tree
 from tailorfl.training.plan import Length
 from tailorfl.training.update import PLAIN, Optimizer
 
@@ -81,9 +80,9 @@ class Ditto(SendsChange, TwoModels, PersonalLength):
         """Return v_i after all steps of its training, each with the λ whose step has the lowest validation loss."""
         whole, metrics = self.length("personal"), dict(client.metrics)
         for number in range(client.most_steps(whole)):
-            step, sgd = Length(steps=1, first=number), Optimizer.plain()  # the same batch, whichever λ
+            step, sgd = Length(steps=number < client.steps(whole), first=number), Optimizer.plain()
             models = [client.fit(v, prox=(lam, w), length=step, optimizer=sgd) for lam in self.lambdas]
-            v = tree.choose(number < client.steps(whole), best_of(client, models), v)
+            v = best_of(client, models)  # of steps on the same batch; a client that has finished takes none
         client.metrics = metrics  # the loss of one step is not a training loss
         return v
 

@@ -24,7 +24,7 @@ AFL (Mohri et al., "Agnostic Federated Learning", ICML 2019)
 
 λ starts at 1/N. If only some clients take part, their λ_i (θ_i − w) and F_i are scaled by N/m, the unbiased
 estimates of the paper's stochastic form; with all clients this is the above. A newcomer gets w̄. λ replaces the run's
-weights.
+weights, but for running statistics: such an estimate of a variance may be negative.
 
 | symbol | here |
 |---|---|
@@ -139,7 +139,7 @@ class AFL(Method):
         theta = tree.weighted_mean(replies.stack["theta"], mixture[rows] * drawn)
         # These weights sum to 1 if all take part: nothing of w remains
         remaining = 1 - drawn * float(mixture[rows].sum())
-        w = added(theta, server["w"], remaining)
+        w = tree.merge(replies.mean()["theta"], replies.of_parameters(added(theta, server["w"], remaining)))
         slope = torch.zeros_like(mixture)
         slope[rows] = replies.stack["loss"].double() * drawn
         count = server["iterates"] + 1

@@ -4,8 +4,8 @@ pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", 
 
     min over φ, e:  Σ_i p_i F_i(h(e_i; φ)),   h and the embeddings e_i live on the server
 
-    server sends θ_i = h(e_i; φ)
-    client i:  θ̃ = LocalSGD(θ_i, K steps);   sends Δ_i = θ_i − θ̃
+    server sends θ_i = h(e_i; φ), with the mean of the running statistics that clients sent last
+    client i:  θ̃ = LocalSGD(θ_i, K steps);   sends Δ_i = θ_i − θ̃, and its running statistics
     server:    g_φ = Σ_S a_i vjp_φ(h(e_i; φ), Δ_i),   g_e_i = vjp_e(h(e_i; φ), Δ_i);   clip;   one SGD step on φ and e_i
 
 The paper defines Δ as θ̃ − θ and then subtracts; the code uses θ − θ̃ = Σ η∇F, a descent direction, as here.
@@ -131,7 +131,8 @@ class PFedHN(SendsChange):
 
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         trained = client.fit(received)
-        return state, client.parameters(received) - client.parameters(trained)
+        change = client.parameters(received) - client.parameters(trained)
+        return state, tree.merge(trained, change)
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         phi, rows = dict(tree.leaves(server["phi"])), list(replies.clients)
@@ -150,23 +151,24 @@ class PFedHN(SendsChange):
         embeddings[rows] = old - self.server_lr * e_velocity[rows]
         new = {"phi": tree.nest(phi.items()), "embeddings": embeddings}
         new |= {"velocity": tree.nest(velocity.items()), "embedding_velocity": e_velocity}
-        return TensorDict({**server, **new})
+        rest = tree.weighted_mean(replies.stack.exclude(*replies.context.split.trainable), replies.weights())
+        return TensorDict({**server, **new, "template": tree.merge(server["template"], rest)})
 
     def gradient(
         self, server: TensorDict, phi: dict[str, Tensor], replies: Replies
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Return (Σ a_i of the cohort's vjps in φ, vjp in each client's own embedding) of h at `phi` with Δ."""
         template = tree.tensors(server["template"])
-        names = tuple(tree.tensors(replies.stack))
+        change = tree.tensors(replies.stack.select(*replies.context.split.trainable))
 
         def models(phi: dict[str, Tensor], e: Tensor) -> dict[str, Tensor]:
-            return vmap(lambda row: {n: t for n, t in self.write(template, phi, row).items() if n in names})(
+            return vmap(lambda row: {n: t for n, t in self.write(template, phi, row).items() if n in change})(
                 e
             )
 
         back = vjp(models, phi, server["embeddings"][list(replies.clients)])[1]
         a = replies.weights().to(server["embeddings"].dtype)
-        g_phi, g_e = back({n: along(a, t) * t for n, t in tree.tensors(replies.stack).items()})
+        g_phi, g_e = back({n: along(a, t) * t for n, t in change.items()})
         # A client without samples has a = 0, and sent a change of 0.
         return g_phi, g_e / a.clamp(min=_TINY)[:, None]
 

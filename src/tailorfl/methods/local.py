@@ -55,7 +55,7 @@ class LocalTrain(Alone):
 
 @register
 class LocalAverage(Alone):
-    """LocalTrain, and the mean of all local models as a global one (FedCLUP's code reports it as "Local")."""
+    """LocalTrain, and the mean of a round's local models as a global one ("Local" in FedCLUP's code)."""
 
     name = "local_average"
     title = "LocalTrain, averaged"

@@ -20,7 +20,7 @@ where FedAvg is biased.
 | w, c | server state `w`, `correction` |
 | c_i | client state |
 | η_g | `global_lr` |
-| K | the steps a client really takes |
+| K | the steps a client really takes; without any (one sample, with batch norm) c_i stays |
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Scaffold(Corrected):
         # With momentum, weight decay, AdamW or a decaying rate (w − y)/(Kη) would not be a mean gradient.
         y = client.fit(w, direction=corrected, given=(c_i, c), optimizer=Optimizer.plain(clip_each=True))
         moved = client.parameters(w) - client.parameters(y)
-        c_new = c_i - c + moved / (client.steps().clamp(min=1.0) * client.config.lr)
+        k = client.steps()
+        c_new = c_i - c * k.clamp(max=1.0) + moved / (k.clamp(min=1.0) * client.config.lr)
         return c_new, TensorDict({"y": y, "change": c_new - c_i})
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:

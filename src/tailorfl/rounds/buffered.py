@@ -42,7 +42,7 @@ from tailorfl.core.messages import PerClient
 from tailorfl.core.method import Method
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.rounds.groups import by_group, message_for, stacked
-from tailorfl.rounds.one_round import RoundResult, RoundState, Trained
+from tailorfl.rounds.one_round import RoundResult, RoundState, Trained, counted
 from tailorfl.rounds.participation import ClientOutcome, RoundTrace
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.requirements import check_mean_only
@@ -226,6 +226,7 @@ class Buffered(Simulation):
         check_buffered(self.method, self.fraction, self.sampling)
         if self.client_dp is not None:
             check_buffered(self.method, 1.0, "uniform", PrivacyConfig(level="client", clip=1.0, noise=0.0))
+        self._check_replies()
         clients = self.participants
         if self.trace is None and len(self.population.present) < clients:
             raise ConfigError(
@@ -242,12 +243,29 @@ class Buffered(Simulation):
                     f"system.{name}={number} is more than the {clients} clients, each of which has one training at a "
                     f"time and one reply in the buffer; set system.{name}={clients} at most"
                 )
+        self._check_enough(replies)
         simulated = self.system or System.of(system, self.seed, self.federation.names)
         self.buffer = Buffer(simulated, self.seed, clients, replies, concurrency)
         self.staleness = system.staleness
         self.timeline = Timeline()
         self.versions: dict[int, TensorDict] = {}
         """Earlier states of the server that clients still train from."""
+
+    def _check_replies(self) -> None:
+        """Raise ConfigError if replies of the first two rounds differ, which one buffer may hold, or are not sent."""
+        client, entries = self.population.present[:1], []
+        ((group, positions),) = by_group(self.groups, client)
+        received = message_for(self.method.broadcast(self.server, client), group, positions)
+        for number in (0, 1):
+            cohort = self.population.cohort(client, number, self.train)
+            replies = counted(group, cohort, received, self.local)[1][1]
+            entries.append({path for path, _ in tree.leaves(replies)})
+        silent = not entries[0] and type(self.method).aggregate is not Method.aggregate
+        if silent or entries[0] != entries[1]:
+            raise ConfigError(
+                f"clients of {self.method.title} send different things in different rounds with these options, or "
+                "nothing in some, so mode=buffered cannot mix replies of several rounds; set system.mode=synchronous"
+            )
 
     def weight(self, age: int) -> float:
         """Return s(τ), the weight of an update that is `age` aggregations old."""
@@ -358,7 +376,8 @@ class Buffered(Simulation):
             tensors_of_version = {
                 p.removeprefix(prefix): t.clone() for p, t in tensors.items() if p.startswith(prefix)
             }
-            self.versions[int(version)] = tree.fill(self.server, tensors_of_version)
+            start = self.method.server_state(self.context)
+            self.versions[int(version)] = tree.fill(start, tensors_of_version)
 
 
 def _joined(parts: Sequence[Trained]) -> Trained:

@@ -34,6 +34,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from tailorfl.core.messages import PRESENT
 from tailorfl.errors import ConfigError, ModelError
 from tailorfl.privacy import EVERYONE, Use, Uses
 from tailorfl.rounds.one_round import ClientUpdates, Trained, noise_like
@@ -144,6 +145,9 @@ def private_replies(
         elif dp.noise > 0:
             for row, client_key in zip(update, derive(key, np.array(clients, dtype=np.uint64)), strict=True):
                 row += noise_like(client_key, n, row) * (dp.noise * dp.clip)
+            present = replies.get(f"{path.rpartition('/')[0]}/{PRESENT}")
+            if present is not None and present.shape == update.shape[: present.ndim]:
+                update = update * along(present, update)  # a row that is not sent has no noise
         replies[path] = origins[path] + update
     if expected is not None:
         replies = {path: t if path in updates.changes else origins[path] for path, t in replies.items()}

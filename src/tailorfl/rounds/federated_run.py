@@ -117,7 +117,7 @@ class FederatedRun:
         if client_dp is not None:
             cohorts = self.sampling, self.fraction, len(self.population.present)
             self.updates = PrivateUpdates(client_dp, method.averages_replies, seed, *cohorts)
-        self._check_enough()
+        self._check_enough(sampled_clients(self.fraction, self.participants))
         if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
             raise ConfigError(
                 "the epsilon of this privacy assumes that nobody sees who takes part in a round, but the settings of "
@@ -139,14 +139,13 @@ class FederatedRun:
                     f"the trace was recorded with {recorded_mode} rounds; set system.mode={recorded_mode}"
                 )
 
-    def _check_enough(self) -> None:
-        """Raise ConfigError if a rule needs more clients of an architecture than a round has."""
+    def _check_enough(self, clients: int) -> None:
+        """Raise ConfigError if a rule needs more clients of an architecture than a round of `clients` can have."""
         if self.robust is None:
             return
         for group in self.groups:
             members = len(self.population.members(group))
-            sampled = sampled_clients(self.fraction, self.participants)
-            self.robust.rule.check(self.robust.settings, sampled if len(self.groups) == 1 else members)
+            self.robust.rule.check(self.robust.settings, min(members, clients))
 
     def check_asked(self, trace: RoundTrace) -> None:
         """Check that the clients of a recorded round exist. Raises ConfigError."""
@@ -333,7 +332,8 @@ class FederatedRun:
         server_tensors = {
             p.removeprefix("server/"): t.clone() for p, t in tensors.items() if p.startswith("server/")
         }
-        self.server = tree.fill(self.server, server_tensors)
+        # Entries that the state has got since its beginning are in the tensors only.
+        self.server = tree.fill(self.method.server_state(self.context), server_tensors)
         for group in self.groups:
             prefix = _place(group)
             group.states.load({p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)})

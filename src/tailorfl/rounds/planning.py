@@ -22,6 +22,7 @@ from tailorfl.rounds.groups import Group, by_group, in_parts, message_for
 from tailorfl.rounds.one_round import WORK, DeploymentFunction, Trained, counted
 from tailorfl.rounds.participation import RoundTrace
 from tailorfl.rounds.system import ClientWork
+from tailorfl.training import tree
 
 
 def _counted_groups(
@@ -90,7 +91,7 @@ def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = Non
             trace = run.trace.of(number + 1)
             sampled = tuple(set(trace.sampled).intersection(trace.answered))
             training, reached = trace.asked, trace.reached
-        message = run.method.broadcast(run.server, training)
+        message = run.method.broadcast(run.server, training) if training else tree.empty()
         if updates is not None and updates.secret:  # all clients pay the same, whoever takes part
             for group in run.groups:
                 ledger.book("updates", updates.used((), nobody(run, group, number).replies))

@@ -140,8 +140,9 @@ class Simulation(FederatedRun):
         return RoundState(self.round, sampled, training, drawn=drawn)
 
     def _broadcast(self, current: RoundState) -> None:
-        """Make the message for the clients that train."""
-        current.message = self.method.broadcast(self.server, current.training)
+        """Make the message for the clients that train; an empty one if all that were drawn have been left out."""
+        if current.training:
+            current.message = self.method.broadcast(self.server, current.training)
         for hook in HOOKS:
             hook.after_broadcast(self, current)
 

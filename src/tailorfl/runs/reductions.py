@@ -20,7 +20,8 @@ def setup_of(sim: Simulation, rounds: int) -> RunSetup:
     trainable = set(sim.split.trainable)
     groups = layer_groups(sim.model.module)
     clients = len(sim.federation.members)
-    everyone = (sim.fraction == 1 or sim.participants == 1) and not sim.is_traced  # else some may be absent
+    # In a system clients may be absent, and a buffer has only some of them.
+    everyone = (sim.fraction == 1 or sim.participants == 1) and not sim.is_traced
     # With Bernoulli sampling a round may have any number of clients.
     most = clients if sim.sampling == "bernoulli" else sampled_clients(sim.fraction, sim.participants)
     return RunSetup(

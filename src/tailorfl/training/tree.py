@@ -87,12 +87,17 @@ def nest(flat: Iterable[tuple[str, Tensor]], batch_size: Iterable[int] = ()) -> 
 
 
 def fill(template: TensorDict, flat: Mapping[str, Tensor], prefix: str = "") -> TensorDict:
-    """Return a TensorDict with the structure of `template`, including empty parts, and `flat`'s tensors by path."""
+    """Return a TensorDict with the structure of `template`, including empty parts, and `flat`'s tensors by path.
+
+    Tensors of `flat` that `template` does not have are added.
+    """
     out: dict[str, Tensor | TensorDict] = {}
     for key, value in template.items():
         path = f"{prefix}{key}"
         out[key] = fill(value, flat, f"{path}/") if isinstance(value, TensorDict) else flat[path]
-    return TensorDict(out, batch_size=template.batch_size)
+    here = ((p.removeprefix(prefix), t) for p, t in flat.items() if p.startswith(prefix))
+    added = nest([(p, t) for p, t in here if p.partition("/")[0] not in out], template.batch_size)
+    return TensorDict({**out, **dict(added.items())}, batch_size=template.batch_size)
 
 
 def contiguous(tree: TensorDict) -> TensorDict:
