@@ -66,6 +66,21 @@ def test_a_further_client_changes_nothing_of_others(keys: Path) -> None:
         make_keys(keys, [], ["north"])
 
 
+def test_an_authority_is_never_made_anew(keys: Path) -> None:
+    """Whether the server's folder was moved to its machine, or a crash came before it was complete."""
+    before = everything(keys)
+    (keys / "server").rename(keys / "moved")
+    with pytest.raises(ConfigError, match=r"authority\.crt"):
+        make_keys(keys, ["server.example.org"], ["east"])
+    assert (keys / "authority.key").read_bytes() == before["authority.key"]
+    (keys / "moved").rename(keys / "server")
+    for name in ("server.crt", "server.key"):
+        (keys / "server" / name).unlink()
+    make_keys(keys, ["server.example.org"], ["east"])
+    for name in ("authority.key", "server/authority.crt"):
+        assert (keys / name).read_bytes() == before[name]
+
+
 def test_one_is_renewed_alone(keys: Path) -> None:
     before, old = everything(keys), certificate(keys / "clients" / "north" / "client.crt")
     renew(keys, "north")

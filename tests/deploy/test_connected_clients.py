@@ -70,6 +70,25 @@ def test_a_client_takes_the_place_of_its_dead_former_self(post: Leaky) -> None:
     assert post.of_kind("goodbye", 200)
 
 
+@pytest.mark.threat(
+    "a client",
+    "connects a hundred times under its name",
+    now="one of these is asked at a time",
+    before="the server waited 15 s for each before it went on",
+)
+def test_nodes_of_one_certificate_are_asked_one_by_one(post: Leaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {100: "0", 101: "1", **dict.fromkeys(range(200, 220), "0")}
+    monkeypatch.setattr(post, "nodes", lambda: {node: names[node] for node in sorted(post.members)})
+    connected = ConnectedClients(post)
+    assert connected.refresh() == {"0", "1"}
+    post.deaf.add(100)
+    client = member_of(state=post.folder / "twins", name="0")
+    for node in range(200, 220):
+        post.join(client, node)
+    assert connected.refresh() == {"0", "1"}
+    assert len({letter.node for letter in post.letters if letter.node >= 200}) == 1
+
+
 def test_a_federation_that_has_begun_takes_nobody_else(post: Leaky) -> None:
     said: list[str] = []
     connected = ConnectedClients(post, notify=said.append)

@@ -15,16 +15,20 @@ import pytest
 
 from deploy.federation import (
     PRIVATE,
+    TRAIN,
     Ask,
     Deployed,
     Federation,
     LostError,
     are_equal,
+    deployed,
     is_training,
     lose,
     lying,
     once_before,
+    packed,
     place_of,
+    same,
     simulated,
     small,
 )
@@ -33,6 +37,8 @@ from tailorfl.deploy.local_run import LocalRun
 from tailorfl.deploy.messages import Arrival, Letter, Packet, RefusalError
 from tailorfl.deploy.release_log import verified
 from tailorfl.errors import DivergenceError
+from tailorfl.settings.system import SystemConfig
+from tailorfl.training import tree
 
 
 def is_for(letter: Letter, round: int) -> bool:
@@ -286,6 +292,18 @@ def test_training_that_diverged_is_in_the_ledger(
     refused = Packet.decoded(federation.people[101].answer(other))
     assert "different question" in refused.facts["reason"]
     assert used(federation.folder, 1) == [(round, uses)]
+
+
+def test_an_update_that_is_not_finite_counts_as_zero_under_client_level_privacy(tmp_path: Path) -> None:
+    """As in a simulation: without it the mean would be one of fewer clients, and show that it was left out."""
+    train = {**TRAIN, "dp": {"level": "client", "clip": 1.0, "noise": 0.1}}
+    config = small("fedavg", train=train, weights="uniform", rounds=2)
+    words = Packet("failure", {"reason": "its update is not finite", "code": "not-finite"})
+    result = deployed(config, tmp_path, 3, lying(lambda question, answer: packed(words)))
+    assert result.fates_of(1) == ["refused", "refused"]
+    hostile = SystemConfig.model_validate({"malicious": {"clients": [1], "kind": "nan"}})
+    sim = simulated(config.model_copy(update={"system": hostile}))
+    same(result.server_state, dict(tree.leaves(sim.server)))
 
 
 def test_a_crash_before_the_answer_leaves(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,23 @@ import pandas as pd
 import pytest
 
 from deploy.federation import PRIVATE as NOISE
-from deploy.federation import Federation, asked, experiment, filled, packed, small, with_facts, with_tensor
+from deploy.federation import (
+    Federation,
+    asked,
+    experiment,
+    filled,
+    packed,
+    place_of,
+    small,
+    with_facts,
+    with_tensor,
+)
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.deploy.client_session import ClientSession, member_of
 from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.policy import DEFAULT_POLICY, Policy, experiment_digest
-from tailorfl.errors import MessageError, PolicyError
+from tailorfl.errors import MessageError, PolicyError, TailorflError
 from tailorfl.privacy import Use
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -446,6 +456,31 @@ def test_a_client_that_tells_no_metrics_takes_part(tmp_path: Path) -> None:
     losses = [[loss for loss in told[i : i + 3] if loss is not None] for i in (0, 3)]
     assert [len(two) for two in losses] == [2, 2]
     assert result.store.rounds()["loss/train"].tolist() == pytest.approx([sum(two) / 2 for two in losses])
+
+
+@pytest.mark.parametrize("tells", [1, None], ids=["one of three", "nobody"])
+def test_most_clients_tell_no_metrics(tells: int | None, tmp_path: Path) -> None:
+    """They have done their part, so nobody waits for them; without any metrics there is no table, but models."""
+    people = {
+        100 + i: member_of(state=tmp_path / f"state-{i}", name=str(i), policy=Policy(metrics=i == tells))
+        for i in range(3)
+    }
+    config = small("fedavg", rounds=2, deploy={"wait_seconds": 0.5})
+    with Federation(tmp_path, people) as federation:
+        if tells is None:
+            with pytest.raises(TailorflError, match="no client was evaluated"):
+                federation.host(config)
+        else:
+            assert set(federation.host(config).store.clients()["client"]) == {tells}
+    assert (place_of(config, tmp_path, 1) / "model").is_dir()
+
+
+def test_noise_that_no_accountant_counts_ends_no_client(heard: Heard, with_share: Any) -> None:
+    """Nothing leaves without a line in the log, and the next question is answered."""
+    member = with_share()
+    setup = asked(member, heard.changed(name="thin", train=noise(noise=1e-12)))
+    assert asked(member, with_facts(heard.train[0], digest=setup.facts["digest"])).kind == "failure"
+    assert asked(member, heard.setup).kind == "setup"
 
 
 def test_an_evaluation_takes_tensors_of_the_model_alone(heard: Heard, with_share: Any) -> None:

@@ -25,6 +25,7 @@ from tailorfl.deploy.membership import ALLOWED, let_in, take_off
 from tailorfl.deploy.membership import NAME as MEMBERSHIP
 from tailorfl.deploy.release_log import verified
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.rounds.participation import Trace
 from tailorfl.settings.experiment import ExperimentConfig
 
 LATE = "1"
@@ -198,6 +199,45 @@ def test_a_damaged_list_of_the_clients_is_named(content: str, tmp_path: Path) ->
 def test_nobody_leaves_a_folder_without_a_federation(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no federation"):
         take_off(tmp_path / "misspelt", "1")
+
+
+def test_a_client_that_is_let_in_between_two_seeds_joins_in_the_second(
+    founders: Federation, tmp_path: Path
+) -> None:
+    newcomer = founders.client(LATE)
+
+    def join() -> None:
+        let_in(tmp_path / "out", LATE)
+        founders.join(newcomer)
+
+    deploy = {"clients": 3, "wait_seconds": 1.0}
+    config = experiment("fedavg", rounds=2, seeds=[5, 6], eval={"every": 0}, deploy=deploy)
+    result = founders.host(config, observer=After({2: join}))
+    traces = [Trace.read(result.result.path / "fedavg" / f"seed-{seed}" / "trace.jsonl") for seed in (5, 6)]
+    assert [[one.asked for one in trace] for trace in traces] == [[(0, 1, 2)] * 2, [(0, 1, 2, 3)] * 2]
+    assert not newcomer.turned_away
+
+
+def test_the_power_is_cut_while_a_client_joins(
+    founders: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The list of the clients has it, and the folders of the jobs have not."""
+    newcomer = founders.client(LATE)
+
+    def join() -> None:
+        let_in(tmp_path / "out", LATE)
+        founders.join(newcomer)
+
+    def cut(*given: Any) -> None:
+        raise RunError("the power is cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tailorfl.deploy.serving.note_data", cut)
+        with pytest.raises(RunError, match="power"):
+            founders.host(three("fedavg"), observer=After({2: join}))
+    result = founders.host(three("fedavg"))
+    assert [one.joined for one in result.trace] == [(("0", "2", "3"),), (), ((LATE,),), (), (), ()]
+    same(result.played_again().server_state, result.server_state)
 
 
 @pytest.mark.slow

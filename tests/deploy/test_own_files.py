@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from deploy.federation import deployed, experiment, place_of, same
+from deploy.federation import Federation, asked, deployed, experiment, place_of, same, with_facts
 from deploy.owned import (
     BERT,
     FEW,
@@ -29,7 +29,9 @@ from deploy.owned import (
 )
 from tailorfl.data.own import from_table
 from tailorfl.deploy.client_session import member_of
+from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.own_files import OwnTable
+from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.export.predict import predict
 from tailorfl.settings.data import DataConfig
@@ -244,6 +246,21 @@ def test_channels_that_no_image_has_are_refused_before_memory_is_allocated(
     lie = summary.model_copy(update={"name": "liar", "source": {**summary.source, "x": x}})
     with pytest.raises(DataError, match="'liar'"):
         own.common(config.data, [], [24, 30], [summary, lie])
+
+
+def test_constants_make_the_samples_that_were_described(images: Path, tmp_path: Path) -> None:
+    """The policy's limits were checked for these."""
+    config = of_images(images)
+    with Federation(tmp_path, owners(tmp_path, images, config)) as federation:
+        federation.host(config)
+    setup = federation.of_kind("setup", 7)[0][1]
+    prepared = Packet.decoded(setup).facts["prepared"]
+    many = {**prepared, "facts": {**prepared["facts"], "outputs": 50_000}}
+    policy = Policy(min_count=1, max_numbers=2000)
+    client = member_of(state=tmp_path / "new", data=images / "north", policy=policy, experiment=config)
+    assert asked(client, setup).kind == "setup"
+    assert "50000 outputs" in asked(client, with_facts(setup, prepared=many)).facts["reason"]
+    client.close()
 
 
 # -- privacy ------------------------------------------------------------------------------------------------

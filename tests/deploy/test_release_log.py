@@ -175,7 +175,50 @@ def test_a_crash_while_a_line_is_written(state: Path, tmp_path: Path) -> None:
     assert decode(head)["n"] == len(verified(tmp_path))
 
 
+def full(*given: Any) -> None:
+    """What a write does on a full disk."""
+    raise RunError("no space left on device")
+
+
+def test_an_answer_that_leaves_when_there_is_room_again_has_its_uses(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its line could not be written when it was made, so nothing has left then, and nothing is known of it."""
+
+    def no_room(question: Packet, body: bytes, ask: Ask) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("tailorfl.deploy.release_log.append_lines", full)
+            assert Packet.decoded(ask(body)).kind == "failure"
+
+    federation.meddle = once_before(1, no_room)
+    federation.host(small(train=PRIVATE, rounds=1))
+    (entry,) = (line for line in verified(tmp_path / "state-1") if line["kind"] == "train")
+    assert entry["uses"]
+    assert not entry["again"]
+
+
+def test_a_disk_that_has_room_for_lines_and_none_for_their_head(
+    state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However often it happens, the head is at most one line behind."""
+    for name in (NAME, HEAD):
+        shutil.copy(state / name, tmp_path / name)
+    member = member_of(state=tmp_path, name="1")
+    with monkeypatch.context() as patch:
+        patch.setattr("tailorfl.deploy.release_log.write_text", full)
+        for _ in range(2):
+            assert asked(member, DESCRIBE).kind == "failure"
+    assert asked(member_of(state=tmp_path, name="1"), DESCRIBE).kind == "describe"
+
+
 # -- files that are damaged ---------------------------------------------------------------------------------
+
+
+def test_a_secret_that_can_be_guessed_is_no_secret(tmp_path: Path) -> None:
+    StateFolder(tmp_path).seed("job")
+    (tmp_path / "secret").write_bytes(b"")
+    with pytest.raises(RunError, match="secret"):
+        StateFolder(tmp_path).seed("job")
 
 
 SLOW = pytest.mark.slow
@@ -272,6 +315,9 @@ def test_a_policy_is_written_and_read(tmp_path: Path) -> None:
     read = Policy.read(policy)
     assert (read.methods, read.models, read.columns) == (("ditto",), ("mlp",), ("ill", "a", "b"))
     assert (read.max_rounds, read.min_clients) == (2, 2)
+    # Another budget pays some methods for more rounds.
+    of_bytes = template(config.model_copy(update={"budget": "bytes"}))
+    assert yaml.safe_load(of_bytes)["max_rounds"] == DEFAULT_POLICY.max_rounds
     policy.write_text(template())
     assert Policy.read(policy) == Policy(min_clients=2)
     assert all(f"\n{key}: " in template() for key in Policy.model_fields)

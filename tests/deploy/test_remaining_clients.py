@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from cli.commands import invoke
-from deploy.federation import TRAIN, Deployed, Federation, deployed, experiment, simulated
+from deploy.federation import TRAIN, After, Deployed, Federation, deployed, experiment, simulated
 from deploy.owned import WARDS, of_files, owners, write_tables
 from deploy.running import Field
 from deploy.test_late_clients import joined, three
 from deploy.test_processes_faults import ENOUGH
 from tailorfl.deploy.client_session import ClientSession, member_of
+from tailorfl.deploy.experiment import plan_unlearning
 from tailorfl.deploy.membership import NAME as MEMBERSHIP
 from tailorfl.deploy.membership import take_off
+from tailorfl.deploy.policy import Policy
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.trained_models import restore
@@ -109,6 +111,39 @@ def test_who_has_left_is_not_waited_for_and_another_experiment_is_not_certified(
         restore(tmp_path / "out")
     (tmp_path / "out" / MEMBERSHIP).unlink()
     assert MEMBERSHIP in unlearn(tmp_path, LEFT, code=2)
+
+
+def test_a_method_with_other_options_is_not_certified(tmp_path: Path) -> None:
+    deployed(experiment("ditto"), tmp_path)
+    unlearn(tmp_path, LEFT)
+    config = load(tmp_path / "fewer.yaml")
+    other = config.methods[0].model_copy(update={"options": {**config.methods[0].options, "lam": 7.0}})
+    (tmp_path / "fewer.yaml").write_text(config.model_copy(update={"methods": (other,)}).to_yaml())
+    retrained(tmp_path, [member_of(state=tmp_path / f"state-{name}", name=name) for name in ("3", "0", "1")])
+    assert "another experiment" in unlearn(tmp_path, LEFT, code=1)
+
+
+def test_who_was_left_out_of_a_later_seed_is_left_out(tmp_path: Path) -> None:
+    """Its rows are known from the first seed."""
+    files = tmp_path / "files"
+    write_tables(files)
+    config = of_files(files, "fedavg", rounds=1, seeds=[5, 6], data={"normalise": "federated"})
+    nodes = owners(tmp_path, files, config)
+    (west,) = (node for node, client in nodes.items() if client.data.name == "west")
+    nodes[west].policy = Policy(min_rows=1000)
+    nodes[west].data.policy = nodes[west].policy  # type: ignore[union-attr]
+    deployed(config, tmp_path, nodes)
+    unlearn(tmp_path, "east")
+    assert load(tmp_path / "fewer.yaml").deploy.excluded_rows.keys() == {"east", "west"}
+
+
+def test_who_left_before_a_later_seed_is_unlearned(tmp_path: Path) -> None:
+    config = experiment("fedavg", rounds=2, seeds=[5, 6], eval={"every": 0})
+    deployed(config, tmp_path, observer=After({1: lambda: take_off(tmp_path / "out", "1")}))
+    first, second = plan_unlearning(tmp_path / "out", "1").replays
+    assert (first.asked, second.asked) == ([1], [])
+    unlearn(tmp_path, "1")
+    assert load(tmp_path / "fewer.yaml").data.excluded_clients == ("1",)
 
 
 def test_a_federation_that_somebody_joined_later_is_not_begun_again(tmp_path: Path) -> None:

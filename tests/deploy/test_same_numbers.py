@@ -27,6 +27,7 @@ from tailorfl.deploy.serving import host_experiment
 from tailorfl.engines.devices import HOST, available
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
+from tailorfl.report.experiment import run_experiment
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import ExperimentConfig
 
@@ -141,6 +142,14 @@ def test_sets_that_no_client_has_are_named(
 ) -> None:
     for_deployment(ExperimentConfig.model_validate({"eval": evaluation}))
     assert [record.args for record in caplog.records] == [tuple(dropped)] * bool(dropped)
+
+
+def test_a_simulation_is_not_continued_by_a_server(tmp_path: Path) -> None:
+    """By default both write to the folder of the experiment's name."""
+    config = small("fedavg", rounds=1)
+    run_experiment(config, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"federation\.json"):
+        deployed(config, tmp_path, 3)
 
 
 def test_secret_cohorts_are_refused() -> None:

@@ -8,10 +8,24 @@ from typing import Any
 
 import pytest
 
-from deploy.federation import Ask, Federation, Meddle, deployed, is_training, lying, place_of, refusal, small
+from deploy.federation import (
+    After,
+    Ask,
+    Federation,
+    Meddle,
+    deployed,
+    is_training,
+    lying,
+    place_of,
+    records_are_equal,
+    refusal,
+    small,
+)
 from tailorfl.deploy.membership import take_off
 from tailorfl.deploy.messages import Packet
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.rounds.participation import Trace
+from tailorfl.runs.job import Job, Observer
 
 
 @pytest.fixture(autouse=True)
@@ -209,3 +223,79 @@ def test_the_operator_takes_a_client_off_while_the_server_waits_for_it(federatio
         take_off(out, "7")
     assert "1, 2 left for good" in federation.said
     assert [one.asked for one in result.trace] == [(0, 1, 2)] * 3 + [(0,)]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_who_has_left_is_not_asked_in_another_seed(is_there: bool, federation: Federation) -> None:
+    """Whether its process still runs, or the server waits for it when the operator takes it off."""
+    out, trace = federation.folder / "out", federation.folder / "out" / "fedavg" / "seed-6" / "trace.jsonl"
+
+    def off() -> None:
+        take_off(out, "1")
+
+    def wait() -> None:
+        federation.away.add(101)
+        federation.on["waiting for 3 clients"] = off
+
+    observer = After({1: off}) if is_there else After({2: wait})
+    federation.host(small("fedavg", rounds=2, seeds=[5, 6], deploy={"wait_seconds": 9.0}), observer=observer)
+    assert [one.asked for one in Trace.read(trace)] == [(0, 1)] * 2
+
+
+@pytest.mark.parametrize("kind", ["setup", "describe"])
+def test_who_leaves_before_a_round_is_not_waited_for(kind: str, federation: Federation) -> None:
+    """It says so to whatever it is asked, here at the beginning of the first seed or of the second."""
+
+    def meddle(node: int, question: Packet, body: bytes, ask: Ask) -> bytes:
+        is_meant = question.kind == kind and (kind == "setup" or question.facts["seed"] == 6)
+        federation.people[101].leaves |= is_meant
+        answer = ask(body)
+        if federation.people[101].ended:  # so does its process
+            federation.away.add(101)
+        return answer
+
+    federation.meddle = meddle
+    result = federation.host(small("fedavg", rounds=1, seeds=[5, 6], deploy={"wait_seconds": 9.0}))
+    assert "1 left for good" in federation.said
+    trace = Trace.read(result.result.path / "fedavg" / "seed-6" / "trace.jsonl")
+    assert [one.asked for one in trace] == [(0, 1)]
+    assert not any("did not fetch the last model" in sentence for sentence in federation.said)
+
+
+def test_who_is_taken_off_is_not_waited_for_at_the_end(federation: Federation) -> None:
+    federation.meddle = leaving(federation, 101, after=1)
+    federation.on["waiting for '1' to fetch"] = lambda: take_off(federation.folder / "out", "1")
+    federation.host(small("fedavg", rounds=1, deploy={"wait_seconds": 9.0}))
+    assert not any("did not fetch the last model" in sentence for sentence in federation.said)
+
+
+# -- the server ends ----------------------------------------------------------------------------------------
+
+
+class PowerCut(Observer):
+    """Ends the server, once, when it has the evaluation after round 2."""
+
+    has_power = True
+
+    def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
+        """End it."""
+        if round == 2 and self.has_power:
+            self.has_power = False
+            raise RunError("the power is cut")
+
+
+@pytest.mark.threat(
+    "a fault",
+    "the server ends in an evaluation, and other clients are there when it begins again",
+    now="the models that were evaluated are evaluated again",
+    before="the clients refused all evaluations, so the experiment could not go on",
+)
+def test_the_server_ends_in_an_evaluation(federation: Federation) -> None:
+    config = small("fedavg", eval={"every": 1}, deploy={"wait_seconds": 0.5})
+    federation.meddle = leaving(federation, 102, after=1)
+    with pytest.raises(RunError, match="power"):
+        federation.host(config, observer=PowerCut())
+    federation.away.clear()
+    result = federation.replayed(config)
+    assert result.fates_of(2) == ["accepted", "unavailable", "accepted"]
+    records_are_equal(result, result.played_again())

@@ -11,7 +11,17 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from deploy.federation import Ask, Federation, experiment, job_of, newest, place_of
+from deploy.federation import (
+    PRIVATE,
+    Ask,
+    Federation,
+    deployed,
+    experiment,
+    job_of,
+    newest,
+    place_of,
+    small,
+)
 from methods.settings import one_of
 from tailorfl.core import method as registry
 from tailorfl.core.client import Client
@@ -113,6 +123,15 @@ def test_a_method_that_tells_is_heard(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(registry._REGISTRY, "telling", Telling)
     post, up, down, _ = heard("telling", tmp_path)
     assert len((raw(post.states) - down) & up) > 100
+
+
+def test_the_card_of_a_private_model_says_that_it_is_private(tmp_path: Path) -> None:
+    """Its ε is at the server."""
+    config = small("local", train=PRIVATE, rounds=1)
+    deployed(config, tmp_path, 3)
+    card = (place_of(config, tmp_path, 1) / "model" / "README.md").read_text(encoding="utf-8")
+    assert "differential privacy of one sample" in card
+    assert "without differential privacy" not in card
 
 
 def test_samples_among_other_bytes_are_heard(tmp_path: Path) -> None:

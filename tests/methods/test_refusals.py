@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from methods.settings import CLASSES, make
 from methods.small import TRAIN, federation, model, simulation
 from methods.test_lora_factors import simulation_with_lora
 from tailorfl.core.client import Client
-from tailorfl.core.method import make_method
+from tailorfl.core.method import make_method, methods
 from tailorfl.data.federation import Federation
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, ModelError, TailorflError
@@ -27,6 +28,7 @@ from tailorfl.methods.moon import project
 from tailorfl.models.functional import Model
 from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.settings.train import PrivacyLevel
 from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.sample_privacy import SampleDP
 
@@ -72,6 +74,15 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 def test_options_that_contradict_each_other_are_named(name: str, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         make_method(name, options)
+
+
+@pytest.mark.parametrize("level", get_args(PrivacyLevel))
+def test_methods_that_privacy_does_not_cover_are_named_in_its_page(level: PrivacyLevel) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    refused = [method for method in map(make_method, sorted(methods())) if method.unprotected(level)]
+    assert len(refused) > 5
+    lacking = [m.title for m in refused if m.title.removesuffix(" trees").lower() not in page.lower()]
+    assert not lacking
 
 
 def of_task(task: str, y: torch.Tensor, outputs: int) -> Federation:

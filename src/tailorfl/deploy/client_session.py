@@ -26,6 +26,7 @@ from tailorfl.deploy.membership import Agreement
 from tailorfl.deploy.messages import (
     FAILURES,
     LEFT,
+    NO_METRICS,
     PROTOCOL,
     SAME_MINOR,
     VERSION,
@@ -47,7 +48,6 @@ from tailorfl.errors import (
     DataError,
     MessageError,
     PolicyError,
-    RunError,
     TailorflError,
 )
 from tailorfl.printable import visible
@@ -113,7 +113,7 @@ class ClientSession:
             if release.packet.kind not in UNLOGGED:
                 self.log.append(release, len(body), self._experiment_name, self.policy.delta)
             return body
-        except RunError as error:
+        except TailorflError as error:  # without its line nothing leaves
             return self._failed(error).encoded()
 
     def _failed(self, error: Exception) -> Packet:
@@ -275,6 +275,12 @@ class ClientSession:
                     f"client '{name}' has {samples.sizes[part]} {part} samples, but had "
                     f"{agreement.sizes[part][number]} when it described its data: its data have changed since"
                 )
+        own = samples.source
+        if (own.input_shape, own.outputs) != (common.input_shape, common.outputs):
+            raise MessageError(  # the policy's limits were checked for the description alone
+                f"the server describes samples of shape {list(common.input_shape)} with {common.outputs} outputs, but "
+                f"its constants make samples of shape {list(own.input_shape)} with {own.outputs} outputs"
+            )
         public = data.public(config, job.seed, common)
         federation = remote_federation(
             common, agreement.names, agreement.sizes, own=(number, samples), public=public
@@ -411,7 +417,8 @@ class ClientSession:
 
     def _evaluate(self, question: Packet) -> Release:
         if not self.policy.metrics:
-            raise MessageError("no metric leaves this client: its policy has metrics: false")
+            self._notify("refused: no metric leaves this client")
+            raise RefusalError("no metric leaves this client: its policy has metrics: false", NO_METRICS)
         agreed = self._job(question)
         round, _ = self._rounds(agreed, question)
         logged = LoggedQuestion("evaluate", agreed.digest, round, _question_digest(question))

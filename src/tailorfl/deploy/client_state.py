@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 NEVER = 0
 """Instead of a round: the client has never taken part."""
+SECRET = 32
+"""Number of bytes of the secret."""
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -62,9 +64,15 @@ class StateFolder:
                 self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with replacing(path) as part:
                 part.touch(mode=0o600)
-                part.write_bytes(secrets.token_bytes(32))
+                part.write_bytes(secrets.token_bytes(SECRET))
         with reporting(path, "read"):
-            return int.from_bytes(hashlib.sha256(path.read_bytes() + job.encode()).digest()[:8])
+            secret = path.read_bytes()
+        if len(secret) != SECRET:  # whoever can guess it can remove the noise
+            raise RunError(
+                f"'{path}' is damaged: it has {len(secret)} bytes instead of {SECRET}; restore it from a copy, or "
+                "delete it for a new one"
+            )
+        return int.from_bytes(hashlib.sha256(secret + job.encode()).digest()[:8])
 
     def keep_agreement(self, digest: str, agreement: Agreement) -> None:
         """Store the agreement on a job."""

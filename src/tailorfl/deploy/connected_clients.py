@@ -13,6 +13,7 @@ import torch
 from tailorfl.data.source import LONGEST_NAME, clean_name
 from tailorfl.deploy.messages import (
     LARGEST,
+    NO_METRICS,
     PROTOCOL,
     SAME_MINOR,
     VERSION,
@@ -61,8 +62,8 @@ class QuestionOutcome:
 
     @property
     def replied(self) -> bool:
-        """Whether the client has done its task, even if its training has diverged."""
-        return self.packet is not None or self.code == "not-finite"
+        """Whether the client has done its task, even if its training has diverged or its metrics must not leave."""
+        return self.packet is not None or self.code in ("not-finite", NO_METRICS)
 
 
 class ConnectedClients:
@@ -101,6 +102,8 @@ class ConnectedClients:
         self._refused &= set(nodes)
         self._silent &= set(nodes)
         new = [n for n in nodes if n not in self._names and n not in self._refused and not self._waits(n)]
+        # One of each certificate at a time: to tell namesakes apart takes up to DOUBT_SECONDS for each.
+        new = list({nodes[node] or node: node for node in new}.values())
         for node, answer in self._exchange(dict.fromkeys(new, _HELLO), seconds).items():
             self._meet(node, answer, nodes[node])
         present = frozenset(self._names.values())

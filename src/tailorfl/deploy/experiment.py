@@ -19,7 +19,7 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.runs import unlearning
 from tailorfl.runs.build import with_all_options
 from tailorfl.runs.files import encode, write_text
-from tailorfl.runs.fingerprint import deciding
+from tailorfl.runs.fingerprint import decisive
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import Job, trouble
 from tailorfl.runs.privacy import privacy_of
@@ -123,6 +123,7 @@ def experiment_without(planned: Unlearning) -> ExperimentConfig:
         for each in clients
         if each.prepared is not None
         for name in excluded
+        if name in each.names  # who has left is in no later seed
     }
     data = config.data.model_copy(update={"excluded_clients": excluded})
     deploy = config.deploy.model_copy(update={"clients": len(clients[0].names), "excluded_rows": rows})
@@ -136,8 +137,10 @@ def certify(planned: Unlearning, out: Path) -> None:
     Raises:
         RunError: the results are of another experiment, or not finished.
     """
-    remaining, done = experiment_without(planned), with_all_options(experiment_in(out))
-    if deciding(done.to_dict()) != deciding(with_all_options(remaining).to_dict()):
+    remaining, done = (with_all_options(c) for c in (experiment_without(planned), experiment_in(out)))
+    labels, rows = [replay.job.method.label for replay in planned.replays], remaining.deploy.excluded_rows
+    differs = (decisive(remaining.to_dict(), x) != decisive(done.to_dict(), x) for x in labels)
+    if any(differs) or done.deploy.excluded_rows != rows:
         raise RunError(
             f"'{out}' holds another experiment than that of the remaining clients; choose another --out"
         )

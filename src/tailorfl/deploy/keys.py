@@ -147,7 +147,9 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
             )
         for host in hosts:
             _host(host)  # before anything is written
-        _make_authority(folder, days)
+        # One that is there has signed the clients' certificates, wherever the server's folder is.
+        if not (folder / ROOT_KEY).is_file():
+            _make_authority(folder, days)
         _make_server(folder, hosts, days)
     for name in clients:
         _make_client(folder, name, days)
@@ -215,8 +217,8 @@ def _make_authority(folder: Path, days: int) -> None:
     key, name = ec.generate_private_key(CURVE), f"tailorfl federation {secrets.token_hex(4)}"
     _make_folder(folder / "server")
     _make_folder(folder / "clients")
-    _write_key(folder / ROOT_KEY, key)
     _write(folder / "server" / AUTHORITY, _signed(name, key, name, key, days, ca=True))
+    _write_key(folder / ROOT_KEY, key)  # last: with it the authority is complete
 
 
 def _make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
@@ -242,13 +244,14 @@ def _make_folder(folder: Path) -> None:
 
 
 def _authority(folder: Path) -> tuple[str, ec.EllipticCurvePrivateKey]:
-    """Return the authority's name and its key. Raises ConfigError if the key is missing."""
+    """Return the authority's name and its key. Raises ConfigError if the key or the certificate is missing."""
     path = folder / ROOT_KEY
     if not path.is_file():
         raise ConfigError(f"'{path}', which signs certificates, is missing; put it back while you make keys")
     key = serialization.load_pem_private_key(path.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"'{path}' is not an elliptic-curve key, as tailorfl deploy keys makes it")
+    _need(folder / "server", [AUTHORITY])
     return _name(_read(folder / "server" / AUTHORITY)), key
 
 

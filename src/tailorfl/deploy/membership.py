@@ -184,11 +184,17 @@ class Membership:
         """Return the clients that a result folder has for an experiment; none if it has not `begun` there.
 
         Raises:
-            RunError: the file is damaged.
+            ConfigError: the file is missing, as in the folder of a simulation.
+            RunError: it is damaged.
         """
         path, experiment = out / NAME, {"name": config.name, **deciding(config.to_dict())}
-        if not begun or not path.is_file():
+        if not begun:
             return cls(path, experiment)
+        if not path.is_file():
+            raise ConfigError(
+                f"'{out}' has no {NAME}: it holds a simulation, or has lost its list of clients; choose another folder "
+                "(--out), or restore the file from a copy"
+            )
         with _readable(path):
             facts: Mapping[str, Any] = decode(path.read_text(encoding="utf-8"))
             if facts["experiment"] != decode(encode(experiment)):
@@ -205,6 +211,12 @@ class Membership:
     def left(self) -> set[str]:
         """The names of clients that have left, or that the operator has removed since the server last checked."""
         return self.gone | _listed(self.path.with_name(LEFT))
+
+    @property
+    def late(self) -> set[str]:
+        """The names of clients that may join but are in no federation yet; a later seed begins without them."""
+        known = {name for clients in self.clients.values() for name in clients.names}
+        return self.allowed() - known if known else set()
 
     def leave(self, names: Iterable[str], notify: Callable[[str], None]) -> None:
         """Remove clients for good, with those that the operator has removed meanwhile."""

@@ -38,6 +38,8 @@ VERSION = version("tailorfl")
 """Version of tailorfl; server and clients must have the same except for the last number."""
 LEFT = "left"
 """Code of the refusal of a client that leaves a federation for good."""
+NO_METRICS = "no-metrics"
+"""Code of the refusal of a client whose policy lets no metrics leave."""
 SAME_MINOR = "install versions on both that differ only in the last number"
 """Advice for two incompatible versions."""
 LARGEST = 2**31

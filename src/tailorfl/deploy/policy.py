@@ -350,7 +350,8 @@ def template(config: ExperimentConfig | None = None) -> str:
         models = {m.name for line in config.methods for m in config.model_of(line).architectures.values()}
         values["methods"] = sorted({line.name for line in config.methods})
         values["models"] = sorted(models)
-        values["max_rounds"] = max(line.rounds or config.rounds for line in config.methods)
+        if config.budget == "rounds":  # another budget pays a cheap method for more rounds than these
+            values["max_rounds"] = max(line.rounds or config.rounds for line in config.methods)
         label, features = config.data.options.get("label"), config.data.options.get("features")
         if label and features:
             values["columns"] = [*listed(label), *listed(features)]

@@ -99,6 +99,7 @@ class ReleaseLog:
         keep_lines(self.path, lines)  # drops a line that a crash cut short
         if lines:
             self._count, self._last = len(lines), _hash(lines[-1])
+            self._write_head()  # before the next line, since it may be only one line behind
             self._size = self.path.stat().st_size
 
     @property
@@ -146,6 +147,7 @@ class ReleaseLog:
             RunError: the disk is full or refuses.
         """
         packet, question = release.packet, release.question
+        size_before, self._size = self._size, -1  # after an error the files are read again, see `is_current`
         floating = [t.detach().double() for t in packet.tensors.values() if t.is_floating_point()]
         facts = dict(packet.facts)
         fields: dict[str, Any] = {
@@ -172,7 +174,10 @@ class ReleaseLog:
         line = encode(fields)
         append_lines(self.path, [line])
         self._count, self._last = self._count + 1, _hash(line.encode())
-        self._size += len(line.encode()) + 1
+        self._write_head()
+        self._size = size_before + len(line.encode()) + 1
+
+    def _write_head(self) -> None:
         write_text(self.path.with_name(HEAD), f"{self._count} {self._last}\n")
 
     def _note(self, fields: Mapping[str, Any]) -> None:

@@ -125,13 +125,13 @@ class RemoteRounds(Simulation):
             agreed = self.set_up(new)
             again = {i: packets[i] for i in new if agreed[i].packet is not None}
             answers |= agreed | self._exchange(again)
-        leavers = (self.federation.names[i] for i, answer in answers.items() if answer.code == LEFT)
-        self.membership.leave(leavers, self.connected.notify)
         return answers
 
     def _exchange(self, packets: Mapping[int, Packet]) -> dict[int, QuestionOutcome]:
         names, seconds = self.federation.names, self.job.config.deploy.round_seconds
         answers = self.connected.ask({names[i]: packet for i, packet in packets.items()}, seconds)
+        leavers = [name for name, answer in answers.items() if answer.code == LEFT]
+        self.membership.leave(leavers, self.connected.notify)
         return {i: answers[names[i]] for i in packets}
 
     def set_up(self, clients: Sequence[int]) -> dict[int, QuestionOutcome]:
@@ -218,6 +218,7 @@ class RemoteRounds(Simulation):
     ) -> RoundResult:
         """Run the next round with the connected clients; note whose replies were accepted."""
         self._changes: dict[int, float] = {}
+        self._expected: dict[str, tuple[Mapping[str, Tensor], set[str]]] = {}
         self.membership.leave((), self.connected.notify)
         self.admit()
         result = super().step(sampled, training, trace)
@@ -266,9 +267,12 @@ class RemoteRounds(Simulation):
         answers = self.until_enough(ask, training, current.sampled, f"round {number}")
         parts: list[Trained] = []
         for group, positions in by_group(self.groups, training):
-            replying = [k for k in positions if answers[training[k]].packet is not None]
+            replies = {training[k]: answers[training[k]].packet for k in positions}
+            if self.client_dp is not None:
+                hidden = [client for client in replies if answers[client].code == "not-finite"]
+                replies |= {client: self._not_finite(group, payloads[client]) for client in hidden}
+            replying = [k for k in positions if replies[training[k]] is not None]
             if replying:
-                replies = {training[k]: answers[training[k]].packet for k in replying}
                 parts.append(self._part(group, replies, message_for(message, group, replying)))
         if training and not parts and any(a.code == "not-finite" for a in answers.values()):
             raise DivergenceError(
@@ -295,6 +299,7 @@ class RemoteRounds(Simulation):
         dry = message_for(message, group, range(len(ids)))
         record, (_, replies, metrics) = counted(group, self.cohort(ids), dry, self.local)
         like, names = dict(tree.leaves(replies[0])), {name for name, _ in tree.leaves(metrics)} - {WORK}
+        self._expected[group.name] = like, names
 
         @contextmanager
         def refusing(client: int) -> Iterator[None]:
@@ -349,6 +354,19 @@ class RemoteRounds(Simulation):
             raise MessageError("a message 'train' has no usable 'gradients': it is not a number of samples")
         return change_of(reply, payload)
 
+    def _not_finite(self, group: Group, payload: TensorDict) -> Packet:
+        """Return a reply that is not finite, in place of the one that a client keeps to itself.
+
+        Under client-level privacy it counts as zero, as in a simulation: leaving the client out would reveal it.
+        """
+        (like, names), sent = self._expected[group.name], dict(tree.leaves(payload))
+        reply = {
+            name: torch.full_like(t, math.nan) if t.is_floating_point() else sent.get(name, t)
+            for name, t in like.items()
+        }
+        facts = {"metrics": dict.fromkeys(names), "gradients": 0, "uses": []}
+        return Packet("train", facts, {f"reply/{name}": t for name, t in reply.items()})
+
     def _try(self, group: Group, client: int, packet: Packet | None, payload: TensorDict) -> None:
         """Raise MessageError if a reply cannot be aggregated because its integers are invalid indices."""
         try:
@@ -389,7 +407,8 @@ class RemoteRounds(Simulation):
         record = self.new_record()
         if record is not None:
             record.uses = {i: uses_from_facts(packet.facts["uses"]) for i, packet in packets.items()}
-        updates = CohortUpdates(replies, stacked(metrics), torch.ones(len(packets), dtype=torch.bool))
+        finite = torch.tensor([not all_finite(packet.tensors) for packet in packets.values()])
+        updates = CohortUpdates(replies, stacked(metrics), finite)
         return self.trained(group, tuple(packets), updates, message, record)
 
     # -- models ---------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tailorfl.deploy.checks import (
 from tailorfl.deploy.connected_clients import ConnectedClients, goodbye, named
 from tailorfl.deploy.experiment import for_deployment
 from tailorfl.deploy.membership import DescribedClients, Membership, Sizes, agreement_of, why_nobody_joins
-from tailorfl.deploy.messages import Packet, Transport
+from tailorfl.deploy.messages import LEFT, Packet, Transport
 from tailorfl.deploy.own_files import kind_of
 from tailorfl.deploy.remote_evaluation import evaluate_remotely
 from tailorfl.deploy.remote_rounds import LOOK, OTHER_SETTINGS, RemoteRounds
@@ -76,7 +76,7 @@ class DeployedExperiment:
     @property
     def backend(self) -> Backend:
         """The functions that run an experiment with these clients."""
-        return Backend(self._federation, self._simulation, evaluate_remotely, self._done)
+        return Backend(self._federation, self._simulation, evaluate_remotely, self._done, is_remote=True)
 
     @property
     def jobs(self) -> list[Job]:
@@ -102,7 +102,11 @@ class DeployedExperiment:
         self.connected.close_to(members, self.membership.allowed)
         samples = sum(clients.sizes["train"])
         self.notify(f"{len(members)} clients with {samples:,} training samples: {', '.join(members)}")
-        return self._remote_federation(config, seed, clients)
+        federation = self._remote_federation(config, seed, clients)
+        if len(clients.groups) > 1:  # a crash may have come after the list of clients was written
+            job = next(job for job in self.jobs if config.data.seed_of(job.seed) == seed)
+            note_data(self.jobs, self.out, job, federation)
+        return federation
 
     def _remote_federation(
         self, config: ExperimentConfig, seed: int, clients: DescribedClients
@@ -124,7 +128,7 @@ class DeployedExperiment:
     def _expected(self, config: ExperimentConfig) -> int:
         """Return the number of clients needed to begin: that of other seeds, or the experiment's setting."""
         for clients in reversed(self.membership.clients.values()):
-            return len(set(clients.names) - self.membership.gone)
+            return len(set(clients.names) - self.membership.left)
         if places := config.deploy.clients or config.data.clients:
             return places - len(config.data.excluded_clients)
         raise ConfigError(
@@ -134,16 +138,16 @@ class DeployedExperiment:
 
     def _described(self, config: ExperimentConfig, seed: int) -> DescribedClients:
         """Wait for enough clients with data that fit together; turn away, by name, those whose data do not."""
-        expected, seconds = self._expected(config), config.deploy.wait_seconds
-        self.notify(f"waiting for {expected} clients, at most {seconds:.0f} s")
+        seconds = config.deploy.wait_seconds
+        self.notify(f"waiting for {self._expected(config)} clients, at most {seconds:.0f} s")
         question = Packet("describe", {"experiment": config.to_dict(), "seed": seed})
         described, turned_away = dict[str, Mapping[str, Any]](), dict[str, str]()
         begin = time.monotonic()
         while True:
-            present = self.connected.refresh()
-            for name in sorted(present.intersection(config.data.excluded_clients)):
-                self.connected.leave_out(name, "it is left out (data.excluded_clients)")
-            present = present.difference(config.data.excluded_clients)
+            expected, left, present = self._expected(config), self.membership.left, self.connected.refresh()
+            for name in sorted(present & left):
+                self.connected.leave_out(name, "it has left for good, or is left out (data.excluded_clients)")
+            present -= left | self.membership.late
             if len(present) > expected:
                 raise ConfigError(
                     f"{len(present)} clients are connected, but the experiment is for {expected}: "
@@ -153,6 +157,8 @@ class DeployedExperiment:
             if len(present) == expected:
                 new = dict.fromkeys(sorted(present - described.keys()), question)
                 answers, refused = self.connected.ask(new, config.deploy.round_seconds), dict[str, str]()
+                leavers = [name for name, answer in answers.items() if answer.code == LEFT]
+                self.membership.leave(leavers, self.notify)
                 described |= usable(
                     answers, lambda _, packet: read_description(packet, config.deploy.max_samples), refused
                 )
@@ -211,7 +217,7 @@ class DeployedExperiment:
 
     def _wait_for_return(self, names: Sequence[str]) -> None:
         """Wait up to `RETURN_SECONDS` for the clients of a federation that has begun."""
-        members = set(names) - self.membership.gone
+        members = set(names) - self.membership.left
         seconds = min(RETURN_SECONDS, self.config.deploy.wait_seconds)
         begin = time.monotonic()
         while (absent := members - self.connected.refresh()) and time.monotonic() - begin < seconds:
@@ -282,7 +288,7 @@ class DeployedExperiment:
         sim = self._remote(job, federation, folder)
         self.connected.refresh()
         answers, names = sim.set_up(sim.members), sim.federation.names
-        refused = {names[i]: a.reason for i, a in answers.items() if a.fate == "refused"}
+        refused = {names[i]: answers[i].reason for i in sim.members if answers[i].fate == "refused"}
         if len(sim.members) - len(refused) < sim.needed(sim.members):
             raise RunError(f"too few clients take part in {job.name}: {_listed(refused)}")
         if absent := [names[i] for i, a in answers.items() if a.packet is None]:
@@ -432,7 +438,7 @@ class DeployedExperiment:
                 continue
             if RunStore.open(self.out / job.folder, readonly=True).status != "finished":
                 continue
-            done = self.membership.gone | self.membership.handed.get(str(job.folder), set())
+            done = self.membership.left | self.membership.handed.get(str(job.folder), set())
             if lacking := set(clients.names) - done - self._without_model.keys():
                 missing.append((job, lacking))
         return missing

@@ -19,6 +19,7 @@ from tailorfl.evaluation.summary import OF_RECORD
 from tailorfl.export.written_model import lines_for
 from tailorfl.runs.files import encode
 from tailorfl.runs.fingerprint import decisive, environment, meaning
+from tailorfl.runs.privacy import NEIGHBOURS, privacy_of
 from tailorfl.runs.records import load_predictions, temperature_of
 from tailorfl.runs.trained_models import Deployed, Restored
 
@@ -117,11 +118,18 @@ def _intervals(run: Restored, model: Deployed) -> dict[str, tuple[float, float]]
 
 
 def _privacy(run: Restored, model: Deployed) -> dict[str, Any] | None:
-    """Return the largest ε of the clients whose samples shape a model; None if noise does not cover all of them."""
-    privacy, is_personal = (run.store.summary or {}).get("privacy"), model.kind == "personal"
+    """Return the largest ε of the clients whose samples shape a model; None if noise does not cover all of them.
+
+    An unfinished run has no ε yet, and in a deployment only the server has it.
+    """
+    settings, privacy = privacy_of(run.job), (run.store.summary or {}).get("privacy")
+    is_personal = model.kind == "personal"
     # Client-level privacy adds noise to what clients send, not to what they keep.
-    if privacy is None or (is_personal and privacy["level"] == "client"):
+    if settings is None or (is_personal and settings.level == "client"):
         return None
+    if privacy is None:
+        facts = {"level": settings.level, "neighbours": NEIGHBOURS[settings.level], "delta": settings.delta}
+        return {**facts, "epsilon": None}
     import pandas as pd
 
     spent = pd.read_csv(run.store.path / "privacy.csv", dtype={"client": str})
@@ -250,6 +258,12 @@ def _privacy_section(facts: Mapping[str, Any]) -> str:
         return (
             "Trained without differential privacy: the weights may reveal training samples, so share the model only "
             "with people who may see them."
+        )
+    if privacy["epsilon"] is None:
+        return (
+            f"Trained with noise for the differential privacy of one {privacy['level']}. Its ε is not stored here: the "
+            "run was not finished, or its accounts are at the server. Without them, share the model only with people "
+            "who may see its training samples."
         )
     return (
         f"Differential privacy of one {privacy['level']}: ε = {privacy['epsilon']:.3g} at δ = {privacy['delta']:g} "

@@ -217,7 +217,7 @@ def refuse(out: Path, differences: Sequence[str], force: bool) -> None:
     listed = first_few(differences, MOST, "; ")
     raise RunError(
         f"'{out}' was started with something else, and one table must not mix the two. {listed}. Restore the original, "
-        "start in another folder (--out), or continue with --force, which the report then mentions"
+        "start in another folder (--out), or let tailorfl run continue with --force, which the report then mentions"
     )
 
 

@@ -51,12 +51,14 @@ class Backend:
         simulation: (job, federation, the job's folder) -> simulation before its first round.
         evaluate: (simulation, protocol, the last round's clients, selection, kept predictions) -> records.
         done: called with the simulation after its last round.
+        is_remote: whether clients are on other machines; these evaluate the models of a round only once.
     """
 
     federation: Callable[[ExperimentConfig, int, Any, set[str] | None], Federation]
     simulation: Callable[[Job, Federation, Path | None], Simulation]
     evaluate: Callable[[Simulation, Protocol, Sequence[int], Selection | None, Kept | None], list[Record]]
     done: Callable[[Simulation], None] = lambda sim: None
+    is_remote: bool = False
 
 
 SIMULATED = Backend(make_federation, make_simulation, evaluate)
@@ -179,12 +181,12 @@ class _Loop:
         check_sets(config, sim)
         limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
         predictions = keeper(job, sim)
-        self._evaluate_again(limit.reached(sim))
+        self._evaluate_again(limit.reached(sim), saver, begin)
         while not limit.reached(sim):
             done = sim.step()
             last = limit.reached(sim)
             record = round_record(sim, done, time.perf_counter() - begin)
-            if last or is_due(self._every, sim.round):
+            if not self._backend.is_remote and (last or is_due(self._every, sim.round)):
                 records = self._evaluate(last, done.clients, predictions if last else None)
                 record |= self._numbers(records) | epsilon_so_far(job, sim)
                 store.append_clients(records)
@@ -197,6 +199,8 @@ class _Loop:
             begin += time.perf_counter() - recorded  # the trackers' time is not the job's
             if last or saver.due():
                 saver.save(time.perf_counter() - begin)
+            if self._backend.is_remote:  # after a crash, the same models must be evaluated again
+                self._evaluate_again(last, saver, begin)
             self._watch.round_done(job, done)
             raise_if_told()
         self._backend.done(sim)
@@ -235,10 +239,11 @@ class _Loop:
         """Return the entries of an evaluation in a round's record."""
         return means(records) | quantiles(records, self._metric)
 
-    def _evaluate_again(self, last: bool) -> None:
-        """Evaluate the former last round again if its evaluation was removed: as an intermediate one, or as the `last`.
+    def _evaluate_again(self, last: bool, saver: Saver, begin: float) -> None:
+        """Evaluate the last round if its record has no evaluation: as an intermediate one, or as the `last`.
 
-        With a larger budget it can still be the last, for a method that uses much of it per round.
+        The evaluation of a former last round was removed. With a larger budget it can still be the last, for a method
+        that uses much of it per round.
         """
         sim, store = self._sim, self._store
         if not sim.round or not (last or is_due(self._every, sim.round)):
@@ -247,7 +252,10 @@ class _Loop:
         if any(key.startswith(MODELS) for key in record):
             return
         records = self._evaluate(last, record.get("clients", ()), None)
-        numbers = self._numbers(records)
+        numbers = self._numbers(records) | epsilon_so_far(self._job, sim)
+        self._watch.evaluated(self._job, sim.round, first_named(means(records), self._metric))
+        if self._backend.is_remote:  # uses of private samples for it, before the record says that it was made
+            saver.save(time.perf_counter() - begin)
         amend(store, sim.round, {**record, **numbers}, records)
         self._watch.recorded(self._job, {"round": sim.round, **numbers})
 

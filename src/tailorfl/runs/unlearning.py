@@ -37,6 +37,8 @@ from tailorfl.settings.experiment import ExperimentConfig
 NAME = "certificate.json"
 REPLAYED = "replayed"
 """The folder of the traces without the client, if the cohorts of a run do not follow from its settings alone."""
+NOBODY = -1
+"""Number of the client in a job of a deployment that it had left before."""
 STATEMENT = (
     "Every tensor of the states, and every number of the tables, is bit-identical to that of a run which never had the "
     "client under the same trace: its place is empty, and all other clients keep their samples, numbers, cohorts, "
@@ -57,7 +59,7 @@ class Replay:
     Attributes:
         job: the job with the client.
         trace: the trace of its rounds; None if data are pooled, or who took part is secret.
-        client: number of the client to forget.
+        client: number of the client to forget, or `NOBODY`.
         members: numbers of the remaining clients.
         engine: the engine of its rounds.
         seconds: the time that it took.
@@ -173,6 +175,7 @@ def plan(
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
     _check_jobs(jobs, folder, source, remote is not None)
     federations: dict[int, Federation] = {}
+    numbers: dict[int, int] = {}
     name, replays = "", []
     for job in jobs:
         seed = config.data.seed_of(job.seed)
@@ -181,10 +184,15 @@ def plan(
             federations[seed] = federation
             refuse(folder, list(other_data(jobs, folder, job, federation, digests(federation))), False)
             name = name or federation.names[federation.number(client)]
-            if federation.number(name) >= federation.num_clients:
-                raise ConfigError(f"'{name}' is held out and never trained, so there is nothing to unlearn")
-            federation.without([name])
-        replays.append(_replay(job, folder / job.folder, federations[seed], federations[seed].number(name)))
+            numbers[seed] = NOBODY
+            if remote is None or name in federation.names:  # else it had left before this seed began
+                numbers[seed] = federation.number(name)
+                if numbers[seed] >= federation.num_clients:
+                    raise ConfigError(
+                        f"'{name}' is held out and never trained, so there is nothing to unlearn"
+                    )
+                federation.without([name])
+        replays.append(_replay(job, folder / job.folder, federations[seed], numbers[seed]))
     first = next(iter(federations.values()))
     if remote is not None:
         return Unlearning(folder, config, name, replays[0].client, tuple(replays), first, False, True)
@@ -206,9 +214,11 @@ def _check_jobs(jobs: Sequence[Job], folder: Path, source: Any, is_deployed: boo
     """Raise ConfigError or RunError unless all jobs of a folder are finished and can be replayed to the bit."""
     problems = [f"{job.name} {why}" for job in jobs if (why := trouble(folder / job.folder))]
     if problems:
+        command = (
+            "the same tailorfl server command" if is_deployed else f"tailorfl run --resume {quoted(folder)}"
+        )
         raise RunError(
-            f"only a finished experiment can be unlearned, but {problems[0]}; finish it with tailorfl run --resume "
-            f"{quoted(folder)}"
+            f"only a finished experiment can be unlearned, but {problems[0]}; finish it with {command}"
         )
     if forced(folder):
         raise RunError(
