@@ -229,7 +229,9 @@ def _read_text(
     columns = header[0] if header else []
     written = {raw: str for raw in columns if raw.strip() in exclude}
     # By name and by number, as pandas names a column without a name. The texts of the others are kept: None is a word.
-    empty_cells = {key: NOTHING for i, raw in enumerate(columns) if raw not in written for key in (i, raw)}
+    empty_cells: dict[Any, tuple[str, ...]] = {
+        key: NOTHING for i, raw in enumerate(columns) if raw not in written for key in (i, raw)
+    }
 
     def parsed(mark: str) -> pd.DataFrame:
         frame = pd.read_csv(
