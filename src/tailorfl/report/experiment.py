@@ -95,8 +95,9 @@ def run_variants(
                 locks.enter_context(locked(out / slug(name)))
             for name in experiments:
                 discard_jobs(out / slug(name))
-    for name, experiment in experiments.items() if config.variants and way == "extend" else ():
-        check_more(experiment, out / slug(name), force)
+    if config.variants and way == "extend":
+        for name, experiment in experiments.items():
+            check_more(experiment, out / slug(name), force)
     if config.variants and way != "resume":
         write_text(out / "config.yaml", config.to_yaml())
     for name, experiment in experiments.items():

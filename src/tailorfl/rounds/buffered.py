@@ -370,13 +370,13 @@ class Buffered(Simulation):
         """Restore the run from what `dump` returned."""
         super().load(tensors, facts)
         self.timeline = Timeline.load(facts["timeline"])
+        start = self.method.server_state(self.context)
         self.versions = {}
         for version in facts["versions"]:
             prefix = f"versions/{version}/"
             tensors_of_version = {
                 p.removeprefix(prefix): t.clone() for p, t in tensors.items() if p.startswith(prefix)
             }
-            start = self.method.server_state(self.context)
             self.versions[int(version)] = tree.fill(start, tensors_of_version)
 
 

@@ -91,14 +91,15 @@ def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = Non
             trace = run.trace.of(number + 1)
             sampled = tuple(set(trace.sampled).intersection(trace.answered))
             training, reached = trace.asked, trace.reached
+        aggregated, using = set(sampled), set(reached)
         message = run.method.broadcast(run.server, training) if training else tree.empty()
         if updates is not None and updates.secret:  # all clients pay the same, whoever takes part
             for group in run.groups:
                 ledger.book("updates", updates.used((), nobody(run, group, number).replies))
         for _, ids, _, record, (_, replies, _) in _counted_groups(run, message, training, number):
-            ledger.book("training", {i: uses for i, uses in record.uses.items() if i in set(reached)})
+            ledger.book("training", {i: uses for i, uses in record.uses.items() if i in using})
             if updates is not None and not updates.secret:
-                positions = [k for k, i in enumerate(ids) if i in set(sampled)]
+                positions = [k for k, i in enumerate(ids) if i in aggregated]
                 ledger.book("updates", updates.used([ids[k] for k in positions], replies[positions]))
     if run.method.has_personal:
         ledger.settle("deployment", deployment_uses(run, run.federation.members, rounds))

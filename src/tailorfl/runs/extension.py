@@ -142,7 +142,7 @@ def check_more(config: ExperimentConfig, out: Path, force: bool) -> None:
     config = with_all_options(config)
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
     if not force:
-        refuse(out, list(other_settings(jobs, out, longer=True)), force)
+        refuse(out, list(other_settings(jobs, out, longer=True)), force=False)
     _longer(jobs, out)
 
 

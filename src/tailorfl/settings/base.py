@@ -34,8 +34,12 @@ MOST_VALUES = 100_000
 DEEPEST = 50
 LARGEST = 2**63 - 1
 """Whole numbers are within ±this, the range of torch and numpy integers."""
-DECIMAL = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-"""Numbers such as 1e-3 in a settings file, which YAML 1.1 reads as text."""
+DECIMAL = (
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+"""The rule that numbers such as 1e-3, which YAML 1.1 reads as text, are numbers in a settings file."""
 SEVERAL_LINES = "\n\t"
 """Characters of texts that may have several lines: descriptions, and notes among published numbers."""
 

@@ -49,7 +49,7 @@ class _Dumper(yaml.SafeDumper):
     """YAML writer that quotes texts such as 1e-3, which `tailorfl.settings.loading` would read as numbers."""
 
 
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", DECIMAL, list("-+.0123456789"))
+_Dumper.add_implicit_resolver(*DECIMAL)
 
 
 class OneModelConfig(Named):

@@ -411,7 +411,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
 
 _RULES = yaml.SafeLoader.yaml_implicit_resolvers
 Loader.yaml_implicit_resolvers = {mark: list(rules) for mark, rules in _RULES.items()}
-Loader.add_implicit_resolver("tag:yaml.org,2002:float", DECIMAL, list("-+.0123456789"))
+Loader.add_implicit_resolver(*DECIMAL)
 
 
 def parsed(text: str, source: str) -> Any:
