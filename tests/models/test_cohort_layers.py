@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tailorfl.models import cohort_convs, cohort_layers
-from tailorfl.models.cohort_convs import Pool, taken_along
+from tailorfl.models.cohort_convs import MANY_CHANNELS, MaxPool2d, Pool, taken_along
 from tailorfl.models.cohort_layers import WeightStep, descending, used_once
 from tailorfl.models.functional import Model
 from tailorfl.models.mapping import over_clients
@@ -84,6 +84,9 @@ NETWORKS: dict[str, tuple[tuple[int, ...], Build]] = {
         (3, 20, 20),
         lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 8, 3)),
     ),
+    "pooled behind a norm": (
+        (8, 20, 20), lambda: nn.Sequential(nn.GroupNorm(2, 8), nn.MaxPool2d(2), nn.Conv2d(8, 9, 3), nn.MaxPool2d(3)),
+    ),
     **POOLED,
 }  # fmt: skip
 networks = pytest.mark.parametrize(("shape", "build"), NETWORKS.values(), ids=NETWORKS.keys())
@@ -149,7 +152,7 @@ def test_a_map_is_that_of_torch():
     torch.testing.assert_close(found, torch.func.vmap(layer, in_dims=1)(x))
 
 
-@pytest.mark.parametrize("name", ["linear", "small convolution", "small group norm"])
+@pytest.mark.parametrize("name", ["linear", "small convolution", "small group norm", "pooled behind a norm"])
 def test_a_derivative_of_torch_around_a_map_is_the_plain_one(name):
     """Layers leave tensors alone that another transform has a hand in."""
     shape, build = NETWORKS[name]
@@ -279,6 +282,24 @@ def test_gradients_of_numbers_below_zero_and_of_ties_are_those_of_relu_and_pooli
     nn.functional.max_pool2d(expected.relu(), 2).sum().backward()
     assert torch.equal(gradient, expected.grad)
     assert torch.equal(gradient[0, 0], torch.tensor([[0.0, 0, 1, 0], [0, 0, 0, 0]]))
+
+
+@pytest.mark.parametrize("arguments", [(2,), (3, 2, 1), ((2, 3), None, 0, 2, False, True)])
+def test_pooling_rearranged_images_changes_no_number(arguments):
+    """Ties, infinities and numbers that are none included, and both derivatives."""
+    x = torch.randn(3, MANY_CHANNELS, 11, 9, generator=torch.Generator().manual_seed(0)).relu()
+    x[0, 0, 0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    results = []
+    for layer in (MaxPool2d(*arguments), nn.MaxPool2d(*arguments)):
+        images, g = x.clone().requires_grad_(), torch.ones(3, MANY_CHANNELS, 1, 1, requires_grad=True)
+        out = layer(images)
+        (first,) = torch.autograd.grad(out, images, g.expand_as(out) * 2, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), g)
+        results.append((out, first, second))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert found.is_contiguous()
+    assert torch.equal(MaxPool2d(2)(x[1]), nn.MaxPool2d(2)(x[1]))
 
 
 class Own(nn.Module):

@@ -1,4 +1,4 @@
-"""Convolutions of a whole cohort at once, with separate weights for every client, fused with the following pooling.
+"""Convolutions and pooling of a whole cohort at once, with separate weights for every client.
 
 As `tailorfl.models.cohort_layers`, on physical tensors [clients, batch, channels, height, width]: large convolutions
 client by client, small ones as one grouped convolution, 1x1 ones as linear layers.
@@ -10,6 +10,9 @@ backward pass:
     y = conv(x, W),   p = max over windows of y,   out = max(p, 0)          for one client after another
 
 ReLU is monotonic, so pooling before or after it gives the same outputs and gradients; pooling first is less work.
+
+Pooling that follows another layer, such as a norm, is a layer of its own. torch pools images with channels first much
+more slowly than with channels last, so these images are rearranged first. The numbers stay the same.
 """
 
 from __future__ import annotations
@@ -21,17 +24,26 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import (
+    _add_batch_dim,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_level,
+)
 from torch.nn import functional as F
 
 from tailorfl.models.cohort_layers import WeightStep, linear, step_of
 from tailorfl.models.half import rounded
-from tailorfl.models.mapping import together
+from tailorfl.models.mapping import front, mapped_once, outside, physical, together
 
 SMALL_CONV = 200_000
 """Floating-point operations per sample below which a loop over clients costs more than one grouped convolution."""
+MANY_CHANNELS = 6
+"""Channels from which on images with channels first are pooled faster if they are rearranged first."""
 Pair = tuple[int, ...]
 """One number for each of the two axes of an image."""
+Window = tuple[Pair, Pair, Pair, Pair, bool]
+"""Kernel, stride, padding and dilation of a pooling, and whether it rounds sizes up."""
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
@@ -82,8 +94,7 @@ class Pool:
 
     def __call__(self, y: Tensor) -> Tensor:
         """[batch, channels, height, width] -> the same with smaller images."""
-        p = F.max_pool2d(y, self.kernel, self.stride, self.padding, self.dilation, self.ceil)
-        return p.relu()
+        return max_pool(y, self._how).relu()
 
     def apart(
         self, images: Iterable[Tensor], clients: int, channels_last: bool
@@ -126,8 +137,59 @@ class Pool:
             yield gradient
 
     @property
-    def _how(self) -> tuple[list[int], list[int], list[int], list[int], bool]:
-        return list(self.kernel), list(self.stride), list(self.padding), list(self.dilation), self.ceil
+    def _how(self) -> Window:
+        return self.kernel, self.stride, self.padding, self.dilation, self.ceil
+
+
+def max_pool(images: Tensor, window: Window) -> Tensor:
+    """Return the pooled images, [batch, channels, height, width], with channels first or last as the input."""
+    if (
+        images.device.type != "cpu"
+        or images.dim() != 4
+        or images.shape[1] < MANY_CHANNELS
+        or is_functorch_wrapped_tensor(images)
+        or images.is_contiguous(memory_format=torch.channels_last)
+    ):
+        return F.max_pool2d(images, *window)
+    pooled: Tensor = _ChannelsLastPool.apply(images, window)  # type: ignore[no-untyped-call]
+    return pooled
+
+
+class _ChannelsLastPool(torch.autograd.Function):
+    """Pool images with channels first; forward with channels last, backward with channels first, each the faster."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, window: Window) -> Tensor:
+        last = images.contiguous(memory_format=torch.channels_last)
+        pooled, maxima = torch.ops.aten.max_pool2d_with_indices(last, *window)
+        ctx.window = window
+        ctx.save_for_backward(images, maxima)
+        first: Tensor = pooled.contiguous()
+        return first
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        images, maxima = ctx.saved_tensors
+        maxima = maxima.contiguous()
+        return torch.ops.aten.max_pool2d_with_indices_backward(g, images, *ctx.window, maxima), None
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """Max-pooling of images that may have a client axis."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, channels, height, width] -> the same with smaller images."""
+        if self.return_indices:
+            with_indices: Tensor = super().forward(input)
+            return with_indices
+        window = _window(self)
+        if not is_batchedtensor(input) or input.dim() != 4 or not mapped_once(input):
+            return max_pool(input, window)
+        level = maybe_get_level(input)
+        with outside():
+            y = torch.stack([max_pool(images, window) for images in front(*physical(input), 0)])
+        out: Tensor = _add_batch_dim(y, 0, level)
+        return out
 
 
 def of_all(pool: Pool, y: Tensor) -> Tensor:
@@ -178,11 +240,16 @@ def _watched(*parts: nn.Module | None) -> bool:
 
 def _pool_of(following: Sequence[nn.Module | None]) -> Pool | None:
     kinds = {type(part): part for part in following}
-    pool = kinds.get(nn.MaxPool2d)
-    if set(kinds) != {nn.MaxPool2d, nn.ReLU} or not isinstance(pool, nn.MaxPool2d) or pool.return_indices:
+    pool = kinds.get(MaxPool2d, kinds.get(nn.MaxPool2d))
+    if set(kinds) != {type(pool), nn.ReLU} or not isinstance(pool, nn.MaxPool2d) or pool.return_indices:
         return None
-    kernel, padding, dilation = _pair(pool.kernel_size), _pair(pool.padding), _pair(pool.dilation)
-    return Pool(kernel, _pair(pool.stride), padding, dilation, pool.ceil_mode)
+    return Pool(*_window(pool))
+
+
+def _window(pool: nn.MaxPool2d) -> Window:
+    sizes = (_pair(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
+    kernel, stride, padding, dilation = sizes
+    return kernel, stride, padding, dilation, pool.ceil_mode
 
 
 def _pair(size: int | tuple[int, ...]) -> Pair:

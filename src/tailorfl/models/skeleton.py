@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
-from tailorfl.models.cohort_convs import Conv2d, taken_along
+from tailorfl.models.cohort_convs import Conv2d, MaxPool2d, taken_along
 from tailorfl.models.cohort_layers import BatchNorm1d, BatchNorm2d, GroupNorm, Linear
 from tailorfl.models.half import forward_pass, is_half, widened
 from tailorfl.models.layers import head_layer, is_norm
@@ -26,6 +26,7 @@ State = Mapping[str, Tensor]
 LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: Linear,
     nn.Conv2d: Conv2d,
+    nn.MaxPool2d: MaxPool2d,
     nn.GroupNorm: GroupNorm,
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
