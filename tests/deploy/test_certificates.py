@@ -97,7 +97,7 @@ def test_one_is_renewed_alone(keys: Path) -> None:
     assert hosts((keys / "server" / "server.crt").read_bytes()) == hosts(before["server/server.crt"])
 
 
-def test_the_list_of_the_revoked_is_read_again(keys: Path) -> None:
+def test_the_list_of_the_revoked_is_read_again(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     listed, path = Revoked(keys), keys / "server" / "revoked"
     serial = f"{certificate(keys / 'clients' / 'south' / 'client.crt').serial_number:X}"
     assert listed.why("south", serial) == ""
@@ -108,6 +108,16 @@ def test_the_list_of_the_revoked_is_read_again(keys: Path) -> None:
     assert listed.why("south", serial) == ""
     assert "'north wing'" in listed.why("north wing", "77")
     assert listed.why("NORTH", "77") == ""  # the first word of a line is a number, and no name
+    path.write_bytes("north wing".encode("utf-16"))  # as some editors do
+    for _ in range(2):
+        with pytest.raises(ValueError, match="utf"):
+            listed.why("south", serial)
+    assert [str(path) in said for said in caplog.messages] == [True]
+    path.write_text("north wing", encoding="utf-8-sig")  # by hand, without a line end
+    assert "'north wing'" in listed.why("north wing", "77")
+    revoke(keys, "south")
+    assert listed.why("south", serial)
+    assert listed.why("north wing", "77")
     path.unlink()
     assert listed.why("north wing", "77") == ""
 
@@ -125,6 +135,14 @@ def test_what_cannot_be_used(keys: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             use()
+    make_keys(keys, [], ["long"], days=9999)
+    ends = [
+        certificate(keys / at).not_valid_after_utc
+        for at in ("clients/long/client.crt", "server/authority.crt")
+    ]
+    assert ends[0] == ends[1]
+    with pytest.raises(ConfigError, match="authority's certificate in"):
+        make_keys(keys / "over", ["localhost"], [], days=-1)
     make_keys(keys, [], ["old"], days=0)
     with pytest.raises(ConfigError, match="expired"):
         client_keys(keys / "clients" / "old")

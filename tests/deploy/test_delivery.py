@@ -223,13 +223,17 @@ class Breaking(Federation):
 
 @pytest.mark.parametrize("when", ["before they are asked", "when all have answered"])
 def test_the_server_begins_again(tmp_path: Path, when: str) -> None:
-    """It ends in round 3 of 4; the same call goes on, with clients that have (or have not) trained in that round."""
+    """It ends in round 3 of 4; the same call goes on, with clients that have (or have not) trained in that round.
+
+    It may go on with other settings of `deploy`.
+    """
     config = small("apfl", rounds=4, checkpoint_every=1)
     with Breaking(tmp_path) as federation:
         federation.when = when
         with pytest.raises(LostError):
             federation.host(config)
-        result = federation.replayed(config)
+        deploy = config.deploy.model_copy(update={"lost_state": "restart"})
+        result = federation.replayed(config.model_copy(update={"deploy": deploy}))
     assert [one.round for one in result.trace] == [1, 2, 3, 4]
     assert result.fates == {"accepted"}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tensordict import TensorDict
 from typer.testing import CliRunner
 
 from deploy.federation import (
@@ -30,12 +31,13 @@ from deploy.federation import (
 from tailorfl.cli.main import app
 from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.client_state import StateFolder
+from tailorfl.deploy.local_run import LocalResult, LocalRun
 from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.policy import DEFAULT_POLICY, Policy, experiment_digest, template
-from tailorfl.deploy.release_log import HEAD, HEADS, MISSING, NAME, table_rows, verified
+from tailorfl.deploy.release_log import HEAD, HEADS, MISSING, NAME, Release, table_rows, verified
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.privacy import epsilon
-from tailorfl.runs.files import decode
+from tailorfl.runs.files import decode, read_lines
 from tailorfl.settings.experiment import ExperimentConfig
 
 DESCRIBE = Packet("describe", {"experiment": small().to_dict(), "seed": 5}).encoded()
@@ -147,6 +149,18 @@ def test_a_sound_log_is_printed(state: Path) -> None:
     shapes = [f"{name}{shape}".removeprefix("reply/") for e in entries for name, shape, _ in e["tensors"][:1]]
     assert all(shape.replace(" ", "") in result.output for shape in shapes), "none is broken over two lines"
     assert CliRunner().invoke(app, ["deploy", "audit", str(state.parent)]).exit_code == 2
+
+
+def test_a_log_is_sound_while_its_client_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = StateFolder(tmp_path).log
+
+    def meanwhile(path: Path) -> list[bytes]:
+        lines = read_lines(path)
+        log.append(Release(Packet("describe")), 0, "running", 1e-5)
+        return lines
+
+    monkeypatch.setattr("tailorfl.deploy.release_log.read_lines", meanwhile)
+    assert [len(verified(tmp_path)) for _ in range(3)] == [0, 1, 2]
 
 
 def test_the_epsilon_of_a_line_is_unbounded_where_lines_are_missing(state: Path) -> None:
@@ -318,6 +332,10 @@ def test_a_policy_is_written_and_read(tmp_path: Path) -> None:
     # Another budget pays some methods for more rounds.
     of_bytes = template(config.model_copy(update={"budget": "bytes"}))
     assert yaml.safe_load(of_bytes)["max_rounds"] == DEFAULT_POLICY.max_rounds
+    many = Policy.model_validate(
+        yaml.safe_load(template(config.model_copy(update={"seeds": (*range(101),)})))
+    )
+    assert (many.max_seeds, many.max_jobs) == (101, 101)
     policy.write_text(template())
     assert Policy.read(policy) == Policy(min_clients=2)
     assert all(f"\n{key}: " in template() for key in Policy.model_fields)
@@ -397,11 +415,36 @@ def test_epsilon_is_not_spent_twice(copied: bool, older_copy: tuple[Path, Packet
     assert not [e for e in verified(state) if e["kind"] == "train" and e["uses"] and e["number"] == 3]
 
 
-def test_a_copy_of_the_newest_state_goes_on(older_copy: tuple[Path, Packet], tmp_path: Path) -> None:
-    """The question of the round after it is answered, as nothing is missing."""
+def test_epsilon_that_another_process_spends_meanwhile(
+    older_copy: tuple[Path, Packet], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A client of another federation that shares the folder answers while this one trains."""
     copy, question = older_copy
     state = Path(shutil.copytree(copy, tmp_path / "state"))
+    other = StateFolder(state).log
+    policy = Policy(max_epsilon=other.epsilon(1e-5, other.uses))
+
+    def trained(run: LocalRun, client: int, message: TensorDict) -> LocalResult:
+        other.append(Release(Packet("train"), uses=other.uses.copy()), 0, "other", policy.delta)
+        return one_round(run, client, message)
+
+    one_round = LocalRun.one_round
+    monkeypatch.setattr(LocalRun, "one_round", trained)
+    assert asked_there(state, question, policy, round=2, acked=1).kind == "failure"
+    assert verified(state)[-1]["experiment"] == "other"
+
+
+def test_a_copy_of_the_newest_state_goes_on(older_copy: tuple[Path, Packet], tmp_path: Path) -> None:
+    """The question of the round after it is answered, as nothing is missing.
+
+    What a killed process had begun to write, as large as a state, is deleted.
+    """
+    copy, question = older_copy
+    state = Path(shutil.copytree(copy, tmp_path / "state"))
+    part = place_of(small(), tmp_path, 1).relative_to(tmp_path / "state-1") / f".state.{2**23}.part"
+    (state / part).write_bytes(b"0")
     assert asked_there(state, question, Policy(max_epsilon=100.0), round=2, acked=1).kind == "train"
+    assert not (state / part).exists()
     assert not [entry for entry in verified(state) if entry["kind"] == "missing"]
 
 

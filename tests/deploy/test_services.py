@@ -16,6 +16,7 @@ import yaml
 
 from deploy.federation import experiment
 from deploy.running import Field, free_port, until
+from tailorfl.cli.deploy import LogFormat, LogLevel, service_log
 from tailorfl.cli.main import app
 from tailorfl.deploy.running import exposition, served
 from tailorfl.errors import RunError
@@ -38,6 +39,14 @@ def got(port: int, path: str) -> tuple[int, str]:
 def numbers(text: str) -> dict[str, float]:
     """The numbers in an exposition."""
     return {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if not line.startswith("#")}
+
+
+def test_words_of_the_other_side_forge_no_line_of_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with service_log("north", LogFormat.text, LogLevel.info) as log:
+        log("clients: south\n2026-01-01T00:00:00.000+00:00 info north: nothing has left")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(" info north: clients: south")
+    assert second.startswith("  2026")
 
 
 def test_what_is_answered_at_a_port() -> None:

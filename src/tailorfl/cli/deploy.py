@@ -88,7 +88,8 @@ class _Stamped(logging.Handler):
                 {"time": moment, "level": level, "who": self._name, "message": text}, ensure_ascii=False
             )
         else:
-            line = f"{moment} {level} {self._name}: {text}"
+            # words of the other side must not look like a line of their own
+            line = f"{moment} {level} {self._name}: {text}".replace("\n", "\n  ")
         print(line, file=sys.stderr, flush=True)
 
 

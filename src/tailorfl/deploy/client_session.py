@@ -43,13 +43,7 @@ from tailorfl.deploy.own_files import FileOfAnyKind, own_data
 from tailorfl.deploy.policy import DEFAULT_POLICY, NO_CONSENT, Consent, Policy, described
 from tailorfl.deploy.release_log import MISSING, LoggedQuestion, Release, ReleaseLog
 from tailorfl.engines.choice import make_engine
-from tailorfl.errors import (
-    ConfigError,
-    DataError,
-    MessageError,
-    PolicyError,
-    TailorflError,
-)
+from tailorfl.errors import ConfigError, DataError, MessageError, PolicyError, TailorflError
 from tailorfl.printable import visible
 from tailorfl.privacy import Uses
 from tailorfl.runs.build import make_simulation
@@ -111,6 +105,8 @@ class ClientSession:
         try:
             body = release.packet.encoded()
             if release.packet.kind not in UNLOGGED:
+                if release.uses:  # a client that shares the folder may have used epsilon meanwhile
+                    self._check_affordable(release.uses)
                 self.log.append(release, len(body), self._experiment_name, self.policy.delta)
             return body
         except TailorflError as error:  # without its line nothing leaves
@@ -213,7 +209,8 @@ class ClientSession:
                 "experiment does not have"
             )
         joins = question.facts.get("joins") is True  # then only numbers of samples are sent
-        logged = None if joins else LoggedQuestion("summarise", digest, seed, question.digest())
+        same = replace(question, facts={**question.facts, "experiment": digest})  # whatever deploy says now
+        logged = None if joins else LoggedQuestion("summarise", digest, seed, same.digest())
         before = None if logged is None else self._only(logged, "summary of this experiment and seed")
         try:
             samples = self.data.of_kind(config.data)
@@ -468,8 +465,8 @@ class ClientSession:
 
 
 def _question_digest(question: Packet) -> str:
-    """Return a digest of a question that ignores the number of the attempt and the evaluated parts."""
-    facts = {k: v for k, v in question.facts.items() if k not in ("attempt", "sets")}
+    """Return a digest of a question without the attempt, the evaluated parts, and what to do without a state."""
+    facts = {k: v for k, v in question.facts.items() if k not in ("attempt", "sets", "restart")}
     return replace(question, facts=facts).digest()
 
 

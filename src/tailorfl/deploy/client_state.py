@@ -21,6 +21,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,15 @@ from tailorfl.deploy.messages import Packet
 from tailorfl.deploy.release_log import ReleaseLog
 from tailorfl.errors import MessageError, RunError
 from tailorfl.runs import checkpoints
-from tailorfl.runs.files import FolderLock, decode, encode, replacing, reporting, write_text
+from tailorfl.runs.files import (
+    FolderLock,
+    decode,
+    encode,
+    remove_left_over,
+    replacing,
+    reporting,
+    write_text,
+)
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +110,9 @@ class StateFolder:
         """Raise RunError if the folder holds more bytes than the policy allows; lists its contents."""
         sizes: Counter[str] = Counter()
         for path in self.path.rglob("*"):
-            if path.is_file():
-                sizes[path.relative_to(self.path).parts[0]] += path.stat().st_size
+            with suppress(FileNotFoundError):  # a temporary file of a client that shares the folder
+                if path.is_file():
+                    sizes[path.relative_to(self.path).parts[0]] += path.stat().st_size
         if sizes.total() > most:
             oldest = sorted(sizes, key=lambda name: (self.path / name).stat().st_mtime)
             listed = ", ".join(f"{name} ({sizes[name]:,} bytes)" for name in oldest[:10])
@@ -124,6 +134,7 @@ class ClientState:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder = folder
         self._lock = FolderLock(folder)
+        remove_left_over(folder)
         about = folder / "job.json"
         if not about.is_file():
             write_text(about, encode(dict(job), indent=1))

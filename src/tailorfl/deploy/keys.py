@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import logging
 import os
 import secrets
 import ssl
@@ -28,6 +29,8 @@ with needs_extra("cryptography", "deploy"):
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+log = logging.getLogger(__name__)
 
 ROOT_KEY, AUTHORITY, REVOKED = "authority.key", "authority.crt", "revoked"
 SERVER_KEY, SERVER, CLIENT_KEY, CLIENT = "server.key", "server.crt", "client.key", "client.crt"
@@ -96,6 +99,7 @@ class Revoked:
     def __init__(self, folder: Path) -> None:
         self._path = _server_folder(folder) / REVOKED
         self._version: tuple[int, int] | None = None
+        self._is_readable = True
         self._names: set[str] = set()
         self._serials: set[str] = set()
 
@@ -105,11 +109,18 @@ class Revoked:
             status = self._path.stat()
             version = status.st_mtime_ns, status.st_size
             if version != self._version:
-                self._names = set(map(str.strip, self._path.read_text(encoding="utf-8").splitlines())) - {""}
+                # an editor may have put a byte order mark before the first name
+                self._names = set(map(str.strip, self._path.read_text("utf-8-sig").splitlines())) - {""}
                 self._serials = {_number(line.split()[0]) for line in self._names}
                 self._version = version
+            self._is_readable = True
         except FileNotFoundError:
             return ""
+        except (OSError, ValueError) as error:  # clients get status 500, and keep trying
+            if self._is_readable:
+                log.error("no client is admitted, since '%s' cannot be read: %s", self._path, error)
+            self._is_readable = False
+            raise
         is_listed = name in self._names or _number(serial) in self._serials
         return f"the certificate of '{name}' is revoked" if is_listed else ""
 
@@ -159,7 +170,7 @@ def renew(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS) 
     """Write a new key and certificate for one client, or for the "server"; a client's old one is revoked.
 
     Raises:
-        ConfigError: there is none to renew, or the authority's key is missing.
+        ConfigError: there is none to renew, or the authority's key is missing or its certificate expired.
     """
     if name == "server" and not (folder / "clients" / "server").exists():
         _need(folder / "server", [SERVER])
@@ -175,8 +186,9 @@ def revoke(folder: Path, name: str) -> None:
     certificate = folder / "clients" / slug(name) / CLIENT
     _need(certificate.parent, [CLIENT])
     path = folder / "server" / REVOKED
-    before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    write_text(path, f"{before}{_read(certificate).serial_number:X} {name}\n")
+    before = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    # a name that was added by hand may lack its line end
+    write_text(path, "\n".join([*before, f"{_read(certificate).serial_number:X} {name}\n"]))
 
 
 def server_keys(folder: Path) -> Tls:
@@ -217,7 +229,7 @@ def _make_authority(folder: Path, days: int) -> None:
     key, name = ec.generate_private_key(CURVE), f"tailorfl federation {secrets.token_hex(4)}"
     _make_folder(folder / "server")
     _make_folder(folder / "clients")
-    _write(folder / "server" / AUTHORITY, _signed(name, key, name, key, days, ca=True))
+    _write(folder / "server" / AUTHORITY, _signed(name, key, name, key, None, days, ca=True))
     _write_key(folder / ROOT_KEY, key)  # last: with it the authority is complete
 
 
@@ -243,8 +255,12 @@ def _make_folder(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _authority(folder: Path) -> tuple[str, ec.EllipticCurvePrivateKey]:
-    """Return the authority's name and its key. Raises ConfigError if the key or the certificate is missing."""
+def _authority(folder: Path) -> tuple[str, ec.EllipticCurvePrivateKey, datetime.datetime]:
+    """Return the authority's name, its key, and the end of its certificate.
+
+    Raises:
+        ConfigError: the key or the certificate is missing, or the certificate has expired.
+    """
     path = folder / ROOT_KEY
     if not path.is_file():
         raise ConfigError(f"'{path}', which signs certificates, is missing; put it back while you make keys")
@@ -252,7 +268,14 @@ def _authority(folder: Path) -> tuple[str, ec.EllipticCurvePrivateKey]:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"'{path}' is not an elliptic-curve key, as tailorfl deploy keys makes it")
     _need(folder / "server", [AUTHORITY])
-    return _name(_read(folder / "server" / AUTHORITY)), key
+    certificate = _read(folder / "server" / AUTHORITY)
+    until = certificate.not_valid_after_utc
+    if until < datetime.datetime.now(datetime.UTC):  # no side accepts what it signs now
+        raise ConfigError(
+            f"the authority's certificate in '{folder}' expired at {until:%Y-%m-%d %H:%M} UTC; make keys in a new "
+            "folder (tailorfl deploy keys), and give the server and all clients theirs"
+        )
+    return _name(certificate), key, until
 
 
 def _signed(
@@ -260,13 +283,18 @@ def _signed(
     key: ec.EllipticCurvePrivateKey,
     issuer: str,
     authority: ec.EllipticCurvePrivateKey,
+    latest: datetime.datetime | None,
     days: int,
     *,
     ca: bool = False,
     hosts: Sequence[x509.GeneralName] = (),
 ) -> bytes:
-    """Return a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client."""
+    """Return a certificate of the authority: its own (`ca`), one for a server (with `hosts`), or for a client.
+
+    It is valid for `days`, but not after `latest`, when the authority's own ends.
+    """
     today = datetime.datetime.now(datetime.UTC)
+    until = today + datetime.timedelta(days=days)
     unused = dict.fromkeys(UNUSED, False)
     usage = x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **unused)
     begun = (
@@ -276,7 +304,7 @@ def _signed(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(today - EARLY)
-        .not_valid_after(today + datetime.timedelta(days=days))
+        .not_valid_after(until if latest is None else min(until, latest))
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(usage, critical=True)
     )

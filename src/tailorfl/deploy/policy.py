@@ -262,8 +262,9 @@ class Policy(Settings):
         """Raise MessageError if the server asks for more than the setting `key` of the policy allows."""
         most = getattr(self, key)
         if value > most:
+            asked = min(value, 10**18)  # a longer number may be too long for a text
             raise MessageError(
-                f"the server asks for {value:.4g} {what}; the policy of this client has {key}: {most}"
+                f"the server asks for {asked} {what}; the policy of this client has {key}: {most}"
             )
 
 
@@ -348,6 +349,9 @@ def template(config: ExperimentConfig | None = None) -> str:
     values: dict[str, Any] = {"min_clients": 2}
     if config is not None:
         models = {m.name for line in config.methods for m in config.model_of(line).architectures.values()}
+        lines, seeds = len(config.methods), len(config.seeds)
+        for key, needed in (("max_seeds", seeds), ("max_jobs", lines * seeds)):
+            values[key] = max(needed, Policy.model_fields[key].default)
         values["methods"] = sorted({line.name for line in config.methods})
         values["models"] = sorted(models)
         if config.budget == "rounds":  # another budget pays a cheap method for more rounds than these

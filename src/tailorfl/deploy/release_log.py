@@ -23,7 +23,16 @@ from typing import Any
 from tailorfl.deploy.messages import Packet, structure, uses_as_facts, uses_from_facts
 from tailorfl.errors import MessageError, MissingExtraError, RunError, TailorflError, first_few
 from tailorfl.privacy import Uses, epsilon
-from tailorfl.runs.files import append_lines, decode, encode, keep_lines, read_lines, reporting, write_text
+from tailorfl.runs.files import (
+    FolderLock,
+    append_lines,
+    decode,
+    encode,
+    keep_lines,
+    read_lines,
+    reporting,
+    write_text,
+)
 
 NAME = "left.jsonl"
 HEAD = "left.head"
@@ -93,14 +102,15 @@ class ReleaseLog:
         self._count, self._last, self._size = 0, FIRST, 0
         with reporting(folder, "write to"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lines = read_lines(self.path)
-        for fields in verified(folder):
-            self._note(fields)
-        keep_lines(self.path, lines)  # drops a line that a crash cut short
-        if lines:
-            self._count, self._last = len(lines), _hash(lines[-1])
-            self._write_head()  # before the next line, since it may be only one line behind
-            self._size = self.path.stat().st_size
+        with FolderLock(folder):  # a client of another federation may share the folder
+            lines = read_lines(self.path)
+            for fields in verified(folder):
+                self._note(fields)
+            keep_lines(self.path, lines)  # drops a line that a crash cut short
+            if lines:
+                self._count, self._last = len(lines), _hash(lines[-1])
+                self._write_head()  # before the next line, since it may be only one line behind
+                self._size = self.path.stat().st_size
 
     @property
     def is_current(self) -> bool:
@@ -144,8 +154,14 @@ class ReleaseLog:
             delta: δ of the ε so far.
 
         Raises:
-            RunError: the disk is full or refuses.
+            RunError: the disk is full or refuses, or another process has just written a line.
         """
+        with FolderLock(self.path.parent):
+            if not self.is_current:
+                raise RunError(f"another process has just written to '{self.path}'")
+            self._append(release, size, experiment, delta)
+
+    def _append(self, release: Release, size: int, experiment: str, delta: float) -> None:
         packet, question = release.packet, release.question
         size_before, self._size = self._size, -1  # after an error the files are read again, see `is_current`
         floating = [t.detach().double() for t in packet.tensors.values() if t.is_floating_point()]
@@ -203,6 +219,9 @@ def verified(folder: Path) -> list[dict[str, Any]]:
         RunError: a line was changed or is missing; names the first.
     """
     path, before = folder / NAME, FIRST
+    head = path.with_name(HEAD)
+    with reporting(head, "read"):  # first, since the client may be running: then further lines may follow
+        words = head.read_text(encoding="utf-8").split() if head.is_file() else ["0", FIRST]
     lines, entries = read_lines(path), list[dict[str, Any]]()
     for number, line in enumerate(lines, 1):
         try:
@@ -220,9 +239,6 @@ def verified(folder: Path) -> list[dict[str, Any]]:
             )
         entries.append(fields)
         before = _hash(line)
-    head = path.with_name(HEAD)
-    with reporting(head, "read"):
-        words = head.read_text(encoding="utf-8").split() if head.is_file() else ["0", FIRST]
     count = int(words[0]) if len(words) == 2 and words[0].isdigit() else -1
     if count < 0 or len(lines) > count + 1:  # a crash leaves the head at most one line behind
         raise RunError(f"'{head}' does not match the {len(lines)} lines of '{path}'")
