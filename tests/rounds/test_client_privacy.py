@@ -157,9 +157,13 @@ def test_whole_numbers_may_only_be_repeated() -> None:
             seen(replies, other, NOISY, False)
 
 
-def test_noise_needs_a_clip() -> None:
-    with pytest.raises(ConfigError, match="multiple of the clip"):
-        ClientDP(math.inf, 1.0)
+@pytest.mark.parametrize(
+    ("clip", "noise", "said"),
+    [(math.inf, 1.0, "multiple of the clip"), (-1.0, 1.0, "positive clip"), (1.0, -1.0, "at least 0")],
+)
+def test_noise_needs_a_clip_and_neither_is_negative(clip: float, noise: float, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ClientDP(clip, noise)
 
 
 # -- methods -------------------------------------------------------------------------------------------------

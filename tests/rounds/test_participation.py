@@ -71,6 +71,19 @@ def test_too_few_replies_change_nothing() -> None:
     assert digest(sim) != before
 
 
+def test_a_checkpoint_after_too_few_replies_mixes_no_states_on_disk(tmp_path: Path) -> None:
+    """The rows of refused states are free, and no row has two clients."""
+    in_memory, on_disk = (simulation("local", rounds=0, state_folder=f) for f in (None, tmp_path))
+    for sim in (in_memory, on_disk):
+        sim.min_replies = 2
+        for clients in ((2, 3, 4), (0,), (2, 3), (0, 1, 2)):
+            sim.step(sampled=clients)
+            if len(clients) == 1:
+                sim.dump()
+    states = [dict(tree.leaves(sim.states.get(range(5)))) for sim in (in_memory, on_disk)]
+    assert all(torch.equal(tensor, states[1][path]) for path, tensor in states[0].items())
+
+
 def test_a_reply_that_is_not_finite_has_arrived_and_one_of_too_few_has_not() -> None:
     refused = absent(1, (0, 1, 2, 3, 4), {}).refused((2,), NOT_FINITE)
     assert (refused.answered, refused.absent) == ((0, 1, 2, 3, 4), ())

@@ -26,7 +26,7 @@ from tailorfl.methods.fedavg import FedAvg
 from tailorfl.models.functional import Model
 from tailorfl.privacy import PrivacyLedger, Use
 from tailorfl.rounds.client_privacy import ClientDP
-from tailorfl.rounds.participation import ClientOutcome, RoundTrace, Trace
+from tailorfl.rounds.participation import TOO_FEW, ClientOutcome, RoundTrace, Trace
 from tailorfl.rounds.planning import planned_ledger
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs import checkpoints
@@ -65,9 +65,13 @@ def test_a_run_uses_what_was_planned_in_every_engine(name: str) -> None:
 
 @pytest.mark.parametrize("given", [{"train": PRIVATE}, {"train": TRAIN, "client_dp": ClientDP(1.0, NOISE)}])
 def test_the_plan_of_a_recorded_run_is_that_of_its_rounds(given: dict[str, Any]) -> None:
-    """Of those that are asked, one cannot be reached, and one is lost, perhaps after it has trained."""
+    """Of those that are asked, one cannot be reached, and one is lost, perhaps after it has trained.
+
+    The updates of the last round, which has too few, do not leave their clients.
+    """
     answers = tuple(ClientOutcome(i, fate) for i, fate in enumerate(("accepted", "unavailable", "lost")))
-    trace = Trace([RoundTrace(number, (0, 1, 2), answers) for number in (1, 2)])
+    rounds = [RoundTrace(number, (0, 1, 2), answers) for number in (1, 2)]
+    trace = Trace([rounds[0], rounds[1].refused((0,), TOO_FEW)])
     sim = simulation("fedavg", weights="uniform", fraction=0.2, trace=trace, **given)
     planned = planned_ledger(sim, 2)
     for _ in range(2):

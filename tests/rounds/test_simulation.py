@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from tailorfl.rounds.participation import sample_clients
 from tailorfl.rounds.planning import work_of
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.training import tree
+from tailorfl.training.cohort import TrainConfig
 from tailorfl.training.plan import batch_sizes, batches_of, make_plan
+from tailorfl.training.sample_privacy import SampleDP
 
 # -- who takes part: a function of seed and round, with the stated probabilities -------------------------------------
 
@@ -92,6 +95,24 @@ def test_fractions_outside_0_1_are_refused(sampling: str, fraction: float) -> No
     """Bernoulli sampling of nobody would otherwise repeat for ever."""
     with pytest.raises(ConfigError, match="fraction"):
         simulation("fedavg", fraction=fraction, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: simulation("fedavg", sampling="Bernoulli"), "unknown sampling 'Bernoulli'"),
+        (lambda: simulation("fedavg", weights="Uniform"), "unknown weights 'Uniform'"),
+        (lambda: TrainConfig(objective="balanced"), "unknown objective 'balanced'"),  # type: ignore[arg-type]
+        (lambda: TrainConfig(class_weights="balanced"), "unknown class_weights"),  # type: ignore[arg-type]
+        (lambda: TrainConfig(epochs=None), "needs either epochs or steps"),
+        (lambda: SampleDP(1.0, 1.0, "Poisson"), "Did you mean 'poisson'"),  # type: ignore[arg-type]
+        (lambda: simulation("fedavg").step(sampled=(0, N)), f"no client {N} to train"),
+        (lambda: simulation("fedavg").step(training=(-1,)), "no client -1 to train"),
+    ],
+)
+def test_a_wrong_argument_is_named_instead_of_ignored(wrong: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        wrong()
 
 
 def test_a_fraction_of_nearly_nothing_ends_with_one_client_drawn_at_random(

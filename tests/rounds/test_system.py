@@ -178,6 +178,18 @@ def test_listed_intervals_are_those_of_the_file(repeat: float | None, tmp_path: 
                 assert until == grid[there.index(False, k)]
 
 
+@pytest.mark.parametrize(("start", "repeat"), [(0.3, 1.0), (0.0, 0.1), (0.7, 0.9)])
+def test_a_listed_client_comes_although_times_are_rounded(start: float, repeat: float) -> None:
+    """Else time would stand still, as a round that reaches nobody lasts until somebody comes."""
+    listed, now = Listed({0: [(start, start + 0.05)]}, repeat), start
+    for day in range(1, 200):
+        now = listed.next(0, now + 0.07)
+        while listed.until(0, now, 0) is None:  # one more step at most
+            now, before = listed.next(0, now), now
+            assert now > before
+        assert now == pytest.approx(day * repeat + start, abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("lines", "repeat", "message"),
     [("0,5,3\n", None, "interval 5 to 3"), ("0,5,30\n", 20.0, "5 to 30"), ("", None, "no intervals")],

@@ -22,7 +22,7 @@ from tailorfl import run
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, TailorflError
-from tailorfl.privacy import PrivacyLedger, Use, epsilon
+from tailorfl.privacy import EVERYONE, PrivacyLedger, Use, epsilon
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.build import check, make_federation
 from tailorfl.runs.cost_estimate import estimate
@@ -310,6 +310,16 @@ def test_client_level_is_one_row_for_all(tmp_path: Path) -> None:
     with (tmp_path / "out/fedavg/seed-0/privacy.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["client"], row["purpose"], row["rate"], row["steps"]) == ("all", "updates", "0.5", "3")
+
+
+def test_a_row_for_all_has_the_largest_epsilon() -> None:
+    """Clients have rows of their own for rounds in which not all took part."""
+    ledger, use = PrivacyLedger(), Use(1.0, 1.0)
+    ledger.book("updates", {EVERYONE: Counter({use: 2}), 1: Counter({use: 3})})
+    settings = PrivacyConfig(level="client", clip=1.0, noise=1.0)
+    privacy = Spent(settings, 1.0, ledger, {0: (6.0, "prv"), 1: (10.0, "prv")}, 2, False)
+    rows = csv.DictReader(privacy.csv().splitlines())
+    assert [(row["client"], row["epsilon"]) for row in rows] == [("all", "10.0"), ("1", "10.0")]
 
 
 def test_experiments_without_privacy_have_no_column_of_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tensordict import TensorDict
@@ -19,7 +19,7 @@ from tailorfl.data.source import Source
 from tailorfl.engines.base import ClientFunction, CohortTask, Engine, Parts, Stored
 from tailorfl.engines.choice import Auto, keep_choice
 from tailorfl.engines.memory import keep_freed_memory
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, check_known
 from tailorfl.interface import check_kind, check_texts
 from tailorfl.models.functional import Model
 from tailorfl.privacy import PrivacyLedger, PrivacyRecord, Purpose
@@ -70,6 +70,7 @@ class FederatedRun:
         features: FeatureSettings = FEATURES,
     ) -> None:
         _check_kinds(method, federation, model, train, assignment, seed, fraction)
+        _check_names(sampling, weights)
         keep_freed_memory()
         check_aggregates(method)
         check_fraction(fraction, sampling)
@@ -360,3 +361,9 @@ def _check_kinds(
     check_texts("assignment", assignment)
     check_kind("seed", seed, Integral)
     check_kind("fraction", fraction, Real)
+
+
+def _check_names(sampling: str, weights: str) -> None:
+    """Check the names among a run's arguments. Raises ConfigError."""
+    check_known("sampling", sampling, get_args(Sampling))
+    check_known("weights", weights, get_args(Weights))

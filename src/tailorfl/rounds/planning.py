@@ -89,7 +89,7 @@ def planned_ledger(run: FederatedRun, rounds: int, adapt_steps: int | None = Non
             training = reached = run.trainees(sampled)
         else:
             trace = run.trace.of(number + 1)
-            sampled = tuple(set(trace.sampled).intersection(trace.answered))
+            sampled = () if trace.too_few else tuple(set(trace.sampled).intersection(trace.answered))
             training, reached = trace.asked, trace.reached
         aggregated, using = set(sampled), set(reached)
         message = run.method.broadcast(run.server, training) if training else tree.empty()

@@ -104,7 +104,7 @@ class Simulation(FederatedRun):
 
         Raises:
             DivergenceError: no client that answered returned a finite update, or the server's state is not finite.
-            ConfigError: `trace` is of another round or federation.
+            ConfigError: `trace` is of another round or federation, or a named client does not exist.
         """
         begin = time.perf_counter()
         try:
@@ -137,6 +137,11 @@ class Simulation(FederatedRun):
             return RoundState(self.round, trace.sampled, trace.asked, trace)
         sampled = self.sample(self.round) if sampled is None else sampled
         training = self.trainees(sampled) if training is None else training
+        for client in (*sampled, *training):
+            if not 0 <= client < self.participants:
+                raise ConfigError(
+                    f"there is no client {client} to train: the {self.participants} clients are counted from 0"
+                )
         return RoundState(self.round, sampled, training, drawn=drawn)
 
     def _broadcast(self, current: RoundState) -> None:
@@ -208,8 +213,9 @@ class Simulation(FederatedRun):
     ) -> RoundResult:
         """Store the new states and return the round's result."""
         losses = means_of([part.metrics for part in current.accepted if part.ids])
-        for part in current.accepted:
-            part.group.states.commit(part.ids)
+        kept = {part.group.name: part.ids for part in current.accepted}
+        for group in self.groups:  # also drops what was staged in a round that has no effect
+            group.states.commit(kept.get(group.name, ()))
         self.server = server
         for hook in HOOKS:
             hook.after_round(self, current)

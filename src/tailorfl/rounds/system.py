@@ -312,9 +312,12 @@ class Listed:
             return time if intervals else math.inf
         base, elapsed = self._within(time)
         later = [start for start, _ in intervals if start > elapsed]
-        if later:
-            return base + later[0]
-        return math.inf if self._repeat is None else base + self._repeat + intervals[0][0]
+        if not later and self._repeat is None:
+            return math.inf
+        start = base + (later[0] if later else (self._repeat or 0.0) + intervals[0][0])
+        # Rounding may place the start slightly too early, or at `time` itself.
+        reachable = start > time and self.until(client, start, 0) is not None
+        return start if reachable else math.nextafter(max(start, time), math.inf)
 
     def _within(self, time: float) -> tuple[float, float]:
         """Return the start of the current repetition, and the time since."""

@@ -169,12 +169,17 @@ class Spent:
         }
 
     def csv(self) -> str:
-        """Return a table with a row per client, purpose and kind of use; ε is that of all rows of a client."""
+        """Return a table with a row per client, purpose and kind of use.
+
+        ε is that of all rows of a client; in a row of uses that concern all clients, the largest.
+        """
         import pandas as pd
 
         rows = []
         for purpose, client, use, steps in self.ledger.rows():
-            epsilon_of, accountant = self.epsilons[min(self.epsilons) if client == EVERYONE else client]
+            epsilon_of, accountant = (
+                max(self.epsilons.values()) if client == EVERYONE else self.epsilons[client]
+            )
             uses = (purpose, use.rate, use.gradients, steps, use.noise, self.settings.delta)
             rows.append(("all" if client == EVERYONE else client, *uses, epsilon_of, accountant))
         return str(pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False, lineterminator="\n"))

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError, check_known
 from tailorfl.models.functional import Model
 from tailorfl.models.split import Split
 from tailorfl.privacy import PrivacyRecord
@@ -40,7 +41,7 @@ class TrainConfig:
     """Local training as in `tailorfl.settings.train`; a method may override the settings of a fit.
 
     Raises:
-        ConfigError: settings of the optimizer are incompatible.
+        ConfigError: a name is unknown, settings of the optimizer are incompatible, or training has no length.
     """
 
     epochs: int | None = DEFAULT.train.epochs
@@ -63,6 +64,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _ = self.rule
+        check_known("objective", self.objective, get_args(ObjectiveName))
+        check_known("class_weights", self.class_weights, get_args(ClassWeights))
+        if self.epochs is None and self.steps is None:
+            raise ConfigError("training needs either epochs or steps; give one of them")
 
     def decayed(self, share: float) -> TrainConfig:
         """Return the settings of a round in which rates are multiplied by `share`."""

@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from tailorfl.errors import ConfigError, ModelError
+from tailorfl.errors import ConfigError, ModelError, check_known
 from tailorfl.models.dropout import fold_key
 from tailorfl.settings.train import BatchSampling
 from tailorfl.training.objective import Loss, Term
@@ -41,13 +41,18 @@ class ClippedNoise:
     """A bound on a norm, and noise in units of it.
 
     Raises:
-        ConfigError: the clip is infinite and the noise, a multiple of it, is not 0.
+        ConfigError: the clip is not positive, the noise negative, or the clip infinite and the noise, a multiple of
+            it, not 0.
     """
 
     clip: float
     noise: float
 
     def __post_init__(self) -> None:
+        if not (self.clip > 0 and self.noise >= 0):
+            raise ConfigError(
+                f"privacy needs a positive clip and noise of at least 0; got clip = {self.clip}, noise = {self.noise}"
+            )
         if math.isinf(self.clip) and self.noise > 0:
             raise ConfigError(
                 f"privacy noise is a multiple of the clip, so clip = {self.clip} needs noise = 0; got noise = "
@@ -62,6 +67,10 @@ class SampleDP(ClippedNoise):
     sampling: BatchSampling
     own: tuple[float, ...] = ()
     """σ of every client, by id, instead of `noise` if they differ; `noise` is then the largest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_known("sampling of batches", self.sampling, get_args(BatchSampling))
 
     def noise_of(self, client: int) -> float:
         """Return σ of one client."""
