@@ -16,6 +16,8 @@ from tailorfl.data import build as build_module
 from tailorfl.data.build import build
 from tailorfl.data.dealing import Dealt, split_in_turn
 from tailorfl.data.federation import Federation, weaknesses
+from tailorfl.data.own import from_tensors
+from tailorfl.data.preparation import given_digest
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.partition import RECIPES
@@ -184,6 +186,16 @@ def test_clients_are_held_out_by_name_or_drawn() -> None:
         assert (few.num_clients, few.names.index("writer2")) == (3, 3)
     assert toy(heldout_clients=WRITERS[1:]).num_clients == 1
     assert len({toy(heldout_clients=1, seed=seed).names[-1] for seed in range(40)}) > 4
+
+
+def test_images_of_heldout_clients_do_not_scale_channels() -> None:
+    x = torch.arange(12, dtype=torch.uint8).reshape(12, 1, 1, 1) ** 2
+    images = from_tensors(x, torch.arange(12) % 2, clients=["a", "b", "c"] * 4)
+    others = (x[torch.arange(12) % 3 != 1].double() / 255).numpy()
+    trained = build(source=images, heldout_clients=["b"]).source
+    assert (*trained.mean, *trained.std) == pytest.approx((others.mean(), others.std()))
+    assert build(source=images).source.mean == images.mean
+    assert given_digest(trained) == given_digest(images)  # the same for every seed
 
 
 def test_a_held_out_domain_becomes_a_client_and_a_shifted_set() -> None:

@@ -228,6 +228,32 @@ def test_mistakes_are_named(frame: Any, monkeypatch: Any, given: Any, options: A
         read(held.to_iterable_dataset() if given is None else given, **options)
 
 
+def test_client_1_and_the_class_true_keep_their_names() -> None:
+    sites = datasets.Dataset.from_dict({"age": [1.0] * 4, "ill": [True, False] * 2, "site": [0, 1, 2, 1]})
+    source = from_datasets(sites, label="ill", features="age", client="site")
+    assert (source.group_names["client"], source.info["classes"]) == (("0", "1", "2"), ("False", "True"))
+
+
+def test_parts_have_the_same_columns_and_classes() -> None:
+    def part(*classes: str) -> Any:
+        kinds = datasets.Features(
+            {"age": datasets.Value("float32"), "ill": datasets.ClassLabel(names=classes)}
+        )
+        return datasets.Dataset.from_dict({"age": [1.0, 2.0], "ill": [0, 1]}, features=kinds)
+
+    train, roles = part("well", "ill"), {"label": "ill", "features": ["age"]}
+    assert from_datasets(train, **roles, task="binary").info["classes"] == ("well", "ill")
+    for test in (part("ill", "well"), train.cast_column("ill", datasets.Value("int64"))):
+        with pytest.raises(DataError, match="'ill' differently"):
+            from_datasets(datasets.DatasetDict(train=train, test=test), **roles)
+    with pytest.raises(DataError, match="no column 'age'"):
+        from_datasets(datasets.DatasetDict(train=train, test=train.remove_columns("age")), **roles)
+    with pytest.raises(DataError, match="'ill' holds a value of type list"):
+        from_datasets(datasets.Dataset.from_dict({"age": [1.0], "ill": [[0, 1]]}), **roles)
+    with pytest.raises(DataError, match="size should be"):
+        from_datasets(train, label="ill", image="age", size=4)  # type: ignore[arg-type]
+
+
 def test_a_missing_datasets_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match="'datasets"):

@@ -208,6 +208,15 @@ def test_a_word_is_the_same_whatever_else_a_file_holds(empty: Any) -> None:
     np.testing.assert_allclose(x[:, 3], (filled - held.mean()) / held.std(ddof=1), atol=1e-6)
 
 
+def test_true_is_1_in_the_joined_table_too() -> None:
+    sites = [
+        pd.DataFrame({"smoker": smoker, "y": ["b", "a", "a"]}) for smoker in ([True, False, None], [0, 1, 1])
+    ]
+    constants = combine([summarise(site, made_roles("y"), [0, 1, 2]) for site in sites])
+    joined = constants.inputs(pd.concat(sites, ignore_index=True))
+    assert torch.equal(joined, torch.cat([constants.inputs(site) for site in sites]))
+
+
 def test_what_few_rows_have_is_not_told() -> None:
     """Rare words are one level for all, and a column that hardly anybody filled is an empty one."""
     pain = ["none"] * 4 + ["some"] * 3 + ["odd", "strange", "weird", None]

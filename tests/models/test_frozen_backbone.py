@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -210,6 +211,17 @@ def test_a_module_may_name_what_is_trained_by_default() -> None:
 
     assert Model(Named).parameters == ("linear.bias",)
     assert Model(Named, trainable="all").parameters == ("linear.weight", "linear.bias")
+
+
+def test_parameters_of_an_own_module_that_need_no_gradient_are_frozen() -> None:
+    backbone = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+    backbone[1].running_mean.fill_(2.0)
+    module = nn.Sequential(OrderedDict(backbone=backbone, head=nn.Linear(3, 2)))
+    assert Model(lambda: module, trainable="all").frozen == set()
+    model = Model.of(module)
+    assert (model.parameters, model.buffers) == (("head.weight", "head.bias"), ())
+    kept = model.module.state_dict()
+    assert all(torch.equal(kept[f"backbone.{name}"], value) for name, value in backbone.state_dict().items())
 
 
 def test_nothing_trainable_is_an_error() -> None:

@@ -151,8 +151,6 @@ def _divided(
     else:
         federation = _split(source, rows, dealt, rule, stream(seed, "split"))
         federation = federation.of_clients(order) if len(order) else federation
-    if not config.excluded_clients:
-        return federation
     return without_clients(federation, config.excluded_clients, dealt, founders)
 
 

@@ -161,10 +161,9 @@ def _parsed(cells: pd.Series[Any]) -> pd.Series[Any]:
 
     if pd.api.types.is_numeric_dtype(cells):
         return cells
-    if all(isinstance(value, bool | np.bool_) for value in cells):
-        return cells.astype(float)
     # text first: dates and categories would otherwise turn into numbers that mean nothing
-    return pd.to_numeric(cells.astype(str), errors="coerce")
+    texts = [str(float(value)) if isinstance(value, bool | np.bool_) else str(value) for value in cells]
+    return pd.to_numeric(pd.Series(texts, cells.index, dtype=str), errors="coerce")
 
 
 log = logging.getLogger(__name__)

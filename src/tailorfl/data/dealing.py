@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tailorfl.data.federation import Federation, client_number
 from tailorfl.data.folder import channel_statistics
+from tailorfl.data.preparation import GIVEN, given_digest
 from tailorfl.data.scaling import PRIVATE_SCALING
 from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError, DataError, check_known, unknown
@@ -297,7 +298,7 @@ def in_turn(joined: Sequence[Sequence[str]], names: Sequence[str], all_of_them: 
 def without_clients(
     federation: Federation, names: Sequence[str], dealt: Dealt, founders: Sequence[str] | None
 ) -> Federation:
-    """Return the federation without these clients, also leaving their images out of the channel statistics.
+    """Return the federation without these clients, leaving their and held-out images out of the channel statistics.
 
     Args:
         federation: of all clients.
@@ -313,12 +314,18 @@ def without_clients(
     if source.mean is None or PRIVATE_SCALING not in source.info:
         return remaining
     rows = {name: dealt.rows[dealt.names.index(name)] for name in (*names, *(founders or ()))}
+    unused = np.concatenate([dealt.rows[dealt.num_clients :].flat(), *(rows[name] for name in names)])
+    if not len(unused):
+        return remaining
     fitted = np.flatnonzero(~official_part(source))
     if founders is not None:
         fitted = np.concatenate([rows[name] for name in founders])
-    fitted = np.setdiff1d(fitted, np.concatenate([rows[name] for name in names]))
-    mean, std = channel_statistics(source.x[torch.from_numpy(fitted)])
-    return replace(remaining, source=replace(source, mean=mean, std=std))
+    mean, std = channel_statistics(source.x[torch.from_numpy(np.setdiff1d(fitted, unused))])
+    info = {
+        **source.info,
+        GIVEN: given_digest(source),
+    }  # held-out clients, and so the statistics, differ by seed
+    return replace(remaining, source=replace(source, mean=mean, std=std, info=info))
 
 
 def split_in_turn(

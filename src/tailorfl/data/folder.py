@@ -61,7 +61,7 @@ def from_folder(
         DataError: for a missing folder, no images, an image at another depth, unreadable files or mixed
             sizes.
     """
-    _check_size(size)
+    check_size(size)
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(f"image folder '{root}' does not exist or is not a folder")
@@ -92,7 +92,7 @@ def from_client_folder(
     Raises:
         DataError: as in `from_folder`.
     """
-    _check_size(size)
+    check_size(size)
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataError(
@@ -124,7 +124,7 @@ def _by_class(
     return labelled(root.name, x, y, classes, groups=groups, info=scaled, test=test, mean=mean, std=std)
 
 
-def _check_size(size: Any) -> None:
+def check_size(size: Any) -> None:
     """Check that images can be made this large. Raises DataError if not."""
     if size is None:
         return

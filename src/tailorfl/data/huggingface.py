@@ -21,14 +21,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tailorfl.data.columns import filled, make_source, need_columns, numeric, target_columns
-from tailorfl.data.folder import resized, stack_images
+from tailorfl.data.columns import filled, make_source, need_columns, numeric, target_columns, tidy
+from tailorfl.data.folder import check_size, resized, stack_images
 from tailorfl.data.registry import data_source
 from tailorfl.data.scaling import Channels
 from tailorfl.data.source import Source, Task
 from tailorfl.data.storage import cache_folder, cached, key_of, mapped
 from tailorfl.errors import DataError, check_known, needs_extra
 from tailorfl.hub import unreachable
+from tailorfl.settings.base import listed
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time only when tables are read: it takes 60 MB
@@ -85,18 +86,31 @@ def from_datasets(
     if (image is None) == (features is None):
         raise DataError("give exactly one of image= (one column) and features= (numeric columns)")
     check_known("task", task, get_args(Task))
+    check_size(size)
     labels = (label,) if isinstance(label, str) else tuple(label)
     columns = ColumnSelection(
-        labels, image, tuple(features or ()), client, task, None if size is None else (size[0], size[1])
+        labels,
+        image,
+        tuple(listed(features or ())),
+        client,
+        task,
+        None if size is None else (size[0], size[1]),
     )
     name = "datasets"
-    first = parts["train"]
-    need_columns(name, pd.DataFrame(columns=_column_names(first)), columns.all)
+    for part in parts.values():
+        need_columns(name, pd.DataFrame(columns=_column_names(part)), columns.all)
+    kinds = [(part.features or {}).get(labels[0]) for part in parts.values()]
+    named = [tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else () for kind in kinds]
+    if len(set(named)) > 1:
+        raise DataError(
+            f"'{name}': the parts 'train' and 'test' number the classes of column '{labels[0]}' differently; give both "
+            "the same datasets.ClassLabel"
+        )
     gathered = _gathered(name, parts, columns, cache, fingerprint)
-    kind = (first.features or {}).get(labels[0])
-    if task == "classification" and isinstance(kind, datasets.ClassLabel):
+    if named[0] and (task == "classification" or (task == "binary" and len(named[0]) == 2)):
         numbers = filled(name, gathered.frame, labels[0]).to_numpy(dtype=np.int64, copy=True)
-        y, outputs, classes = torch.from_numpy(numbers), len(kind.names), {"classes": tuple(kind.names)}
+        outputs = 1 if task == "binary" else len(named[0])
+        y, classes = torch.from_numpy(numbers), {"classes": named[0]}
     else:
         y, outputs, classes = target_columns(name, gathered.frame, labels, task)
     owners = None if client is None else filled(name, gathered.frame, client)
@@ -364,7 +378,8 @@ def _gather(
                 for column in columns.beside:
                     values = frame[column]
                     if classed or column == columns.client:  # few distinct values: hold each once
-                        values = values.astype(object).map(lambda value: distinct.setdefault(value, value))
+                        tidy(values, ())  # refuses lists
+                        values = values.astype(object).map(lambda v: distinct.setdefault((type(v), v), v))
                     pieces[column].append(values)
                 inputs.add(_block(name, batch, frame, columns, inputs.rows), name)
             rows.append(inputs.rows - before)

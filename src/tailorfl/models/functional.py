@@ -47,7 +47,7 @@ class Model:
         prepare: applied to every fresh module (loads pretrained weights, say).
         trainable: which tensors may change, see `tailorfl.models.selectors`; all others are frozen: held here once
             and in no state, their norms in evaluation mode. Running statistics go with their norm's parameters. None:
-            the module's attribute `default_trainable`, or else "all".
+            the module's attribute `default_trainable`, or else all that require a gradient.
         seed: of the frozen tensors that `prepare` does not set; `init` with the same seed draws the rest of the
             same module.
 
@@ -66,7 +66,8 @@ class Model:
         self._factory, self._prepare, self._seed = factory, prepare, seed
         module = self._fresh(seed)
         if trainable is None:
-            trainable = getattr(module, "default_trainable", "all")
+            learning: Selector = "all" if all(p.requires_grad for p in module.parameters()) else requires_grad
+            trainable = getattr(module, "default_trainable", learning)
         self.module: nn.Module = module
         tensors = tensors_of(module)
         self.frozen: frozenset[str] = frozen_names(module, trainable)
@@ -102,15 +103,16 @@ class Model:
     def of(cls, module: nn.Module) -> Model:
         """Return the Model of a module you built.
 
-        Fresh initial states call `reset_parameters` wherever it exists, of a module after those of its parts.
+        Fresh initial states call `reset_parameters` wherever it exists, of a module after those of its parts; modules
+        whose parameters need no gradient keep their values.
         """
 
         def factory() -> nn.Module:
             fresh, parts = copy.deepcopy(module), list[nn.Module]()
             fresh.apply(parts.append)
             for part in dict.fromkeys(parts):
-                reset = getattr(part, "reset_parameters", None)
-                if callable(reset):
+                reset, own = getattr(part, "reset_parameters", None), list(part.parameters())
+                if callable(reset) and (not own or any(p.requires_grad for p in own)):
                     reset()
             return fresh
 
@@ -337,6 +339,11 @@ class Model:
                 tensors: Any = owner._parameters if leaf in owner._parameters else owner._buffers
                 tensors[leaf] = without_value(tensors[leaf])
         return copied
+
+
+def requires_grad(_: str, tensor: Tensor, __: nn.Module) -> bool:
+    """Return whether a tensor is a parameter that needs a gradient; a selector."""
+    return tensor.requires_grad
 
 
 def _in_turn(steps: Sequence[Change], module: nn.Module) -> None:
