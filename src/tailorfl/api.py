@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -215,6 +216,7 @@ def reproduce(
     Arguments and errors are those of `run`; `scale` is one of a recipe that has several.
     """
     modules.load(imports)
+    check_kind("recipe", recipe, str, Path, Mapping, ExperimentConfig)
     target = _Target(out, resume, False, overwrite, force)
     recipe_config = load(recipe, _named(settings), scale=scale, may_import=True)
     chosen, way = _chosen(recipe_config, {}, target, None, None)
@@ -227,7 +229,7 @@ def reproduce(
 def tune(
     config: Config = None,
     *,
-    budget: str = "20",
+    budget: str | int = "20",
     sampler: Literal["random", "tpe", "grid", "halving", "hyperband"] = "random",
     seed: int = 0,
     widen: bool = False,
@@ -257,7 +259,13 @@ def tune(
         TailorflError: the settings or the budget do not fit, or Optuna is missing; the message says what to do.
     """
     modules.load(imports)
-    request = TuningRequest(budget, sampler, seed, widen)
+    check_kind("budget", budget, str, Integral)
+    check_kind("out", out, str, Path, None)
+    for name, value, least in (("seed", seed, 0), ("workers", workers, 1)):
+        check_kind(name, value, Integral)
+        if value < least:
+            raise ConfigError(f"{name} must be at least {least}, but is {value}")
+    request = TuningRequest(str(budget), sampler, seed, widen)
     return tune_experiment(config, _named(settings), request, workers=workers, out=out, resume=resume)
 
 
@@ -326,6 +334,7 @@ def bench(
     chosen = _loaded(config, settings, source)
     check(chosen)
     _refuse_variants(chosen, "measure one of them: give its settings and variants={}")
+    check_kind("seconds", seconds, Real)
     if not seconds > 0:
         raise ConfigError(f"seconds, the time to measure, must be positive, but is {seconds:g}")
     tell = watch or (lambda step: None)

@@ -27,8 +27,10 @@ def load(names: Iterable[str]) -> None:
     """Import modules, each by its dotted name or as a file `NAME.py`, and let experiments name their objects.
 
     Raises:
-        ConfigError: one cannot be imported, or its name is that of another module.
+        ConfigError: one cannot be imported, or its name is that of another module; or `names` is a text.
     """
+    if isinstance(names, str):
+        raise ConfigError(f"imports should be a list of texts, but is '{names}'")
     for name in names:
         module = _from_file(Path(name)) if name.endswith(".py") else _imported(name)
         _NAMED[module.__name__] = name

@@ -157,7 +157,8 @@ def test_federations_may_be_measured_in_ways_that_point_apart() -> None:
     found = ranking(scores, higher_is_better=[True, False, True])
     assert found.ranks.tolist() == [[1, 2, 3]] * 3
     assert found.f == math.inf
-    assert found.f_p == 0
+    assert found.f_p == pytest.approx(1 / 6**2)  # two federations have the order of the first, one of six
+    assert ranking([[2.0, 1.0, 1.0]] * 2).f_p == pytest.approx(1 / 3)
 
 
 def test_equal_methods_do_not_differ() -> None:

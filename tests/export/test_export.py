@@ -99,7 +99,7 @@ def test_the_printed_lines_load_the_model(
     exec(lines, names)
     monkeypatch.delitem(sys.modules, "model")
     with torch.no_grad():
-        wanted = tailorfl.ExperimentResult.load(sold).model("ash")(names["model"].prepare(names["raw"]))
+        wanted = tailorfl.ExperimentResult.load(sold).model(0)(names["model"].prepare(names["raw"]))
     assert torch.equal(names["model"].predict(names["net"], names["raw"]), wanted)
 
 
@@ -127,6 +127,13 @@ def test_clients_of_different_architectures_leave_with_their_own(tmp_path: Path)
     for client in range(4):
         note(run, found[client].path, client)
         assert_gives(found[client].path)
+    # The card of a global model is about the clients that have its architecture.
+    accuracy = {one.facts["name"]: one.facts["metrics"]["test"]["accuracy"] for one in found}
+    for one in found[4:]:
+        own = [k for k, name in enumerate(wanted) if f"global-{name}" == one.facts["name"]]
+        mean = sum(accuracy[f"client-{k}"] for k in own) / len(own)
+        assert one.facts["metrics"]["test"]["accuracy"] == pytest.approx(mean)
+        assert one.facts["samples"]["training"] == sum(sizes[k] for k in own)
 
 
 def test_the_model_of_the_best_validation_round_is_what_is_exported(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from sklearn.neighbors import KNeighborsRegressor
 from typer.testing import CliRunner
 
 import tailorfl
+from cli import commands
 from export.exporting import QUICK, pictures, table
 from tailorfl.cli.main import app
 from tailorfl.data.own import from_table
@@ -106,10 +107,22 @@ def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
         predict(tmp_path / "run", pd.DataFrame({"age": ["old"], "dose": [1]}), client="ash")
     with pytest.raises(ConfigError, match="--client NAME"):
         predict(tmp_path / "run", tmp_path / "all.csv")
+    with pytest.raises(ConfigError, match="local has no global model"):
+        export(tmp_path / "run", tmp_path / "models", clients=["ash"], shared=True)
+    assert not (tmp_path / "models").exists()
+    for name, value in (("seed", "0"), ("data", [1.0])):
+        with pytest.raises(ConfigError, match=f"^{name} "):
+            predict(tmp_path / "run", **{"data": tmp_path / "all.csv", "client": "ash", name: value})
     with pytest.raises(ConfigError, match=r"'.*misspelt' is not a result folder"):
         predict(tmp_path / "misspelt", tmp_path / "all.csv")
     predict(tmp_path / "run", pd.DataFrame({"age": [1.0], "ward": ["x"], "dose": [1]}), client="ash")
     assert "ignores the columns ward" in caplog.text
+    pd.DataFrame({"age": [1.0], "dose": [1.0], "w\x1b[2J": [0]}).to_csv(tmp_path / "new.csv", index=False)
+    words = ["predict", tmp_path / "run", "--client", "ash", "--data", tmp_path / "new.csv", "-o"]
+    output = commands.invoke(*words, tmp_path / "absent" / "new.csv", code=1).output
+    assert "warning: table 'new.csv'" in output
+    assert "\x1b" not in output
+    assert "absent/new.csv': No such file or directory" in output
     (one,) = export(tmp_path / "run", tmp_path, clients=["ash"])
     with pytest.raises(ConfigError, match="is the model of ash, not of elm"):
         predict(one.path, tmp_path / "all.csv", client="elm")

@@ -129,6 +129,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         (["a", "c"], "out", RunError, "accuracy in 'a', mse in 'c'"),
         (["a", "./a"], "out", ConfigError, "a$"),
         (["a"], "b", ConfigError, "'b'"),
+        ("a", "out", ConfigError, "'a' alone"),
     ):
         with pytest.raises(error, match=words):
             tailorfl.merge(folders, out)

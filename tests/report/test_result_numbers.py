@@ -16,15 +16,17 @@ import pytest
 import tailorfl
 from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
-from tailorfl.errors import ConfigError
+from tailorfl.errors import ConfigError, RunError
 from tailorfl.evaluation.comparisons import noise
 from tailorfl.report.columns import columns_of
+from tailorfl.report.findings import findings
 from tailorfl.report.page.charts import Look
 from tailorfl.report.page.others import other_sets
 from tailorfl.report.published import beside, notes, verdict
 from tailorfl.report.result import ExperimentResult
 from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.store import RunStore
+from tailorfl.runs.trained_models import restore
 
 CLIENTS = 10
 Stored = Callable[..., Any]
@@ -90,6 +92,37 @@ def test_differences_are_paired_by_seed(stored: Stored, tmp_path: Path) -> None:
     assert table.loc["ditto", "ci"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
     assert table.loc["local", "difference"] == 0
     assert ExperimentResult(tmp_path, jobs[2:]).differences().empty
+    relabelled = ExperimentResult(tmp_path, [({**s, "label": s["label"].title()}, job) for s, job in jobs])
+    assert relabelled.differences("Ditto").loc["Local", "difference"] == pytest.approx(-0.2)
+    assert relabelled.differences("ditto").equals(relabelled.differences("Ditto"))
+    with pytest.raises(ConfigError, match=r"'dito'.*'Ditto'"):
+        relabelled.differences("dito")
+
+
+@pytest.mark.usefixtures("plotting")
+def test_a_metric_that_no_client_has_leaves_tables_without_pictures(stored: Stored, tmp_path: Path) -> None:
+    """Such as an AUC where every client has one class: the run is not in vain."""
+    undefined = {"metrics": {"mean": None, "personal": {"local": {"auc": {"mean": None}}}}}
+    jobs = [stored(label, 0, [math.nan] * CLIENTS, "auc", **undefined) for label in ("ditto", "local")]
+    result = ExperimentResult(tmp_path, jobs)
+    assert result.write() == []
+    assert "| Ditto | – |" in (tmp_path / "comparison.md").read_text()
+    assert findings(result)[0] == "No two methods have AUC with the same seed, so none can be compared."
+
+
+def test_a_folder_of_variants_is_no_result(tmp_path: Path) -> None:
+    config = tailorfl.load_config({"variants": {"even": {"rounds": 1}}})
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    for read in (ExperimentResult.load, restore):
+        with pytest.raises(ConfigError, match=r"variants \(even\)"):
+            read(tmp_path)
+
+
+@pytest.mark.usefixtures("plotting")
+def test_pictures_go_to_a_folder_by_its_name(stored: Stored, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="file"):
+        ExperimentResult(tmp_path, [stored("ditto", 0, [0.1])]).plot(f"{tmp_path}/file")
 
 
 def test_columns_are_those_that_some_job_has_a_number_for(stored: Stored, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_bounds_have_a_digit_less_unless_they_would_be_0(
 ) -> None:
     report = ClientReport(Look(metric, ()), 0, [0], [], [])
     assert report._spread(number, None if bounds is None else Interval(*bounds), sign) == text
+    assert ("lower is better" in report.table.head[-1]) == (metric == "mse")
 
 
 def test_what_is_not_there_is_said(run: tailorfl.ExperimentResult, tmp_path: Path) -> None:

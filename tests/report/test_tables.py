@@ -37,7 +37,7 @@ LATEX = r"""\begin{tabular}{lrrr}
 \toprule
 Method & Accuracy & Bytes & Seeds \\
 \midrule
-ditto\_lr|1 & 85.00 $\pm$ 12.42 \% & 2.0 MB & 3 \\
+ditto\_lr\textbar{}1 & 85.00 $\pm$ 12.42 \% & 2.0 MB & 3 \\
 fedavg & 70.00 \% & 1.0 MB & 1 \\
 local & 90.00 \% & 0 B & 2 \\
 \bottomrule
@@ -63,7 +63,8 @@ def test_numbers_are_the_intervals_over_seeds_in_every_form() -> None:
         np.testing.assert_array_equal(read[name], frame[name])
 
 
-def test_latex_needs_no_package_for_greek_letters() -> None:
+def test_latex_needs_no_package_for_greek_letters_and_signs() -> None:
+    assert tables.tex("a<b>c") == r"a\textless{}b\textgreater{}c"  # otherwise inverted ! and ?
     assert tables.tex("ε – ηλ, βρ ±") == r"$\varepsilon$ -- $\eta$$\lambda$, $\beta$$\rho$ $\pm$"
 
 

@@ -7,7 +7,7 @@ import itertools
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -254,3 +254,25 @@ def test_an_observer_of_ones_own_and_the_display(
     assert looked_at()
     assert "LocalTrain seed 0: round 2/2" in run()
     assert run(progress=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (tailorfl.run, "observer", Watcher),  # the class instead of one
+        (tailorfl.run, "imports", "net.py"),
+        (tailorfl.reproduce, "recipe", None),
+        (tailorfl.bench, "seconds", "5"),
+        (tailorfl.tune, "budget", 2.5),
+        (tailorfl.tune, "out", 5),
+        (tailorfl.tune, "seed", -1),
+        (tailorfl.tune, "workers", 0),
+    ],
+)
+def test_an_argument_of_another_kind_is_named_before_anything_is_written(
+    function: Callable[..., object], name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{name} "):
+        function(**{name: value})
+    assert not list(tmp_path.iterdir())

@@ -56,7 +56,7 @@ def test_every_method_gets_the_same_samples_whatever_its_rounds_take(
 
 def test_a_model_of_this_process_is_not_trained_by_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="workers=1"):
-        tailorfl.tune(TINY, model=torch.nn.Flatten(), budget="1x1", workers=2, out=tmp_path / "t")
+        tailorfl.tune(TINY, model=torch.nn.Flatten(), budget=1, workers=2, out=tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
 

@@ -78,7 +78,7 @@ def report(
             texts[csv] = csv_of(result.table, result.columns)
         written += _write(texts)
         if pdf is not None:
-            written += result.plot(_made(pdf), ".pdf")
+            written += result.plot(pdf, ".pdf")
         if as_json:
             lines += result_lines(name, result)
             continue
@@ -266,22 +266,24 @@ def export_command(
         overwrite: Replace exports of these names.
     """
     from tailorfl.export.folder import export
+    from tailorfl.report.progress import messages
 
-    models = export(
-        folder,
-        out,
-        clients=client,
-        everyone=everyone,
-        shared=shared,
-        method=method,
-        seed=seed,
-        steps=steps,
-        merge=merge,
-        onnx=onnx,
-        torchscript=torchscript,
-        license_id=license_id,
-        overwrite=overwrite,
-    )
+    with messages(stderr()):
+        models = export(
+            folder,
+            out,
+            clients=client,
+            everyone=everyone,
+            shared=shared,
+            method=method,
+            seed=seed,
+            steps=steps,
+            merge=merge,
+            onnx=onnx,
+            torchscript=torchscript,
+            license_id=license_id,
+            overwrite=overwrite,
+        )
     console = stdout()
     for model in models:
         for form, worst in model.off.items():
@@ -317,7 +319,9 @@ def predict_command(
         ids (--id, COLUMN): A column of the table to keep; may be repeated.
     """
     from tailorfl.export.predict import predict, write_predictions
+    from tailorfl.report.progress import messages
 
-    rows = predict(folder, data, client=client, method=method, seed=seed, steps=steps, ids=ids or ())
+    with messages(stderr()):
+        rows = predict(folder, data, client=client, method=method, seed=seed, steps=steps, ids=ids or ())
     write_predictions(rows, out)
     say(stdout(), f"{len(rows)} rows: {out}")

@@ -83,14 +83,14 @@ class Federation:
         """The training clients that have samples: all but those left out by `without`."""
         return tuple(np.flatnonzero(self.sizes()[: self.num_clients]).tolist())
 
-    def number(self, client: str) -> int:
+    def number(self, client: str | int) -> int:
         """Return the number of a client, given its name, or its number if no client has such a name.
 
         Raises:
             ConfigError: there is no such client, or it was left out.
         """
         numbers = (*self.members, *range(self.num_clients, len(self)))
-        by_name = {self.names[i]: i for i in numbers}
+        by_name, client = {self.names[i]: i for i in numbers}, str(client)
         if client not in self.names and client.isdecimal() and int(client) in numbers:
             return int(client)
         check_known("client of the run", client, by_name)

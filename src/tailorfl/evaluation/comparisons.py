@@ -142,7 +142,8 @@ class Ranking:
         ranks: `[federations, methods]` the ranks, 1 for the best.
         average: `[methods]` the mean ranks over federations.
         chi2, chi2_p: Friedman's statistic, corrected for ties, and its p-value (χ² with methods − 1 degrees).
-        f, f_p: the statistic of Iman and Davenport, which is less conservative, and its p-value.
+        f, f_p: the statistic of Iman and Davenport, which is less conservative, and its p-value; if all federations
+            agree, f is infinite and f_p the exact probability of this among equal methods.
         critical: average ranks that differ by this or more are significantly different (Nemenyi).
         wilcoxon: (method, method) -> p-value of Wilcoxon's signed ranks, corrected by Holm.
     """
@@ -204,13 +205,17 @@ def ranking(scores: ArrayLike, *, higher_is_better: bool | Sequence[bool] = True
     statistic = (k - 1) * between / within if within else 0.0
     remainder = n * (k - 1) - statistic
     ratio = (n - 1) * statistic / remainder if remainder > 1e-12 else math.inf
+    p_value = float(f.sf(ratio, k - 1, (k - 1) * (n - 1)))
+    if ratio == math.inf:  # the same order everywhere, which chance gives as well
+        ties = np.unique(ranks[0], return_counts=True)[1].tolist()
+        p_value = (math.factorial(k) / math.prod(map(math.factorial, ties))) ** (1 - n)
     return Ranking(
         ranks,
         average,
         statistic,
         float(chi2.sf(statistic, k - 1)),
         ratio,
-        float(f.sf(ratio, k - 1, (k - 1) * (n - 1))),
+        p_value,
         float(studentized_range.ppf(1 - LEVEL, k, math.inf)) * math.sqrt(k * (k + 1) / (12.0 * n)),
         _wilcoxon(sign * table),
     )

@@ -36,7 +36,7 @@ from tailorfl.runs.files import (
     write_manifest,
     write_text,
 )
-from tailorfl.runs.trained_models import GLOBAL, Deployed, Restored, restore
+from tailorfl.runs.trained_models import Deployed, Restored, restore
 from tailorfl.settings.names import check_distinct, slug
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def export(
     folder: str | Path,
     out: str | Path,
     *,
-    clients: Sequence[str] | None = None,
+    clients: Sequence[str | int] | None = None,
     everyone: bool = False,
     shared: bool = False,
     method: str | None = None,
@@ -116,17 +116,17 @@ def export(
         raise ConfigError(f"steps is {steps}, but must be at least 0; it is a number of training batches")
     run = restore(folder, method, seed, source)
     names = run.sim.federation.names
-    numbers = run.everyone if everyone else [run.number(name) for name in clients or ()]
-    check_distinct([*(names[k] for k in numbers), *([GLOBAL] if shared else [])], "the models to export")
+    numbers = run.everyone if everyone else list(dict.fromkeys(map(run.number, clients or ())))
+    common = list(run.global_models()) if shared else []  # refused before anything is written
+    written_names = [*(names[k] for k in numbers), *(model.name for model in common)]
+    check_distinct(written_names, "the models to export")
     out = Path(out)
-    for k in numbers:
-        _check_free(out / slug(names[k]), overwrite)
+    for name in written_names:
+        _check_free(out / slug(name), overwrite)
     exported = []
-    for model in chain(
-        run.models(list(dict.fromkeys(numbers)), steps), run.global_models() if shared else ()
-    ):
+    for model in chain(run.models(numbers, steps), common):
         path = out / slug(model.name)
-        _check_free(path, overwrite)
+        _check_free(path, overwrite)  # again: the base of a transformer is written meanwhile
         exported.append(
             write(run, model, path, merge=merge, onnx=onnx, torchscript=torchscript, license_id=license_id)
         )

@@ -21,7 +21,7 @@ from tailorfl.runs.files import encode
 from tailorfl.runs.fingerprint import decisive, environment, meaning
 from tailorfl.runs.privacy import NEIGHBOURS, privacy_of
 from tailorfl.runs.records import load_predictions, temperature_of
-from tailorfl.runs.trained_models import Deployed, Restored
+from tailorfl.runs.trained_models import GLOBAL, Deployed, Restored
 
 FORMAT = 2
 """Version of the export format; a reader refuses higher ones. Since 2 a manifest has a digest of every file."""
@@ -50,7 +50,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
     settings = config.model_of(run.job.method).architectures[model.architecture]
     network_settings = settings.model_dump(mode="json", exclude={"larger", "assign"})
     temperature, federation = temperature_of(run.store, model.client), run.sim.federation
-    chosen = slice(federation.num_clients) if model.client is None else slice(model.client, model.client + 1)
+    clients = _clients_of(run, model)
     parts = {"training": federation.train, "validation": federation.val, "test": federation.test}
     return {
         "format": FORMAT,
@@ -58,7 +58,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
         "kind": model.kind,
         "is_global": model.client is None,
         "clients": federation.num_clients,
-        "samples": {part: sum(map(len, rows[chosen])) for part, rows in parts.items()},
+        "samples": {part: sum(len(rows[k]) for k in clients) for part, rows in parts.items()},
         "architecture": {
             **(network_settings if run.sim.method.of_networks else {"name": type(model.module).__name__}),
             "parameters": sum(p.numel() for p in model.module.parameters()),
@@ -66,7 +66,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
         "inputs": inputs_of(run, model),
         **({} if temperature is None else {"temperature": temperature}),
         "reading": {"data": config.data.name, "options": config.to_dict()["data"]["options"]},
-        "metrics": _metrics(run, model),
+        "metrics": _metrics(run, model, clients),
         "intervals": _intervals(run, model),
         "privacy": _privacy(run, model),
         "provenance": _provenance(run, model),
@@ -84,14 +84,21 @@ def inputs_of(run: Restored, model: Deployed) -> dict[str, Any]:
     return facts
 
 
-def _metrics(run: Restored, model: Deployed) -> dict[str, dict[str, float]]:
-    """Return part -> metric -> value of the last evaluation; for a model of all clients, means over them."""
+def _clients_of(run: Restored, model: Deployed) -> list[int]:
+    """Return the client of a model; of a global model all training clients that have its architecture."""
+    if model.client is not None:
+        return [model.client]
+    group = next(group for group in run.sim.groups if group.name in ("", model.architecture))
+    return [k for k in range(run.sim.federation.num_clients) if k in group.clients]
+
+
+def _metrics(run: Restored, model: Deployed, clients: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Return part -> metric -> value of the last evaluation, the mean over the model's clients."""
     frame = run.store.clients()
     if frame.empty:
         return {}
     frame = frame[(frame["round"] == run.sim.round) & (frame["model"] == model.kind)]
-    if model.client is not None:
-        frame = frame[frame["client"] == model.client]
+    frame = frame[frame["client"].isin(clients)]
     late = "heldout" if not model.steps else f"heldout+{model.steps}"
     parts = {late: "test"} if model.client in run.heldout else PARTS
     metrics: dict[str, dict[str, float]] = {}
@@ -218,7 +225,9 @@ def _summary(facts: Mapping[str, Any]) -> str:
 
 
 def _owner(facts: Mapping[str, Any]) -> str:
-    return "all clients" if facts["is_global"] else f"the client `{facts['name']}`"
+    if not facts["is_global"]:
+        return f"the client `{facts['name']}`"
+    return "all clients" if facts["name"] == GLOBAL else "all clients of this architecture"
 
 
 def _data_section(facts: Mapping[str, Any]) -> str:

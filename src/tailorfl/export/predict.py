@@ -22,7 +22,8 @@ from tailorfl.errors import ConfigError, DataError, ModelError, first_few
 from tailorfl.export.folder import FACTS, checked, loaded, network_of
 from tailorfl.export.model_card import facts_of
 from tailorfl.export.written_model import text_of
-from tailorfl.runs.files import replacing
+from tailorfl.interface import check_kind
+from tailorfl.runs.files import write_text
 from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.trained_models import restore
 
@@ -43,7 +44,7 @@ def predict(
     folder: str | Path,
     data: str | Path | pd.DataFrame,
     *,
-    client: str | None = None,
+    client: str | int | None = None,
     method: str | None = None,
     seed: int | None = None,
     steps: int | None = None,
@@ -71,6 +72,7 @@ def predict(
     """
     import pandas as pd
 
+    check_kind("data", data, str, Path, pd.DataFrame)
     net, code, facts = _model(Path(folder), client, method, seed, steps, source)
     frame, raw = _read(data, facts, list(ids))
     ready = "preparation" in facts["inputs"]
@@ -86,12 +88,16 @@ def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
     written = predictions.copy()
     for column in predictions.select_dtypes("float"):
         written[column] = predictions[column].map(f"{{:.{DIGITS}g}}".format)
-    with replacing(path) as part:
-        written.to_csv(part, index=False, lineterminator="\n")
+    write_text(path, str(written.to_csv(index=False, lineterminator="\n")))
 
 
 def _model(
-    folder: Path, client: str | None, method: str | None, seed: int | None, steps: int | None, source: Any
+    folder: Path,
+    client: str | int | None,
+    method: str | None,
+    seed: int | None,
+    steps: int | None,
+    source: Any,
 ) -> tuple[nn.Module, Mapping[str, Callable[..., Any]], dict[str, Any]]:
     """Return the network, the functions that prepare inputs and convert outputs, and the model's facts."""
     if (folder / FACTS).is_file():

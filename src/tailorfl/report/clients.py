@@ -13,6 +13,7 @@ import numpy as np
 from tailorfl.errors import ConfigError, unknown
 from tailorfl.evaluation.bootstrap import Interval, interval, resampled
 from tailorfl.evaluation.calibration import error_by_chance, measures, probabilities
+from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.predictions import Predictions
 from tailorfl.report.page.charts import Look, named
 from tailorfl.report.result import REFERENCES, company
@@ -80,7 +81,10 @@ class ClientReport:
     @property
     def table(self) -> Table:
         """A table with a row for each line; gains beyond the noise of the test part are bold, unknown values are –."""
-        head = ["client", "method", "test samples", self.look.name, "gain over LocalTrain"]
+        gains = "gain over LocalTrain"
+        if self.look.metric in LOWER_IS_BETTER:
+            gains = "difference to LocalTrain (lower is better)"
+        head = ["client", "method", "test samples", self.look.name, gains]
         further = {
             "ECE": "ece",
             "ECE if calibrated": "ece_by_chance",

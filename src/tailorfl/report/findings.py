@@ -74,7 +74,7 @@ def _of_methods(result: ExperimentResult, means: Means) -> str:
         return f"Only {label} was run, so there is nothing to compare: {name} {number} on the average client."
     pairs = [_better_first(result, pair) for pair in differences(means) if not math.isnan(pair.pair.mean)]
     if not pairs:
-        return "No two methods have a result of the same seed, so none can be compared."
+        return f"No two methods have {name} with the same seed, so none can be compared."
     counts = sorted({pair.pair.seeds for pair in pairs})
     seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else _count(counts[0], "seed")
     direction = ", lower is better" if result.lower_is_better else ""

@@ -29,9 +29,11 @@ def merge(folders: Sequence[str | Path], out: str | Path | None) -> dict[str, Me
     Tables, plots and reports go to `out` if it is given; the folders are not changed.
 
     Raises:
-        ConfigError: no folder is given, or one twice, or `out` holds another experiment.
+        ConfigError: no folders are given, or one twice, or `out` holds another experiment.
         RunError: they cannot be merged: other metrics, or the same seed of the same method twice.
     """
+    if isinstance(folders, str | Path):
+        raise ConfigError(f"give a list of folders, not '{folders}' alone")
     paths = [Path(folder) for folder in folders]
     target = None if out is None else Path(out)
     repeated = [str(path) for path in paths if [p.resolve() for p in paths].count(path.resolve()) > 1]

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
+from tailorfl.interface import check_kind
 from tailorfl.printable import visible
 from tailorfl.report.tables import human_seconds
 from tailorfl.runs.job import Observer, Several
@@ -64,6 +65,7 @@ def watching(config: ExperimentConfig, given: Observer | None, progress: bool | 
 
     `progress` is whether to display; None: only if a person is watching and no observer is given.
     """
+    check_kind("observer", given, Observer, None)
     shown = (given is None and looked_at()) if progress is None else progress
     if not shown:
         yield given if given is not None else Observer()

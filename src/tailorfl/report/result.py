@@ -10,7 +10,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tailorfl.errors import RunError, first_few
+from tailorfl.errors import ConfigError, RunError, first_few, unknown
 from tailorfl.evaluation.comparisons import paired
 from tailorfl.evaluation.metrics import LOWER_IS_BETTER
 from tailorfl.evaluation.summary import summarize
@@ -18,7 +18,7 @@ from tailorfl.printable import quoted
 from tailorfl.report import plots
 from tailorfl.report.columns import are_few, columns_of, numbers
 from tailorfl.report.tables import MARK, Column, SeedResult, as_table, comparison, csv
-from tailorfl.runs.files import remove_left_over, write_text
+from tailorfl.runs.files import remove_left_over, reporting, write_text
 from tailorfl.runs.job import trouble
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.loading import load
@@ -76,12 +76,18 @@ class ExperimentResult:
         """Return the result in a folder; unfinished and damaged jobs are left out and listed in `missing`.
 
         Raises:
+            ConfigError: the folder has variants, which are results each.
             RunError: there is no finished and undamaged job.
         """
         folder = Path(path)
         if not (folder / "config.yaml").is_file():
             raise RunError(f"'{folder}' is not a result folder: it has no config.yaml; check the name")
         config = load(folder / "config.yaml", [])
+        if config.variants:
+            raise ConfigError(
+                f"'{folder}' has variants ({', '.join(config.variants)}), each in a folder of its own; give one of "
+                "these"
+            )
         jobs, missing = [], []
         for method in config.methods:
             for seed in config.seeds:
@@ -261,11 +267,18 @@ class ExperimentResult:
         return means
 
     def differences(self, reference: str = REFERENCES[0]) -> pd.DataFrame:
-        """Return every method's paired difference to `reference` over seeds: mean, half width (95 %) and p-value."""
+        """Return every method's paired difference to `reference` over seeds: mean, half width (95 %) and p-value.
+
+        `reference` is a label or the name of a method. Raises ConfigError if the result has neither; without
+        LocalTrain, the default, there are no rows.
+        """
         import pandas as pd
 
         by_label, rows = self.means_by_job(), {}
-        measures = [summary for summary in self.summaries if summary["method"] == reference]
+        key = "label" if reference in by_label else "method"
+        measures = [summary for summary in self.summaries if summary[key] == reference]
+        if not measures and reference not in REFERENCES:
+            raise unknown("method of the result", reference, list(by_label))
         base = {company(summary): by_label[summary["label"]][company(summary)] for summary in measures}
         for label, values in by_label.items():
             seeds = sorted(set(values) & set(base))
@@ -285,16 +298,22 @@ class ExperimentResult:
             **{self.metric: sum(v.where(models == model, 0.0) for model, v in values.items())}
         )
 
-    def plot(self, folder: Path | None = None, suffix: str = ".png") -> list[Path]:
-        """Write the plots as ".png", ".pdf" or ".svg", by default into the result folder; return their paths."""
+    def plot(self, folder: str | Path | None = None, suffix: str = ".png") -> list[Path]:
+        """Write the plots as ".png", ".pdf" or ".svg", by default into the result folder; return their paths.
+
+        There are none if no client has the metric, such as an AUC where each has one class.
+        """
         import pandas as pd
 
         result = self.displayed
-        rounds = result.curves
         own = pd.concat([self.own(s, store).assign(label=s["label"]) for s, store in result.jobs])
-        paths = [
-            (folder or self.path) / f"{name}{suffix}" for name in ("per_round", "per_client", "per_byte")
-        ]
+        if own[self.metric].isna().all():
+            return []
+        target = self.path if folder is None else Path(folder)
+        with reporting(target, "create the folder"):
+            target.mkdir(parents=True, exist_ok=True)
+        rounds = result.curves
+        paths = [target / f"{name}{suffix}" for name in ("per_round", "per_client", "per_byte")]
         plots.metric_per_round(rounds, paths[0], metric=self.metric)
         plots.client_distribution(own, paths[1], metric=self.metric)
         plots.metric_by_bytes(rounds, paths[2], metric=self.metric)
@@ -302,7 +321,7 @@ class ExperimentResult:
 
     def model(
         self,
-        client: str = "global",
+        client: str | int = "global",
         *,
         method: str | None = None,
         seed: int | None = None,

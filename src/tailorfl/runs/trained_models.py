@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from tailorfl.core.answers import Answering
 from tailorfl.errors import ConfigError, ModelError, RunError, unknown
 from tailorfl.evaluation.judges import Answers, Portions
 from tailorfl.evaluation.selection import Selection
+from tailorfl.interface import check_kind
 from tailorfl.models.layers import head_name
 from tailorfl.printable import quoted
 from tailorfl.rounds.groups import by_group
@@ -76,7 +78,7 @@ class Restored:
         """Numbers of all clients, including held-out ones, without `data.excluded_clients`."""
         return [*self.sim.federation.members, *self.heldout]
 
-    def number(self, client: str) -> int:
+    def number(self, client: str | int) -> int:
         """Return the number of the client with this name, or with this number if no client has that name.
 
         Raises:
@@ -160,12 +162,18 @@ def restore(
     `source` is the data of a run on your own data.
 
     Raises:
-        ConfigError: no such line or seed; your own data are missing, or given for a run without them.
+        ConfigError: no such line or seed, or the folder has variants; your own data are missing, or given for a run
+            without them.
         RunError: there is no checkpoint, the newest is damaged, the settings or data are not those of the run, or the
             folder is a server's.
     """
+    check_kind("seed", seed, Integral, None)
     folder = Path(folder)
     config = experiment_in(folder)
+    if config.variants:
+        raise ConfigError(
+            f"'{folder}' has variants ({', '.join(config.variants)}), each in a folder of its own; give one of these"
+        )
     labels = [m.label for m in config.methods]
     if method is not None and method not in labels:
         raise unknown("method of the experiment", method, labels)
