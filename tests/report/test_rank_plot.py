@@ -50,7 +50,7 @@ def test_it_is_the_same_picture_in_all_forms(drawn: Diagram, tmp_path: Path) -> 
     assert len(list(image.iter(f"{space}line"))) == len(drawn.lines)
     latex = tikz(drawn)
     assert latex.count(r"\draw") == len(drawn.lines)
-    assert r"b \& <c> (1.50)" in latex
+    assert r"b \& \textless{}c\textgreater{} (1.50)" in latex
     assert latex.count("{") == latex.count("}")
     draw(drawn, tmp_path / "ranks.png")
     from PIL import Image
