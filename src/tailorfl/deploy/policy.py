@@ -349,8 +349,8 @@ def template(config: ExperimentConfig | None = None) -> str:
     values: dict[str, Any] = {"min_clients": 2}
     if config is not None:
         models = {m.name for line in config.methods for m in config.model_of(line).architectures.values()}
-        lines, seeds = len(config.methods), len(config.seeds)
-        for key, needed in (("max_seeds", seeds), ("max_jobs", lines * seeds)):
+        seeds = len(config.seeds)
+        for key, needed in (("max_seeds", seeds), ("max_jobs", len(config.methods) * seeds)):
             values[key] = max(needed, Policy.model_fields[key].default)
         values["methods"] = sorted({line.name for line in config.methods})
         values["models"] = sorted(models)
