@@ -321,10 +321,8 @@ def without_clients(
     if founders is not None:
         fitted = np.concatenate([rows[name] for name in founders])
     mean, std = channel_statistics(source.x[torch.from_numpy(np.setdiff1d(fitted, unused))])
-    info = {
-        **source.info,
-        GIVEN: given_digest(source),
-    }  # held-out clients, and so the statistics, differ by seed
+    # of the given data: held-out clients, and so the statistics, differ by seed
+    info = {**source.info, GIVEN: given_digest(source)}
     return replace(remaining, source=replace(source, mean=mean, std=std, info=info))
 
 

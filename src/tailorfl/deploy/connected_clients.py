@@ -62,7 +62,7 @@ class QuestionOutcome:
 
     @property
     def replied(self) -> bool:
-        """Whether the client has done its part, even if its training diverged or its policy keeps its metrics back."""
+        """Whether the client did its part, even if its training diverged or its policy withholds its metrics."""
         return self.packet is not None or self.code in ("not-finite", NO_METRICS)
 
 
