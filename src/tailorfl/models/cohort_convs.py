@@ -170,7 +170,6 @@ class _ChannelsLastPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         images, maxima = ctx.saved_tensors
-        maxima = maxima.contiguous()
         return torch.ops.aten.max_pool2d_with_indices_backward(g, images, *ctx.window, maxima), None
 
 
