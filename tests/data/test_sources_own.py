@@ -44,6 +44,13 @@ def test_a_folder_of_clients_and_classes(tmp_path: Path) -> None:
     assert (source.groups["client"].tolist(), source.group_names["client"]) == ([0, 0, 1], ("a", "b"))
 
 
+def test_hidden_folders_are_neither_clients_nor_classes(tmp_path: Path) -> None:
+    for name in ("a/cat/1.png", "a/dog/1.png", "a/.thumbnails/1.png", ".trash/cat/1.png", ".cache/1.png"):
+        save(tmp_path, name, 20)
+    for source in (from_folder(tmp_path), from_client_folder(tmp_path / "a")):
+        assert (len(source), source.info["classes"]) == (2, ("cat", "dog"))
+
+
 def test_a_folder_with_parts_keeps_its_split_and_takes_statistics_from_training(tmp_path: Path) -> None:
     for name, value in (("train/photo/cat/1", 0), ("train/photo/cat/2", 255), ("test/sketch/dog/1", 100)):
         save(tmp_path, f"{name}.png", value)

@@ -16,7 +16,7 @@ from methods.settings import NAMES, one_of
 from methods.small import SIZES, after, assert_same, everything, federation, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.messages import PerClient, Replies
-from tailorfl.engines.choice import Auto
+from tailorfl.engines.choice import Auto, make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.methods.bases import OwnModel
 from tailorfl.rounds.participation import sample_clients
@@ -105,6 +105,16 @@ def test_fractions_outside_0_1_are_refused(sampling: str, fraction: float) -> No
         (lambda: TrainConfig(objective="balanced"), "unknown objective 'balanced'"),  # type: ignore[arg-type]
         (lambda: TrainConfig(class_weights="balanced"), "unknown class_weights"),  # type: ignore[arg-type]
         (lambda: TrainConfig(epochs=None), "needs either epochs or steps"),
+        (lambda: TrainConfig(epochs=0), "epochs"),
+        (lambda: TrainConfig(steps=-1), "steps"),
+        (lambda: TrainConfig(batch_size=-1), "batch_size"),
+        (lambda: TrainConfig(lr=-0.1), "lr"),
+        (lambda: TrainConfig(lr=float("nan")), "lr"),
+        (lambda: TrainConfig(momentum=1.0), "momentum"),
+        (lambda: TrainConfig(weight_decay=float("inf")), "weight_decay"),
+        (lambda: TrainConfig(clip=0.0), "clip"),
+        (lambda: make_engine(chunk=0), "chunk"),
+        (lambda: make_engine(workers=-1), "workers"),
         (lambda: SampleDP(1.0, 1.0, "Poisson"), "Did you mean 'poisson'"),  # type: ignore[arg-type]
         (lambda: simulation("fedavg").step(sampled=(0, N)), f"no client {N} to train"),
         (lambda: simulation("fedavg").step(training=(-1,)), "no client -1 to train"),

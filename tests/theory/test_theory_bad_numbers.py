@@ -35,7 +35,7 @@ def resampled(clients: int, draws: int) -> Any:
 CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...]]]] = [
     (fedclup.schedule, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
     (fedclup.stochastic_eta, {"mu": 1.0, "smoothness": 2.0, "lam": 0.5}, {**CURVED, "lam": NOT_POSITIVE}),
-    (fedclup.schedule(1.0, 2.0, 0.5).rounds, {"reduction": 0.1}, {"reduction": NO_SHARE}),
+    (fedclup.schedule(1.0, 2.0, 0.5).rounds, {"target": 0.1}, {"target": NO_SHARE}),
     (
         fedclup_statistics.Problem,
         PROBLEM,
@@ -45,8 +45,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[float, ...
     (l2gd.best_probability, {"smoothness": 2.0, "lam": 0.5}, {"smoothness": NOT_POSITIVE, "lam": NOT_POSITIVE}),
     (
         l2gd.plan,
-        {"mu": 1.0, "smoothness": 2.0, "lam": 0.5, "clients": 5, "reduction": 0.1, "p": 0.4},
-        {**CURVED, "lam": NOT_POSITIVE, "clients": NO_COUNT, "reduction": NO_SHARE, "p": NO_SHARE},
+        {"mu": 1.0, "smoothness": 2.0, "lam": 0.5, "clients": 5, "target": 0.1, "p": 0.4},
+        {**CURVED, "lam": NOT_POSITIVE, "clients": NO_COUNT, "target": NO_SHARE, "p": NO_SHARE},
     ),
     (
         fedclup_statistics.minimax_rate,

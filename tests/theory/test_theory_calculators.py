@@ -75,12 +75,12 @@ def test_no_other_probability_of_averaging_is_better(mu: float, kappa: float, la
 
 
 def test_l2gd_written_out() -> None:
-    found = l2gd.plan(1, 10, 1, clients=5, reduction=1e-6, p=0.5)
+    found = l2gd.plan(1, 10, 1, clients=5, target=1e-6, p=0.5)
     assert found.expected_smoothness == pytest.approx(20 / 5)
     assert found.step == pytest.approx(1 / 8)
     assert found.iterations == pytest.approx(40 * math.log(1e6))
     assert found.communications == pytest.approx(0.25 * found.iterations)
-    assert l2gd.plan(1, 10, 1, clients=5, reduction=1e-6).expected_smoothness == pytest.approx(11 / 5)
+    assert l2gd.plan(1, 10, 1, clients=5, target=1e-6).expected_smoothness == pytest.approx(11 / 5)
 
 
 def test_expected_smoothness_bounds_the_random_gradient() -> None:
@@ -89,7 +89,7 @@ def test_expected_smoothness_bounds_the_random_gradient() -> None:
     curvature = np.array([1.0, 3.0, 10.0])
     coupling = lam * (np.eye(3) - 1 / 3)
     for p in (0.1, l2gd.best_probability(10, lam), 0.8):
-        bound = l2gd.plan(1, 10, lam, clients=3, reduction=0.1, p=p).expected_smoothness
+        bound = l2gd.plan(1, 10, lam, clients=3, target=0.1, p=p).expected_smoothness
         for _ in range(100):
             off = rng.standard_normal(3)
             local, pull = curvature * off / (3 * (1 - p)), coupling @ off / (3 * p)

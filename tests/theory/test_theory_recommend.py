@@ -37,9 +37,9 @@ def by_name(here: Situation) -> dict[str, Recommendation]:
 
 
 def test_share_of_the_first_error_that_may_be_left() -> None:
-    assert WHOLE.reduction == pytest.approx(1e-3)
-    assert dataclasses.replace(WHOLE, initial=1e-9).reduction == 0.5
-    assert dataclasses.replace(WHOLE, errors=Errors(1, 1, 0.25)).reduction == pytest.approx(5e-4)
+    assert WHOLE.target == pytest.approx(1e-3)
+    assert dataclasses.replace(WHOLE, initial=1e-9).target == 0.5
+    assert dataclasses.replace(WHOLE, errors=Errors(1, 1, 0.25)).target == pytest.approx(5e-4)
 
 
 def test_fedclup_has_the_settings_of_corollary_2() -> None:
@@ -241,9 +241,9 @@ def test_settings_follow_from_the_clients_curvature_and_from_where_training_begi
     lam = advice.lam.value
     ditto = by_config(advice, "ditto")
     assert ditto["train"]["lr"] == pytest.approx(1 / (lam + 5.0), rel=2e-3)
-    reduction = min(0.5, 0.1 * advice.errors.coupled / (9.0 + 3.0))
+    target = min(0.5, 0.1 * advice.errors.coupled / (9.0 + 3.0))
     left = -math.log(1 - 0.25 / (lam + 5.0))
-    assert ditto["rounds"] == math.ceil(math.log(1 / reduction) / (10 * left))
+    assert ditto["rounds"] == math.ceil(math.log(1 / target) / (10 * left))
     assert by_config(advice, "fedclup")["smoothness"] == 5.0
 
 
@@ -337,6 +337,6 @@ def test_intervals_come_from_resampled_clients() -> None:
     assert few.corollary.upper == pytest.approx(0.3 / (4 * 0.5 * 1e4 * (1 - 1 / CLIENTS)))
     # Alike clients add nothing to the way from the start; .1 of the error of the pull may be left of it.
     near = advised(gram=np.zeros((CLIENTS, CLIENTS)), travelled=0.2)
-    reduction = 0.1 * near.errors.coupled / 0.2
+    target = 0.1 * near.errors.coupled / 0.2
     rounds = by_config(near, "fedclup")["rounds"]
-    assert rounds == schedule(0.25, 5.0, near.lam.value).rounds(reduction)
+    assert rounds == schedule(0.25, 5.0, near.lam.value).rounds(target)

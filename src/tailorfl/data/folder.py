@@ -47,7 +47,7 @@ def from_folder(
 ) -> Source:
     """Return a source from images at `path/CLIENT/CLASS/IMAGE`, or at `path/train/...` and `path/test/...`.
 
-    Grey images give one channel, anything else three.
+    Grey images give one channel, anything else three. Hidden files and folders (`.name`) are left out.
     Clients and classes are numbered in alphabetical order over both parts.
 
     Args:
@@ -98,7 +98,7 @@ def from_client_folder(
         raise DataError(
             f"a client's images are read from a folder with one subfolder per class, but '{root}' is not a folder"
         )
-    files = sorted(f for f in root.glob("*/*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    files = sorted(f for f in root.glob("[!.]*/[!.]*") if f.suffix.lower() in SUFFIXES)
     if not files:
         raise DataError(f"image folder '{root}' holds no images at class/image ({', '.join(SUFFIXES)})")
     return _by_class(root, files, [file.parent.name for file in files], size, scaling)
@@ -144,8 +144,7 @@ def _images(root: Path, group: str) -> Iterator[Path]:
     """
     for directory, folders, names in os.walk(root, followlinks=True):
         depth = len(Path(directory).relative_to(root).parts)
-        if depth > MOST_LEVELS:
-            folders.clear()
+        folders[:] = [] if depth > MOST_LEVELS else [f for f in folders if not f.startswith(".")]
         for name in names:
             if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
                 file = Path(directory) / name

@@ -286,11 +286,15 @@ def make_engine(
             shows that it pays off).
 
     Raises:
-        ConfigError: unknown name, a missing device, a precision that it does not support, worker processes with a GPU
-            or on Windows, or incompatible settings of a cluster.
+        ConfigError: unknown name, a number out of its range, a missing device, a precision that it does not support,
+            worker processes with a GPU or on Windows, or incompatible settings of a cluster.
     """
     if name not in get_args(EngineName):
         raise unknown("engine", name, get_args(EngineName))
+    if chunk is not None and chunk < 1:
+        raise ConfigError(f"chunk should be at least 1, or None for as many clients as fit, but is {chunk}")
+    if workers < 0:
+        raise ConfigError(f"workers should be at least 0, but is {workers}")
     target = device_of(device)
     check_precision(precision, target)
     if workers > 1 and cluster is None and target.type != "cpu":

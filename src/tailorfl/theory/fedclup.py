@@ -87,18 +87,18 @@ class FedCLUPSchedule:
     rate: float
     """Factor of the squared error per round, `1 - (lam + L) / (4 kappa (lam + mu))`, in [3/4, 1)."""
 
-    def rounds(self, reduction: float) -> int:
-        """Return the rounds until `rate ** rounds <= reduction`, the wanted share of the initial squared error.
+    def rounds(self, target: float) -> int:
+        """Return the rounds until `rate ** rounds <= target`, the wanted share of the initial squared error.
 
         Raises:
-            ConfigError: unless 0 < reduction < 1.
+            ConfigError: unless 0 < target < 1.
         """
-        require_share(reduction=reduction)
-        return math.ceil(math.log(reduction) / math.log(self.rate))
+        require_share(target=target)
+        return math.ceil(math.log(target) / math.log(self.rate))
 
-    def gradients(self, reduction: float) -> int:
+    def gradients(self, target: float) -> int:
         """Return the gradients of one client in these rounds: rounds times `steps`."""
-        return self.rounds(reduction) * self.steps
+        return self.rounds(target) * self.steps
 
 
 def schedule(mu: float, smoothness: float, lam: float) -> FedCLUPSchedule:

@@ -26,11 +26,11 @@ class L2GDPlan:
     expected_smoothness: float
     step: float
     iterations: float
-    """`(2 Lcal N / mu) ln(1 / reduction)`: local steps and pulls together."""
+    """`(2 Lcal N / mu) ln(1 / target)`: local steps and pulls together."""
     communications: float
     """Expected uploads of a client, `p (1 - p)` times iterations.
 
-    At p* they are `2 lam kappa / (lam + L) ln(1 / reduction)`.
+    At p* they are `2 lam kappa / (lam + L) ln(1 / target)`.
     """
 
 
@@ -45,7 +45,7 @@ def best_probability(smoothness: float, lam: float) -> float:
 
 
 def plan(
-    mu: float, smoothness: float, lam: float, clients: int, reduction: float, p: float | None = None
+    mu: float, smoothness: float, lam: float, clients: int, target: float, p: float | None = None
 ) -> L2GDPlan:
     """Return step size, iterations and communications for probability `p` (p* if None).
 
@@ -54,20 +54,20 @@ def plan(
         smoothness: L of every F_i.
         lam: strength of the coupling.
         clients: N; it scales step and expected smoothness, and cancels from iterations.
-        reduction: wanted share of the initial squared error, apart from the noise of the coin.
+        target: wanted share of the initial squared error, apart from the noise of the coin.
         p: probability of a pull.
 
     Raises:
-        ConfigError: unless 0 < mu <= smoothness, lam > 0, clients >= 1, 0 < reduction < 1 and 0 < p < 1.
+        ConfigError: unless 0 < mu <= smoothness, lam > 0, clients >= 1, 0 < target < 1 and 0 < p < 1.
     """
     require_curvature(mu, smoothness)
     require_counts(clients=clients)
-    require_share(reduction=reduction)
+    require_share(target=target)
     p = best_probability(smoothness, lam) if p is None else p
     require_positive(lam=lam)
     require_share(p=p)
     largest = max(smoothness / (1 - p), lam / p)
-    iterations = 2 * largest / mu * math.log(1 / reduction)
+    iterations = 2 * largest / mu * math.log(1 / target)
     return L2GDPlan(
         p=p,
         expected_smoothness=largest / clients,

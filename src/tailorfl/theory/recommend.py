@@ -128,7 +128,7 @@ class Situation:
         return math.isfinite(self.mu) and self.mu > 0
 
     @property
-    def reduction(self) -> float:
+    def target(self) -> float:
         """Share of the initial squared error that may remain."""
         return min(0.5, REST * self.errors.coupled / max(self.initial, 1e-300))
 
@@ -197,7 +197,7 @@ def fedclup(situation: Situation) -> Recommendation:
     options = {"lam": _short(situation.lam), "gamma": "theory", "smoothness": _short(situation.smoothness)}
     train = {"lr": _short(plan.eta), "steps": plan.fewest_steps, "batch_size": 0}
     reason = f"Corollary 2: gamma = {plan.gamma:.3g}, K = {plan.fewest_steps}, rate {plan.rate:.3f} per round"
-    return Recommendation("fedclup", options, train, plan.rounds(situation.reduction), reason)
+    return Recommendation("fedclup", options, train, plan.rounds(situation.target), reason)
 
 
 def ditto(situation: Situation) -> Recommendation:
@@ -227,7 +227,7 @@ def pfedme(situation: Situation) -> Recommendation:
             "personal_lr": _short(plan.eta),
             "beta": _short(beta),
         }
-        rounds = math.ceil(math.log(situation.reduction) / math.log(rate))
+        rounds = math.ceil(math.log(situation.target) / math.log(rate))
         return Recommendation(
             "pfedme", options, {"batch_size": 0}, rounds, "one exact repetition: no bias from R > 1"
         )
@@ -263,7 +263,7 @@ def perfed_ckt(lam: Sequence[float]) -> tuple[Recommendation, ...]:
 def _descent_rounds(situation: Situation, eta: float) -> int:
     """Return the rounds of gradient descent that leave at most the wanted share of the squared error."""
     step = -math.log1p(-min(eta * situation.mu, 1 - 1e-12))
-    return math.ceil(math.log(1 / situation.reduction) / (2 * FEDAVG_STEPS * step))
+    return math.ceil(math.log(1 / situation.target) / (2 * FEDAVG_STEPS * step))
 
 
 def _gentle(situation: Situation) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class TrainConfig:
     """Local training as in `tailorfl.settings.train`; a method may override the settings of a fit.
 
     Raises:
-        ConfigError: a name is unknown, settings of the optimizer are incompatible, or training has no length.
+        ConfigError: a name is unknown, a number is out of its range, settings of the optimizer are incompatible, or
+            training has no length.
     """
 
     epochs: int | None = DEFAULT.train.epochs
@@ -68,6 +69,23 @@ class TrainConfig:
         check_known("class_weights", self.class_weights, get_args(ClassWeights))
         if self.epochs is None and self.steps is None:
             raise ConfigError("training needs either epochs or steps; give one of them")
+        least = {
+            "epochs": 1,
+            "steps": 1,
+            "batch_size": 0,
+            "lr": 0,
+            "momentum": 0,
+            "weight_decay": 0,
+            "gamma": 0,
+        }
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and not lowest <= value < math.inf:
+                raise ConfigError(f"{name} should be a finite number of at least {lowest}, but is {value}")
+        if self.momentum >= 1:
+            raise ConfigError(f"momentum should be below 1, but is {self.momentum}")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip should be a number above 0, or None for no clipping, but is {self.clip}")
 
     def decayed(self, share: float) -> TrainConfig:
         """Return the settings of a round in which rates are multiplied by `share`."""
