@@ -29,6 +29,8 @@ STATUSES: tuple[Status, ...] = (
     "not run",
     "impossible",
 )
+PLURAL = {"holds": "hold", "holds in sign": "hold in sign", "does not hold": "do not hold"}
+"""Statuses that read otherwise of several claims."""
 JUDGED = STATUSES[: STATUSES.index("not tested at this scale")]
 """Verdicts on the paper itself."""
 NOTE = (
@@ -177,7 +179,8 @@ def headline(outcomes: Mapping[str, tuple[Paper, Sequence[Outcome]]]) -> str:
 
 def _numbered(statuses: Iterable[Status]) -> str:
     counts = Counter(statuses)
-    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if status in counts)
+    many = {status: status if counts[status] == 1 else PLURAL.get(status, status) for status in counts}
+    return ", ".join(f"{counts[status]} {many[status]}" for status in STATUSES if status in counts)
 
 
 def row(outcome: Outcome) -> tuple[str, str, str, str, str]:
