@@ -22,10 +22,13 @@ from tailorfl.data.own import from_tensors
 from tailorfl.data.source import Source
 from tailorfl.engines import devices
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.models.registry import build as build_model
+from tailorfl.models.weights import save_weights
 from tailorfl.report.document import write_report
 from tailorfl.runs import fingerprint
 from tailorfl.runs.extension import extended, other_experiment
 from tailorfl.runs.fingerprint import changes, decisive, digests
+from tailorfl.runs.trained_models import restore
 from tailorfl.settings.loading import load
 
 TINY: dict[str, Any] = {
@@ -94,6 +97,33 @@ def test_a_folder_from_before_there_were_precisions_goes_on_in_float32(tmp_path:
         assert stored["experiment"]["engine"].pop("precision") == "float32"
         file.write_text(json.dumps(stored))
     assert tailorfl.run(None, out=out, resume=True).table["seeds"].tolist() == [2, 2]
+
+
+def test_a_file_with_another_content_is_refused_unless_models_do_not_depend_on_it(tmp_path: Path) -> None:
+    speed, weights = tmp_path / "speed.csv", tmp_path / "start.safetensors"
+    speed.write_text("client,per_second\n0,5\n1,6\n2,7\n")
+    module = build_model("logistic", (1, 8, 8), 10)
+    save_weights(module.state_dict(), weights)
+    system, model = (
+        {"speed": {"kind": "file", "file": str(speed)}},
+        {"name": "logistic", "weights": str(weights)},
+    )
+    out = started(tmp_path / "run", system=system, model=model)
+    before = speed.read_text(), weights.read_bytes()
+    speed.write_text(before[0].replace("7", "8"))
+    with pytest.raises(RunError, match=r"system\.speed\.file"):
+        tailorfl.run(None, out=out, resume=True)
+    assert restore(out).store.status == "finished"
+    speed.write_text(before[0])
+    save_weights({name: tensor + 1 for name, tensor in module.state_dict().items()}, weights)
+    for again in (
+        lambda: tailorfl.run(None, out=out, resume=True),
+        lambda: restore(out),
+    ):
+        with pytest.raises(RunError, match="weights of model logistic"):
+            again()
+    weights.write_bytes(before[1])
+    assert len(tailorfl.run(None, out=out, resume=True).jobs) == 4
 
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

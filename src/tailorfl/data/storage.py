@@ -28,6 +28,8 @@ DATA_VARIABLE = "TAILORFL_DATA"
 """Names the folder of data files; by default `../shared/data` next to the project."""
 CACHE_VARIABLE = "TAILORFL_CACHE"
 """Names the folder of cached data; by default tailorfl in the user's cache folder."""
+OF_DATA = "data:"
+"""Prefix of a file in the folder of data files, where a setting names a file."""
 _PART = ".part"
 _FINITE = WeakIdKeyDictionary()
 """Tensors that are known to hold only finite numbers."""
@@ -55,6 +57,11 @@ def has_data_file(name: str) -> bool:
     return any((folder / name).is_file() for folder in data_folders())
 
 
+def is_file(name: str) -> bool:
+    """Return whether the file exists that a setting names, see `named_file`."""
+    return has_data_file(name.removeprefix(OF_DATA)) if name.startswith(OF_DATA) else Path(name).is_file()
+
+
 def data_file(name: str) -> Path:
     """Return the path of data file `name`, such as `"mnist.npz"`.
 
@@ -71,6 +78,15 @@ def data_file(name: str) -> Path:
         f"data file '{name}' was not found in {' or '.join(map(str, folders))} ({DATA_VARIABLE} {state}). "
         f"Point {DATA_VARIABLE} at the folder that holds it: export {DATA_VARIABLE}=/path/to/data"
     )
+
+
+def named_file(name: str) -> Path:
+    """Return the path that a setting names: `data:NAME` is a file of the data folder, anything else a path.
+
+    Raises:
+        DataError: no searched folder holds NAME, see `data_file`.
+    """
+    return data_file(name.removeprefix(OF_DATA)) if name.startswith(OF_DATA) else Path(name)
 
 
 def read_data_file(name: str, read: Callable[[Path], Content]) -> Content:

@@ -20,7 +20,7 @@ from tailorfl.data.federation import Federation, weaknesses
 from tailorfl.data.registry import loader_of
 from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.source import Source
-from tailorfl.data.storage import data_file
+from tailorfl.data.storage import named_file
 from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ConfigError, DataError, ModelError, unknown
 from tailorfl.evaluation.selection import refuse_private
@@ -56,8 +56,6 @@ from tailorfl.training.update import RoundSchedule
 log = logging.getLogger(__name__)
 OF_TOKENIZER = ("pad", "end", "vocabulary")
 """Options of models that a token source determines."""
-OF_DATA = "data:"
-"""Prefix of a file in the data folder (TAILORFL_DATA)."""
 
 
 def make_federation(
@@ -241,10 +239,8 @@ def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
         return build(config.name, source.input_shape, source.outputs, **options)
 
     def prepare(module: torch.nn.Module) -> None:
-        if (weights := config.weights) is not None:
-            if weights.startswith(OF_DATA):
-                weights = str(data_file(weights.removeprefix(OF_DATA)))
-            load_weights(module, weights, skip_head=config.skip_head)
+        if config.weights is not None:
+            load_weights(module, named_file(config.weights), skip_head=config.skip_head)
 
     model = Model(factory, prepare, trainable=config.trainable, seed=seed)
     if ":" not in config.name:  # authors of models know their inputs

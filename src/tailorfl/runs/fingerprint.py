@@ -1,8 +1,8 @@
 """The settings, data and versions behind a job's results, so that a resumed experiment cannot mix different ones.
 
-Every job stores its experiment, digests of its data and of their partition, and the versions of the library and of
-torch. Settings that do not change results (names, texts, engines except for their precision, when to save) may differ;
-all others may not.
+Every job stores its experiment, digests of its data, their partition and the files that its settings name, and the
+versions of the library and of torch. Settings that do not change results (names, texts, engines except for their
+precision, when to save) may differ; all others may not.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from tailorfl.data.preparation import GIVEN, PREPARATION, Preparation, given_dig
 from tailorfl.data.remote_federation import REMOTE
 from tailorfl.data.scaling import SCALING, Scaling
 from tailorfl.data.source import Source
+from tailorfl.data.storage import is_file, named_file
 from tailorfl.data.table_files import READING
 from tailorfl.data.text import TEXTS
 from tailorfl.errors import RunError, first_few
-from tailorfl.runs.files import decode, encode, renew_manifest, write_text
+from tailorfl.runs.files import decode, encode, renew_manifest, sha256, write_text
 from tailorfl.runs.job import Job, other_job
 from tailorfl.runs.privacy import privacy_of
-from tailorfl.runs.store import RunStore
+from tailorfl.runs.store import TRACE, RunStore
 from tailorfl.settings.experiment import DEFAULT
 
 HARMLESS = (
@@ -104,6 +105,23 @@ def digests(federation: Federation) -> dict[str, str]:
     return {GIVEN: given_digest(federation.source), "dealt": dealt.hexdigest()}
 
 
+def files_of(job: Job) -> dict[str, str]:
+    """Return the sha256 of each file that a job's settings name besides its data, by setting; of those that exist."""
+    models, system = job.config.model_of(job.method).architectures, job.config.system
+    trace = system.trace
+    if trace is not None and Path(trace).is_dir():
+        trace = str(Path(trace) / job.folder / TRACE)
+    named = {
+        **{f"weights of model {name}": model.weights for name, model in models.items()},
+        "system.availability.file": system.availability.file,
+        "system.speed.file": system.speed.file,
+        "system.bandwidth.file": system.bandwidth.file,
+        "system.trace": trace,
+    }
+    found = {key: named_file(name) for key, name in named.items() if name is not None and is_file(name)}
+    return {key: sha256(path) for key, path in found.items()}
+
+
 def samples_of(stored: Mapping[str, Any]) -> str | None:
     """Return the digest of the samples in a job's folder; older folders have another name for it."""
     data = stored.get("data") or {}
@@ -148,6 +166,7 @@ def made_with(job: Job, federation: Federation, data: Mapping[str, str]) -> dict
         "experiment": job.config.to_dict(),
         "data": dict(data),
         "environment": environment(),
+        "files": files_of(job),
         "clients": list(federation.names),
         "source": federation.source.name,
         "inputs": meaning(federation.source),
@@ -156,11 +175,15 @@ def made_with(job: Job, federation: Federation, data: Mapping[str, str]) -> dict
 
 
 def other_settings(
-    jobs: Sequence[Job], out: Path, *, longer: bool = False, versions: bool = True
+    jobs: Sequence[Job], out: Path, *, longer: bool = False, restoring: bool = False
 ) -> Iterator[str]:
-    """Yield how the settings of the jobs in a folder, and their `versions`, differ from today's.
+    """Yield how the settings of the jobs in a folder, the files that they name, and versions differ from today's.
 
-    `longer`: the stored jobs may have fewer rounds.
+    Args:
+        jobs: the jobs as they would run today.
+        out: the folder.
+        longer: whether the stored jobs may have fewer rounds.
+        restoring: whether only trained models are asked for, which depend on neither versions nor the simulated system.
     """
     installed = {key: value for key, value in environment().items() if key in ("tailorfl", "torch")}
     for job, stored in _stored(jobs, out):
@@ -169,13 +192,19 @@ def other_settings(
             for e in (stored.get("experiment", {}), job.config.to_dict())
         )
         stored_versions = {k: v for k, v in stored.get("environment", {}).items() if k in installed}
-        if "environment" not in stored or not versions:
+        if "environment" not in stored or restoring:
             stored_versions = installed  # older folders have no versions
         for change in (
             *changes(before, after),
             *changes({"version": stored_versions}, {"version": installed}),
         ):
             yield f"{job.name}: {change}"
+        contents = stored.get("files", {})  # older folders have none
+        for setting, content in files_of(job).items():
+            if contents.get(setting, content) != content and not (
+                restoring and setting.startswith("system.")
+            ):
+                yield f"{job.name}: the file of {setting} has another content"
 
 
 def other_data(

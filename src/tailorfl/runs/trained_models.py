@@ -216,7 +216,7 @@ def restore(
 def _newest(job: Job, job_folder: Path, folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
     """Return the newest checkpoint of a job, after checking that the job's settings have not changed since."""
     store = RunStore.open(job_folder, readonly=True)
-    differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, versions=False))
+    differences = [] if forced(folder) else list(other_settings([job], folder, longer=True, restoring=True))
     if differences:
         raise RunError(
             f"'{folder / 'config.yaml'}' is not the experiment that trained the models ({'; '.join(differences)}); "
