@@ -13,6 +13,8 @@ import tailorfl
 from report.tiny import TINY, invoke
 from runs.killing import assert_identical
 from tailorfl.errors import ConfigError, RunError
+from tailorfl.models.registry import build
+from tailorfl.models.weights import save_weights
 from tailorfl.report.clients import clients_of
 from tailorfl.report.result import ExperimentResult
 
@@ -117,6 +119,15 @@ def test_the_same_method_with_other_settings_stands_apart_and_the_report_says_so
     assert merged.differences().index.tolist() == [
         f"{m} ({f})" for f in ("slow", "fast") for m in ("local", "ditto")
     ]
+
+
+def test_the_same_method_from_other_weights_stands_apart() -> None:
+    module = build("logistic", (1, 8, 8), 10)
+    for folder, change in (("a", 0.0), ("b", 1.0)):
+        save_weights({name: t + change for name, t in module.state_dict().items()}, "start.safetensors")
+        model = {"name": "logistic", "weights": "start.safetensors"}
+        tailorfl.run({**SETTINGS, "methods": ["local"], "model": model, "seeds": [int(change)]}, out=folder)
+    assert list(tailorfl.merge(["a", "b"], "out")[""].table.index) == ["local (a)", "local (b)"]
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -15,7 +15,7 @@ from tailorfl.errors import ConfigError, RunError
 from tailorfl.report.result import ExperimentResult, results
 from tailorfl.runs.extension import methods_of
 from tailorfl.runs.files import digest_of, reporting
-from tailorfl.runs.fingerprint import changes, decisive, samples_of
+from tailorfl.runs.fingerprint import REPLAYED, changes, decisive, samples_of
 from tailorfl.runs.store import RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 from tailorfl.settings.names import slug
@@ -124,7 +124,14 @@ def _facts(label: str | None, store: RunStore) -> dict[str, Any]:
     stored = store.config
     settings = decisive(stored.get("experiment", {}), label or "", longer=label is None)
     versions = {k: v for k, v in stored.get("environment", {}).items() if k in ("tailorfl", "torch")}
-    return {**settings, "version": versions, "samples": samples_of(stored)}
+    contents: dict[str, str] = stored.get("files", {})
+    files = {  # a method may have weights of its own, and a folder of traces has one for each seed
+        name: content
+        for name, content in contents.items()
+        if name.startswith("system.") or label is not None
+        if name != REPLAYED
+    }
+    return {**settings, "version": versions, "samples": samples_of(stored), "files": files}
 
 
 def _company(store: RunStore) -> str:

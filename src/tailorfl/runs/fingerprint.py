@@ -51,6 +51,8 @@ HARMLESS = (
 """Settings of an experiment that do not change a job's results (the engine's precision does); `methods` and `seeds`
 define the jobs.
 """
+REPLAYED = "system.trace"
+"""Setting of the trace that a job replays."""
 FORCED = "forced.json"
 """File of a result folder that lists the differences when it was resumed by force."""
 NAMED = ("classes", "features", "tokenizer", "pad", "vocabulary", TEXTS, READING)
@@ -116,7 +118,7 @@ def files_of(job: Job) -> dict[str, str]:
         "system.availability.file": system.availability.file,
         "system.speed.file": system.speed.file,
         "system.bandwidth.file": system.bandwidth.file,
-        "system.trace": trace,
+        REPLAYED: trace,
     }
     found = {key: named_file(name) for key, name in named.items() if name is not None and is_file(name)}
     return {key: sha256(path) for key, path in found.items()}
