@@ -139,6 +139,24 @@ def test_steps_may_differ_by_client(engine, schedule, steps):
         assert (number == 0) == all(torch.equal(actual[n][i], t) for n, t in start.items())
 
 
+class Double(nn.Linear):
+    """A model of float64."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3, dtype=torch.float64)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.double())
+
+
+@engines
+def test_a_falling_rate_is_as_precise_as_the_model(engine):
+    cohort = cohort_of(Model(Double), source(sum(SIZES)), schedule="linear")
+    start = cohort.model.init(0)
+    exact = {"rtol": 1e-12, "atol": 1e-12}
+    assert_trained(cohort, fit(engine, cohort, start, epochs=2), start, exact, epochs=2)
+
+
 @engines
 def test_a_share_of_a_pass_is_rounded_up_to_whole_steps(engine):
     """7, 3, 12 and 5 samples in batches of 4 are 2, 1, 3 and 2 of them a pass."""

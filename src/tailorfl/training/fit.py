@@ -220,7 +220,8 @@ class GradientStep:
         last = self.steps * self.request.length.repeat
         if not self.stacked:
             return rate * (1.0 - step.number / int(last[0]))
-        return rate * (1.0 - step.number / torch.from_numpy(last)[step.who].to(clients.keys.device))
+        steps = torch.from_numpy(last)[step.who].to(clients.keys.device, self.request.cohort.dtype)
+        return rate * (1.0 - step.number / steps)
 
     def _move(
         self, clients: ActiveClients, step: Step, turn: Sequence[str], gradient: Sequence[Tensor | None]
