@@ -107,6 +107,14 @@ def test_the_gradient_is_the_derivative(task):
 
 
 @pytest.mark.parametrize("task", LOSSES)
+def test_a_loss_is_as_precise_as_the_outputs(task):
+    """Targets are float32, whatever the model is."""
+    outputs, y = problem(task)
+    narrow = y.float() if y.is_floating_point() else y
+    torch.testing.assert_close(LOSSES[task](outputs, narrow, None), LOSSES[task](outputs, y, None))
+
+
+@pytest.mark.parametrize("task", LOSSES)
 def test_vmap_is_the_loop_over_clients(task):
     pairs = [problem(task, seed) for seed in range(5)]
     outputs, y = (torch.stack(part) for part in zip(*pairs, strict=True))

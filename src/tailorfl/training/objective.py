@@ -117,7 +117,7 @@ def binaries(outputs: Tensor, y: Tensor) -> Tensor:
 
 def multilabels(outputs: Tensor, y: Tensor) -> Tensor:
     """Mean over labels of the binary cross entropy of each sample, [batch], of logits [batch, labels]."""
-    return F.binary_cross_entropy_with_logits(outputs, y, reduction="none").mean(1)
+    return F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction="none").mean(1)
 
 
 def half_squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
