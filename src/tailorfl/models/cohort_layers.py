@@ -196,6 +196,19 @@ class _CohortLinear(torch.autograd.Function):
         return dx, dw, g.sum(1) if ctx.biased and ctx.needs_input_grad[2] else None
 
 
+class Embedding(nn.Embedding):
+    """A table that may have a client axis; torch's map would train the padding row of all clients but the first."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[...] rows of the table -> [..., width]."""
+        if self.padding_idx is None or not is_batchedtensor(self.weight):
+            return super().forward(input)
+        entries = F.embedding(
+            input, self.weight, None, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        )
+        return torch.where((input == self.padding_idx).unsqueeze(-1), entries.detach(), entries)
+
+
 class GroupNorm(nn.GroupNorm):
     """A group norm of images that may have a client axis."""
 
