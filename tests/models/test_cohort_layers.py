@@ -69,6 +69,8 @@ class Tokens(nn.Module):
 
 NETWORKS: dict[str, tuple[tuple[int, ...], Build]] = {
     "padded tokens": ((6,), Tokens),
+    "trained slopes": ((4, 3), lambda: nn.PReLU(4)),
+    "one trained slope": ((4,), nn.PReLU),
     "on a single vector": ((7,), Prompted),
     "linear": ((7,), lambda: nn.Linear(7, 4)),
     "without bias": ((7,), lambda: nn.Linear(7, 4, bias=False)),

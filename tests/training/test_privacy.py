@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from tailorfl.data.source import Source
 from tailorfl.errors import ModelError
 from tailorfl.models.dropout import fold_key
+from tailorfl.models.functional import Model
 from tailorfl.training.cohort import Cohort
 from tailorfl.training.plan import Length
 from tailorfl.training.sample_privacy import SampleDP, box_muller, normal, private_gradient
@@ -147,6 +148,19 @@ def test_a_private_step_is_the_formula_by_hand(engine):
             total = total + gradient * min(1.0, 0.3 / float(length))
         expected = start - (total / len(x) + (start - centre) * 0.7) * 0.1
         assert_states(actual[i], dict(expected.items()))
+
+
+@engines
+@pytest.mark.parametrize("batch", [4, 1])
+def test_private_gradients_of_trained_slopes_are_the_plain_ones(engine: Any, batch: int) -> None:
+    """As many clients as samples a batch, so that an exchange of the two has no wrong shape."""
+    model = Model(lambda: nn.Sequential(nn.Linear(5, 6), nn.PReLU(6), nn.Linear(6, 3)))
+    start, sizes = model.init(0), (4, 4, 4, 4)
+    plain, private = (
+        fit(engine, cohort_of(model, source(16), sizes, batch_size=batch, dp=dp), start, epochs=2)
+        for dp in (None, SampleDP(math.inf, 0.0, "shuffle"))
+    )
+    assert_states(private, dict(plain.items()))
 
 
 @engines

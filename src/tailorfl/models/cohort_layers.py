@@ -30,7 +30,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import _add_batch_dim, is_batchedtensor, maybe_get_level
+from torch._C._functorch import (
+    _add_batch_dim,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_level,
+)
 from torch.nn import functional as F
 
 from tailorfl.models.half import HALF, rounded, widened
@@ -207,6 +212,17 @@ class Embedding(nn.Embedding):
             input, self.weight, None, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
         )
         return torch.where((input == self.padding_idx).unsqueeze(-1), entries.detach(), entries)
+
+
+class PReLU(nn.PReLU):
+    """A ReLU with trained slopes, whose gradient torch computes wrongly inside two maps, of clients and samples."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[batch, channels, ...] -> the same."""
+        if not any(map(is_functorch_wrapped_tensor, (input, self.weight))):
+            return super().forward(input)
+        slopes = self.weight if len(self.weight) == 1 else self.weight.reshape(-1, *[1] * (input.dim() - 2))
+        return torch.where(input > 0, input, slopes * input)
 
 
 class GroupNorm(nn.GroupNorm):

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tailorfl.errors import ModelError
 from tailorfl.models.cohort_convs import Conv2d, MaxPool2d, taken_along
-from tailorfl.models.cohort_layers import BatchNorm1d, BatchNorm2d, Embedding, GroupNorm, Linear
+from tailorfl.models.cohort_layers import BatchNorm1d, BatchNorm2d, Embedding, GroupNorm, Linear, PReLU
 from tailorfl.models.half import forward_pass, is_half, widened
 from tailorfl.models.layers import head_layer, is_norm
 from tailorfl.models.selectors import Selector, select
@@ -26,6 +26,7 @@ State = Mapping[str, Tensor]
 LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: Linear,
     nn.Embedding: Embedding,
+    nn.PReLU: PReLU,
     nn.Conv2d: Conv2d,
     nn.MaxPool2d: MaxPool2d,
     nn.GroupNorm: GroupNorm,
