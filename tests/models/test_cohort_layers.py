@@ -143,6 +143,13 @@ def test_outputs_and_gradients_are_those_of_every_client(shape, build, clients):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["linear", "on tokens", "of pixels", "padded tokens"])
+def test_a_batch_may_be_empty(name):
+    model, states, x = cohort(*NETWORKS[name])
+    outputs = together(model, states, x)
+    assert together(model, states, x[:, :0]).shape == outputs[:, :0].shape
+
+
 @networks
 def test_what_all_clients_share(shape, build):
     """An input, or weights, and one client outside of a map."""
