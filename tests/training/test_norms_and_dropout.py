@@ -102,6 +102,32 @@ def test_other_norms_and_rules_are_torchs_too_and_leave_the_start_alone(
     assert_trained(cohort, actual, start, tolerance, epochs=4)
 
 
+class Remembering(nn.Linear):
+    """A layer, not a norm, that changes buffers of its own as it trains."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.register_buffer("passes", torch.tensor(0))
+        self.register_buffer("largest", torch.tensor(0.0))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.passes.add_(1)
+                self.largest.copy_(torch.maximum(self.largest, self.weight.abs().max()))
+        return super().forward(input)
+
+
+@engines
+def test_buffers_that_a_forward_pass_changes_are_each_clients_own_and_leave_the_start_alone(engine):
+    cohort = cohort_of(Model(Remembering), source(sum(SIZES)))
+    start = cohort.model.init(1)
+    before = start.clone()
+    actual = fit(engine, cohort, start, epochs=2)
+    assert all(torch.equal(t, start[n]) for n, t in before.items())
+    assert_trained(cohort, actual, start, epochs=2)
+
+
 @engines
 def test_every_step_counts_once(engine):
     cohort, start = setting("batch", lr=0.02)

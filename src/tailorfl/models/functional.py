@@ -87,6 +87,10 @@ class Model:
         self._norms = {name: m for name, m in norms.items() if name not in self._still}
         self.has_batch_statistics = bool(self._norms)
         """Whether a training step depends on the batch as a whole (batch norm), so that a batch must not be padded."""
+        self.further_buffers: tuple[str, ...] = tuple(
+            [b for b in self.buffers if b.rpartition(".")[0] not in norms]
+        )
+        """Names of the buffers of other layers than norms, which their forward pass in training mode may change."""
         self.has_dropout = any(isinstance(part, Keyed) for part in module.modules())
         """Whether a training step needs keys, for dropout masks or for the noise of other layers."""
         self._places = places_of(module)

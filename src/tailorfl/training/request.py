@@ -82,8 +82,9 @@ class FitRequest:
         learned = [n for names in self.trained.values() for n in names]
         self.buffers = cohort.model.trained_buffers(learned) if cohort.model.has_batch_statistics else ()
         """Names of the running statistics that a step updates."""
-        self.moving = self.buffers + tuple([name for term in self.private for name in term.keeps])
-        """Names of a model's tensors that a fit changes without gradients: running statistics, and what terms keep."""
+        kept = tuple([name for term in self.private for name in term.keeps])
+        self.moving = self.buffers + cohort.model.further_buffers + kept
+        """Names of a model's tensors that a fit changes without gradients: buffers, and what terms keep."""
         self.rule = config.rule if optimizer is OF_RUN else optimizer.rule(config.rule)
         """The rule by which a gradient moves the parameters."""
         self.clip = None if optimizer.clip_each else config.clip
