@@ -27,7 +27,7 @@ from tailorfl.training import batches, tree
 from tailorfl.training import cohort as cohorts
 from tailorfl.training.cohort import TrainConfig, rows_at_once
 from tailorfl.training.inference import CACHED_FLOATS
-from training.cohorts import SIZES, cohort_of, engines, run, source
+from training.cohorts import SIZES, cohort_of, deal, engines, model_of, run, source
 
 LENGTH, WORDS = 7, 11
 SIDE, IMAGES = 16, 400
@@ -114,6 +114,22 @@ def test_a_loss_without_samples_is_zero(engine: Any) -> None:
         return TensorDict({"loss": client.loss(received, "val")}, batch_size=[])
 
     assert run(engine, cohort, local, received=cohort.model.init(0))["loss"].tolist() == [0.0] * len(SIZES)
+
+
+@engines
+def test_a_sample_of_no_client_is_in_no_result(engine: Any) -> None:
+    """Features of such samples are not computed, and not numbers, where a front is computed on a GPU."""
+    data = source(1 + sum(SIZES))
+    data.x[0] = torch.nan
+    rows = [r + 1 for r in deal(SIZES)]
+    cohort = cohort_of(model_of("mlp", data), data, members=rows, val=[r[:-3] for r in rows])
+
+    def local(client: Client, _: Any, received: TensorDict) -> TensorDict:
+        total = client.summed(received, lambda seen: seen.outputs)
+        return TensorDict({"loss": client.loss(received, "val"), "sum": total}, batch_size=[])
+
+    found = run(engine, cohort, local, received=cohort.model.init(0))
+    assert all(t.isfinite().all() for t in found.values())
 
 
 def test_a_source_of_responses_is_checked() -> None:

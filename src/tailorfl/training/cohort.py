@@ -243,9 +243,13 @@ def rows_at_once(source: Source, clients: int = 1) -> int:
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-    """Return rows as one padded table, and 1 for real entries: int64 and float [clients, widest]."""
+    """Return rows as one padded table, and 1 for real entries: int64 and float [clients, widest].
+
+    Padding repeats a row: those of no client may hold no numbers, and 0 · NaN is NaN.
+    """
     widest = max((len(r) for r in rows), default=0)
     table = np.zeros((len(rows), widest), dtype=np.int64)
+    table[:] = next((r[0] for r in rows if len(r)), 0)
     weight = np.zeros((len(rows), widest), dtype=np.float32)
     for i, r in enumerate(rows):
         table[i, : len(r)] = r
