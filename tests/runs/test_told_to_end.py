@@ -147,6 +147,9 @@ def test_a_killed_run_is_not_said_to_run(tmp_path: Path) -> None:
     file.write_text(json.dumps({**finished, "status": "running", "done": 1, "job": "ditto, seed 0"}))
     said = "experiment: interrupted (the process was killed): 1 of 2 jobs done, in ditto, seed 0"
     assert said in checked(tmp_path / "out")
+    tailorfl.run(out=tmp_path / "out", resume=True)  # only the tables were missing
+    assert (facts(file)["status"], facts(file)["done"]) == ("finished", 2)
+    assert "experiment:" not in checked(tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def check_source(out: Path, source: Any) -> None:
 class StatusFile:
     """Writes the status of the experiment in a folder while jobs are done in its block.
 
-    It writes nothing if no job begins.
+    If no job begins, it writes only that an interrupted experiment is now finished.
     """
 
     def __init__(self, out: Path, jobs: int) -> None:
@@ -202,7 +202,7 @@ class StatusFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._job is None:
+        if self._job is None and (error is not None or not status_sentence(self._out)):
             return
         try:
             if error is None:
