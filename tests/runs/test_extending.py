@@ -70,6 +70,17 @@ def test_more_seeds_and_methods_equal_an_experiment_that_had_them_all(out: Path,
     assert_identical(numbers(tmp_path / "out"), numbers(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("way", ["resume", "extend"])
+def test_texts_may_change_although_nothing_is_left_to_train(way: str, out: Path) -> None:
+    text, rows = "for the ward", {"ditto": {"mean": 0.9}}
+    given: dict[str, Any] = {"config": TINY} if way == "resume" else {}
+    tailorfl.run(out=out, name="ward", description=text, published=rows, **{way: True}, **given)
+    config = tailorfl.load_config(out / "config.yaml")
+    assert (config.name, config.description, config.published) == ("ward", text, rows)
+    tailorfl.run(out=out, extend=True, methods=["fedavg"])
+    assert tailorfl.load_config(out / "config.yaml").published == rows
+
+
 @pytest.mark.slow
 def test_the_command_extends_with_a_file_or_with_settings_alone(out: Path, tmp_path: Path) -> None:
     file = tmp_path / "more.yaml"

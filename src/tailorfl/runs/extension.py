@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MODELS = ("personal/", "global/")
 """Prefixes of a round record's columns with evaluations."""
-TODAYS = ("engine", "threads", "checkpoint_every", "track")
+TODAYS = ("name", "description", "search", "engine", "threads", "checkpoint_every", "track", "deploy")
 """Settings that do not change results, so the latest ones apply."""
 
 
@@ -61,6 +61,7 @@ def extended(out: Path, stored: ExperimentConfig, new: ExperimentConfig) -> Expe
             "seeds": tuple(dict.fromkeys((*stored.seeds, *new.seeds))),
             "rounds": new.rounds,
             "variants": {**stored.variants, **new.variants},
+            "published": {**stored.published, **new.published},
             **{name: getattr(new, name) for name in TODAYS},
         }
     )

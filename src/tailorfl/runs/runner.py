@@ -122,6 +122,8 @@ def run_jobs(
                 diverged.append(error)
             status.end()
             del sim  # frees its states before the next ones are made
+        if not begun and not force:
+            _begin(config, jobs, out, way, tuning)
         if diverged and not any(_is_finished(out / job.folder) for job in jobs):
             raise diverged[0]
         watch.experiment_done(out)
