@@ -259,7 +259,7 @@ def filled(name: str, frame: pd.DataFrame, column: str, na_values: Sequence[str]
     values = frame[column]
     empty = tidy(values, na_values).isna()
     if empty.any():
-        raise bad_cell(name, column, empty, "is empty (NaN)")
+        raise bad_cell(name, column, empty, "is empty (or NA, None, NaN or null)")
     return values
 
 
