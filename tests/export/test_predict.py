@@ -123,6 +123,9 @@ def test_what_a_table_lacks_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "warning: table 'new.csv'" in output
     assert "\x1b" not in output
     assert "absent/new.csv': No such file or directory" in output
+    before = (tmp_path / "new.csv").read_bytes()
+    commands.invoke(*words, tmp_path / "new.csv", code=2)
+    assert (tmp_path / "new.csv").read_bytes() == before, "the patients' file is not replaced"
     (one,) = export(tmp_path / "run", tmp_path, clients=["ash"])
     with pytest.raises(ConfigError, match="is the model of ash, not of elm"):
         predict(one.path, tmp_path / "all.csv", client="elm")
@@ -154,6 +157,11 @@ def test_new_files_are_read_as_those_of_training_and_keep_their_ids(tmp_path: Pa
     np.testing.assert_allclose(beside["p(yes)"], exact["p(yes)"])
     with pytest.raises(DataError, match=r"no column 'wards'. Did you mean 'ward'"):
         predict(one.path, new, ids=["wards"])
+    own = predict(one.path, new.assign(row=new.index + 500), ids=["row"])
+    assert list(own.columns).count("row") == 1
+    assert own["row"].tolist() == list(range(500, 580))
+    with pytest.raises(DataError, match="'predicted'"):
+        predict(one.path, new.assign(predicted="no"), ids=["predicted"])
 
 
 @pytest.mark.parametrize("normalise", ["none", "federated"])

@@ -321,6 +321,8 @@ def predict_command(
     from tailorfl.export.predict import predict, write_predictions
     from tailorfl.report.progress import messages
 
+    if out.resolve() == data.resolve():
+        raise ConfigError(f"the predictions would replace the data in '{data}'; choose another file (-o)")
     with messages(stderr()):
         rows = predict(folder, data, client=client, method=method, seed=seed, steps=steps, ids=ids or ())
     write_predictions(rows, out)

@@ -80,7 +80,12 @@ def predict(
     with torch.no_grad():
         for part in torch.split(raw, AT_ONCE):
             answers.append(code["answers"](net(part if ready else code["prepare"](part))).double())
-    return pd.concat([frame, _columns(torch.cat(answers).numpy(), facts["inputs"])], axis=1)
+    columns = _columns(torch.cat(answers).numpy(), facts["inputs"])
+    if both := [name for name in columns if name in frame]:
+        raise DataError(
+            f"the table's column '{both[0]}' would be copied next to predictions of that name; rename it, or drop it"
+        )
+    return pd.concat([frame, columns], axis=1)
 
 
 def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
@@ -191,11 +196,11 @@ def _text_table(
 
 
 def _rows_of(frame: pd.DataFrame, kept_columns: Sequence[str]) -> pd.DataFrame:
-    """Return the number of each row of a table, and its unchanged cells in the kept columns."""
-    import pandas as pd
-
-    rows = pd.DataFrame({"row": range(len(frame))})
-    return pd.concat([rows, frame[[c for c in kept_columns if c in frame.columns]].astype(object)], axis=1)
+    """Return each row's number, unless the table has its own, and the unchanged cells in the kept columns."""
+    rows = frame[[c for c in kept_columns if c in frame.columns]].astype(object)
+    if "row" not in rows:
+        rows.insert(0, "row", range(len(frame)))
+    return rows
 
 
 def _check_columns(
