@@ -230,7 +230,7 @@ def test_other_samples_and_another_deal_are_refused(tmp_path: Path) -> None:
         for array in arrays:
             with pytest.raises(RunError, match=said):
                 tailorfl.run(None, out=out, resume=True, source=from_tensors(*array))
-    with pytest.raises(ConfigError, match=r"your own data; continue it .*, source="):
+    with pytest.raises(ConfigError, match="source="):
         tailorfl.run(None, out=out, resume=True)
     assert len(tailorfl.run(None, out=out, resume=True, source=given).jobs) == 4
     local = yaml.safe_load((out / "config.yaml").read_text())["train"]

@@ -169,10 +169,11 @@ def check_source(out: Path, source: Any) -> None:
     """Raise ConfigError if an experiment that was started on the caller's own data would be continued on others."""
     for file in sorted(out.glob("*/seed-*/config.json")):
         if RunStore.open(file.parent, readonly=True).config.get("own_source", False) != (source is not None):
-            had, has = ("without", "") if source is not None else ("with", ", source=...")
             raise ConfigError(
-                f"'{out}' was started {had} your own data; continue it the same way: tailorfl.run(out=..., "
-                f"resume=True{has})"
+                f"'{out}' was not started on data passed from Python; leave out source"
+                if source is not None
+                else f"'{out}' was started on data passed from Python; pass them again, as tailorfl.run(out=..., "
+                "resume=True, source=...) or tailorfl.export_models(..., source=...)"
             )
 
 
