@@ -113,7 +113,8 @@ def test_a_loss_that_grows_is_divergence_though_all_numbers_are_finite(
     settings = {**DIGITS, "rounds": 2, "methods": [wild, "local"]}
     with caplog.at_level(logging.WARNING, logger="tailorfl"):
         result = run(settings, out=tmp_path / "out")
-    assert "wild, seed 0: the training loss grew from" in caplog.text
+    assert "wild, seed 0: the training loss" in caplog.text
+    assert "grew" not in caplog.text, "it may have been as large in the first round, and may even have fallen"
     assert "local, seed 0: the training loss" not in caplog.text
     report = write_report(result)[0].read_text()
     assert "## Diverged" in report

@@ -253,7 +253,8 @@ def caveats(result: ExperimentResult) -> list[Table]:
             "Diverged",
             ("Job", "First loss", "Last loss"),
             grown,
-            "The training loss ended far above its first value: these rows say nothing about their methods.",
+            "The training loss ended far above that of guessing, or without classes far above its first value: these "
+            "rows say nothing about their methods.",
         ),
     ]
     return [table for table in tables if table.rows]

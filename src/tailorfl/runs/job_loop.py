@@ -218,8 +218,9 @@ class _Loop:
         if summary["loss_grew"] is not None:
             first, last = summary["loss_grew"]
             log.warning(
-                "%s: the training loss grew from %.3g to %.3g: training diverged, although all numbers are finite; "
-                "lower train.lr, set train.clip, or check the scale of the data",
+                "%s: the training loss is far too large, %.3g in the first round and %.3g in the last: training "
+                "diverged, although all numbers are finite; lower train.lr, set train.clip, or check the scale of the "
+                "data",
                 job.name,
                 first,
                 last,
