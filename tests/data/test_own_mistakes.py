@@ -122,6 +122,9 @@ def test_as_many_words_as_numbers_and_a_hundred_words_are_categories(words: list
     [
         (range(1000, 1040), "looks like a row or patient number.*data.options.exclude=\\[odd\\]"),
         ([20240101 + k % 28 for k in range(40)], "looks like dates.*data.options.exclude=\\[odd\\]"),
+        ([np.nan, *range(1000, 1039)], "looks like a row or patient number"),
+        ([np.nan, *(20240101 + k % 28 for k in range(39))], "looks like dates"),
+        ([np.nan, *(k + 0.5 for k in range(39))], "^((?!looks like).)*$"),
         ([k % 7 for k in range(40)], "^((?!looks like).)*$"),
     ],
 )

@@ -228,6 +228,10 @@ def _no_measurement(values: pd.Series[Any]) -> str:
     """Return a description of whole numbers that do not look like measurements, otherwise ""."""
     import pandas as pd
 
+    if pd.api.types.is_float_dtype(values) and values.isna().any():
+        filled_cells = values.dropna()  # whole numbers are read as floats if a cell is empty
+        if (filled_cells % 1 == 0).all() and filled_cells.abs().max() < 2**53:
+            values = filled_cells.astype(np.int64)
     if not pd.api.types.is_integer_dtype(values) or len(values) <= FEW_ROWS or values.isna().any():
         return ""
     numbers = values.to_numpy(dtype=np.int64)
