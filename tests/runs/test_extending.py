@@ -13,7 +13,7 @@ import tailorfl
 from report.tiny import invoke
 from runs.killing import assert_identical, numbers
 from runs.small import Counts, StopAt, contents, first_job, untimed
-from tailorfl.errors import ConfigError, RunError
+from tailorfl.errors import ConfigError, DataError, RunError
 from tailorfl.report.experiment import run_variants
 from tailorfl.runs import extension
 from tailorfl.runs.files import FolderLock
@@ -179,13 +179,17 @@ def test_variants_that_cannot_have_more_rounds_stay_as_they_are(tmp_path: Path) 
     assert contents(out) == before
 
 
-def test_a_running_variant_keeps_all_of_them_from_being_replaced(tmp_path: Path) -> None:
+def test_a_running_or_unusable_variant_keeps_all_of_them_from_being_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     config = load({**TINY, "methods": ["local"], "rounds": 1, "variants": {"a": {}, "b": {}}})
     list(run_variants(config, out))
     before = contents(out)
     with FolderLock(out / "b"), pytest.raises(RunError, match="is writing"):
         list(run_variants(config, out, overwrite=True))
+    assert contents(out) == before
+    unusable = load(config, {"variants": {"a": {}, "b": {"data": {"samples": 2}}}})
+    with pytest.raises(DataError):
+        list(run_variants(unusable, out, overwrite=True))
     assert contents(out) == before
 
 

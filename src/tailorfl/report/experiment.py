@@ -14,6 +14,7 @@ from typing import Unpack
 from tailorfl.report.document import write_report
 from tailorfl.report.result import ExperimentResult
 from tailorfl.report.trackers import forget, tracked
+from tailorfl.runs.build import make_federation
 from tailorfl.runs.extension import check_more
 from tailorfl.runs.files import reporting, write_text
 from tailorfl.runs.folders import check_folder, check_name, discard_jobs, locked
@@ -93,6 +94,9 @@ def run_variants(
         with ExitStack() as locks:  # all variants first: another process may be running one of them
             for name in experiments:
                 locks.enter_context(locked(out / slug(name)))
+            for experiment in experiments.values() if (out / "config.yaml").exists() else ():
+                # Unusable data must not replace earlier results.
+                make_federation(experiment, experiment.data.seed_of(experiment.seeds[0]))
             for name in experiments:
                 discard_jobs(out / slug(name))
     if config.variants and way == "extend":
