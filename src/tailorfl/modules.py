@@ -83,7 +83,7 @@ def find(path: str) -> Any:
     if path in _GIVEN:
         return _GIVEN[path]
     module, _, name = path.partition(":")
-    if module == "given":
+    if module == "given" or (module == "__main__" and module not in _NAMED):  # of a script or notebook
         raise ConfigError(
             f"'{path}' was passed from Python; pass the same object again, as tailorfl.run(model=...)"
         )

@@ -137,6 +137,13 @@ def test_a_factory_without_a_name_is_refused() -> None:
         tailorfl.run(model=functools.partial(dict), rounds=1)
 
 
+@pytest.mark.parametrize("path", ["given:0123456789ab", "__main__:net"])
+def test_what_a_script_has_passed_is_to_be_passed_again(path: str) -> None:
+    with pytest.raises(ConfigError, match=path) as refused:
+        modules.find(path)
+    assert "--import" not in str(refused.value), "that would import the command itself"
+
+
 BY_SURPRISE = [
     *itertools.product(
         ["run", "reproduce"],
