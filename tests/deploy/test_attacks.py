@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -203,6 +203,25 @@ def test_a_certificate_that_is_revoked_while_the_server_runs(door: Door) -> None
     assert registers(door.of("former").for_client()) == b"HTTP/1.1 200 OK"
     revoke(door.keys, "former")
     assert registers(door.of("former").for_client()) == b"HTTP/1.1 403 Forbidden"
+
+
+@pytest.mark.threat(
+    "an outsider",
+    "sends a head without end with a revoked certificate",
+    now="400 after 64 KiB",
+    before="all of it was kept",
+)
+def test_a_head_without_end_is_not_read(door: Door) -> None:
+    context = door.of("north").for_client()
+    with (
+        socket.create_connection(("127.0.0.1", door.port), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        secured.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\n")
+        with suppress(OSError):  # closed meanwhile
+            for _ in range(100):
+                secured.sendall(b"X: " + b"x" * 10_000 + b"\r\n")
+        assert secured.recv(4096).startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.threat("a client", "sends a request of 100 GB", now="413, before it is read")

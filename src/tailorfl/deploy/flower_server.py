@@ -33,7 +33,7 @@ with needs_extra("flwr", "deploy"):
     from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.responses import JSONResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
 
@@ -380,9 +380,12 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _protocol(closed: Callable[[int], None]) -> type:
-    """Return uvicorn's protocol with the certificate and connection of each request in its state."""
+    """Return uvicorn's protocol with the certificate and connection of each request in its state.
 
-    class Certified(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    It is the one of h11, which reads at most 64 KiB of a request's head; that of httptools keeps any number of bytes.
+    """
+
+    class Certified(H11Protocol):
         app_state: dict[str, Any]
 
         def connection_made(self, transport: Any) -> None:
