@@ -261,6 +261,13 @@ def test_parts_that_contain_each_other(ends: Ends) -> None:
     assert [arrival.ticket for arrival in ends.link.receive(tickets)] == []
 
 
+def test_a_part_without_a_name_that_flower_accepts(ends: Ends) -> None:
+    client, _ = ends.client(), ends.send()
+    question, before = asked(client), len(ends.link._state.object_store)
+    assert announced(client, question, ObjectTree(object_id="a" * 64), ObjectTree(object_id="?")) == 400
+    assert len(ends.link._state.object_store) == before
+
+
 @pytest.mark.threat(
     "a client",
     "announces parts of another one's letter as its own",

@@ -24,7 +24,7 @@ with needs_extra("flwr", "deploy"):
     from flwr.proto.fleet_pb2 import PushMessagesRequest
     from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
     from flwr.supercore.error import http_error_translator
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
     from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
@@ -331,9 +331,10 @@ class Link:
             return 0, ""
 
     def _is_answer(self, request: PushMessagesRequest) -> bool:
-        """Return whether a request announces one message, and no part in two ways.
+        """Return whether a request announces one message, and each part in one way and by a name that Flower accepts.
 
-        Otherwise, few parts that contain each other could stand for any number of parts.
+        Otherwise, few parts that contain each other could stand for any number of parts, and Flower would keep the
+        parts before a bad name for good.
         """
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             return False
@@ -341,7 +342,7 @@ class Link:
         for part in iterate_object_tree(request.message_object_trees[0]):
             name, names = part.object_id, _children(part)
             before = known[name].child_object_ids if name in known else announced.setdefault(name, names)
-            if before != names:
+            if before != names or not is_valid_sha256_hash(name):
                 return False
         return bool(name == request.messages_list[0].metadata.message_id)
 
