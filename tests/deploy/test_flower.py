@@ -291,6 +291,29 @@ def test_parts_of_a_letter_that_is_still_to_come(ends: Ends) -> None:
     assert ends.arrival(ticket).body == b"!"
 
 
+@pytest.mark.threat(
+    "a client",
+    "announces parts of another one's answer as its own",
+    now="the answer arrives",
+    before="the other could not answer",
+)
+def test_parts_of_an_answer_that_is_still_to_come(ends: Ends) -> None:
+    hostile, _ = ends.client("south"), ends.send()
+    question = asked(hostile)
+    _, tree, _ = flower_client.in_parts(Message(flower_client.content(b"!"), 1, "query"))
+    bogus = ObjectTree(object_id="a" * 64)
+    lies = [
+        ObjectTree(object_id=part.object_id, children=[bogus])
+        for part in iterate_object_tree(tree.children[0])
+    ]
+    assert announced(hostile, question, *lies) == 200
+    honest = ends.client("north")
+    (node,) = [node for node, name in ends.link.nodes().items() if name == "north"]
+    (ticket,) = ends.link.send([Letter(node, "query", b"?")], 60.0)
+    honest.send(asked(honest), b"!")
+    assert ends.arrival(ticket).body == b"!"
+
+
 def test_a_key_of_megabytes(ends: Ends) -> None:
     with pytest.raises(httpx.HTTPStatusError, match="400"):
         ends.client()._calls.RegisterNode(RegisterNodeFleetRequest(public_key=b"x" * 2**20))

@@ -77,6 +77,9 @@ LARGEST_REQUEST = 2**24
 """Largest number of bytes of one request: Flower sends arrays in pieces of 5 MiB."""
 KEY = 32
 """Number of bytes of a node's key."""
+SALT = 16
+"""Number of random bytes before an answer. Flower keeps the structure of a part that was announced first, so nobody
+else may know a part before it is announced."""
 COUNTED = ("messages_total", "answers_total", "bytes_down_total", "bytes_up_total")
 """Counters on both sides: packets of the server, packets of clients, and their bytes."""
 
@@ -199,7 +202,7 @@ class Connection:
     def send(self, question: ServerMessage, body: bytes) -> None:
         """Send the answer to a letter. Raises ForgottenError if the server no longer waits for it."""
         about = question.message.metadata
-        message = Message(content(body), reply_to=question.message)
+        message = Message(content(secrets.token_bytes(SALT) + body), reply_to=question.message)
         # by the server's clock
         message.metadata.created_at, message.metadata.ttl = about.created_at, about.ttl
         header, tree, parts = in_parts(message)

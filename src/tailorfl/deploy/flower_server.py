@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tailorfl.deploy.flower_client import BESIDE, COUNTED, KEY, LARGEST_REQUEST, body_of, content, in_parts
+from tailorfl.deploy.flower_client import (
+    BESIDE,
+    COUNTED,
+    KEY,
+    LARGEST_REQUEST,
+    SALT,
+    body_of,
+    content,
+    in_parts,
+)
 from tailorfl.deploy.keys import Tls
 from tailorfl.deploy.messages import LARGEST, Arrival, Letter
 from tailorfl.errors import RunError, needs_extra
@@ -233,7 +242,7 @@ class Link:
             parts = {name: store.get(name) for name in names}
             if not all(parts.values()):
                 return None
-            return Arrival(ticket, body_of(reply, parts, self._largest))
+            return Arrival(ticket, body_of(reply, parts, self._largest)[SALT:])
         except Exception as error:  # a client can send anything
             log.warning("an answer cannot be read: %s", type(error).__name__)
             return Arrival(ticket, None, "its answer cannot be read")
