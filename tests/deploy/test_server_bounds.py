@@ -402,10 +402,10 @@ def test_who_describes_what_it_cannot_have(federation: Federation, monkeypatch: 
     assert all("'1'" in reason for reason in reasons)
 
 
-def files_run(folder: Path, meddle: Meddle, wait: float = 2.0) -> Deployed:
+def files_run(folder: Path, meddle: Meddle, wait: float = 2.0, normalise: str = "federated") -> Deployed:
     """Run four wards with tables of their own, of which somebody changes the answers."""
-    write_tables(folder / "files")
-    data, deploy = {"normalise": "federated"}, {"wait_seconds": wait}
+    write_tables(folder / "files", gaps=normalise != "none")
+    data, deploy = {"normalise": normalise}, {"wait_seconds": wait}
     config = of_files(folder / "files", "fedavg", data=data, deploy=deploy)
     return deployed(config, folder, owners(folder, folder / "files", config), meddle)
 
@@ -437,7 +437,14 @@ def inflated(summary: dict[str, Any], value: float) -> dict[str, Any]:
     return {**summary, "columns": columns}
 
 
+def extended(summary: dict[str, Any], column: str) -> dict[str, Any]:
+    """A summary of one column more."""
+    columns = {**summary["columns"], column: {"kind": "number", "count": 9, "squares": 9.0}}
+    return {**summary, "columns": columns, "order": list(columns)}
+
+
 SUMMARIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "a column that was not described": lambda facts: {"summary": extended(facts["summary"], "zeal")},
     "sizes of 10^12": lambda facts: {"sizes": {"train": 10**12, "val": 0, "test": 0}},
     "more than its rows": lambda facts: {"sizes": {k: v + 1 for k, v in facts["sizes"].items()}},
     "sums of 1e300": lambda facts: {"summary": inflated(facts["summary"], 1e300)},
@@ -455,6 +462,24 @@ def test_sums_that_cannot_be(case: str, tmp_path: Path, caplog: pytest.LogCaptur
     assert "'north' is left out" in caplog.text
     names = ["east", "north", "south", "west"]
     assert {names[a.client] for one in result.trace for a in one.answers} == {"east", "south", "west"}
+
+
+@pytest.mark.parametrize("normalise", ["federated", "none"])
+def test_features_that_no_client_has(
+    normalise: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The label among one client's features, or sums that nobody asked for, do not make the others refuse."""
+
+    def lie(question: Packet, answer: bytes) -> bytes:
+        facts = Packet.decoded(answer).facts
+        if normalise == "none":
+            return with_facts(answer, summary=extended(facts["summary"], "age"))
+        return with_facts(answer, source={"features": [*facts["source"]["features"], "outcome"]})
+
+    kind = "summarise" if normalise == "none" else "describe"
+    result = files_run(tmp_path, lying(lie, kind, node=7), normalise=normalise)
+    assert "'north' is left out" in caplog.text
+    assert [set(result.fates_of(client)) for client in (0, 2, 3)] == [{"accepted"}] * 3
 
 
 def test_who_refuses_the_job_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

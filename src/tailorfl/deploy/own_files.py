@@ -39,7 +39,7 @@ from tailorfl.data.table_files import read_table
 from tailorfl.data.text import from_texts
 from tailorfl.deploy.own_data import DataShare, OwnFile
 from tailorfl.deploy.policy import DEFAULT_POLICY, Policy
-from tailorfl.errors import ConfigError, DataError, MessageError, PolicyError
+from tailorfl.errors import ConfigError, DataError, MessageError, PolicyError, first_few
 from tailorfl.settings.base import listed
 from tailorfl.settings.data import DataConfig
 from tailorfl.settings.experiment import ExperimentConfig
@@ -153,8 +153,15 @@ class OwnTable(OwnFile):
         """
         import pandas as pd
 
-        roles = summaries[0].roles
+        roles = made_roles(**_without(data.options, CONSTANTS, "sep", "decimal"))
         check_medians(roles, data.normalise)
+        inputs = roles.inputs(pd.DataFrame(columns=list(features)))
+        has_sums = data.normalise != "none" and CONSTANTS not in data.options
+        summed = {name for summary in summaries for name in summary.columns}
+        if strange := ({*features} - {*inputs}) | (summed - {*(inputs if has_sums else ())}):
+            raise DataError(
+                f"the clients describe columns that the experiment does not use: {first_few(sorted(strange), 5)}"
+            )
         for option in ("features", "words"):
             need_columns(
                 "of the clients", pd.DataFrame(columns=list(features)), listed(data.options.get(option) or ())
