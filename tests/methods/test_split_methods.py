@@ -300,6 +300,12 @@ def test_a_client_without_variance_keeps_its_own_head() -> None:
     torch.testing.assert_close(weights[0], torch.tensor([1.0, 0.0]).double())
 
 
+def test_a_negative_variance_counts_as_none() -> None:
+    """A hostile client of a deployment sends it; before, the server ended."""
+    negative, none = (mixing_weights(torch.tensor([v, 0.5]), torch.ones(2, 1, 1)) for v in (-1.0, 0.0))
+    torch.testing.assert_close(negative, none)
+
+
 def test_weights_that_are_all_small_still_sum_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of more than a thousand alike clients."""
     monkeypatch.setattr("tailorfl.methods.mixtures.LEAST", 0.6)

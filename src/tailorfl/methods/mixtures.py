@@ -44,7 +44,8 @@ def mixing_weights(variance: Tensor, moment: Tensor) -> Tensor:
     `variance` [m] is V and `moment` [m, C, d_z] is M. Row i minimises βᵀ(diag V + G)β with
     G_jk = Σ_c ⟨M_i[c] − M_j[c], M_i[c] − M_k[c]⟩.
     """
-    v, flat = variance.double().numpy(), moment.double().flatten(1).numpy()
+    # A client of a deployment may send a negative V, with which there is no minimum.
+    v, flat = variance.double().clamp(min=0).numpy(), moment.double().flatten(1).numpy()
     gram = flat @ flat.T
     rows = []
     for i in range(len(v)):
