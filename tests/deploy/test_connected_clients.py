@@ -109,7 +109,7 @@ def test_a_client_that_was_late_is_asked_again_as_soon_as_it_says_that_it_is_the
     connected = ConnectedClients(post)
     connected.refresh()
     post.deaf.add(100)
-    hello = Packet("hello", {"version": "0", "protocol": 1})
+    hello = Packet("hello", {"version": "0", "protocol": PROTOCOL})
     assert connected.ask({"0": hello}, 0.2)["0"].fate == "late"
     assert connected.ask({"0": hello}, 60.0)["0"].reason == "still answering an earlier question"
     post.deaf.clear()

@@ -116,7 +116,7 @@ HEADS: list[tuple[dict[str, Any], str]] = [
     ({"facts": [1]}, "unknown kind"),
     ({"kind": "evaluate"}, "answered by 'evaluate'"),
     ({"kind": "pickle"}, "'pickle'"),
-    ({"protocol": 2}, "protocol 2"),
+    ({"protocol": 1}, "protocol 1"),
 ]
 BYTES: list[tuple[Callable[[bytes], bytes], str]] = [
     (renamed, "lacks 'fc1.weight'"),

@@ -32,7 +32,7 @@ from tailorfl.privacy import Use, Uses
 from tailorfl.runs.files import decode, encode
 from tailorfl.training import tree
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of messages; server and clients must have the same."""
 VERSION = version("tailorfl")
 """Version of tailorfl; server and clients must have the same except for the last number."""
