@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engines.networks import Undecided
 from methods.settings import NAMES
-from methods.small import TRAIN, assert_same, everything, federation, personal, simulation
+from methods.small import CLASSES, TRAIN, assert_same, everything, federation, personal, simulation
 from tailorfl.core.client import Client
 from tailorfl.core.method import make_method
 from tailorfl.data.federation import Federation
@@ -335,3 +335,27 @@ def test_precisions_are_measured_where_only_the_loop_runs(monkeypatch: pytest.Mo
     sim = Simulation(make_method("fedavg"), federation(), Model(Undecided), TRAIN, engine=engine)
     sim.step()
     assert sim.engine.name == "sequential, bfloat16"
+
+
+class Signal(nn.Module):
+    """A convolution that only autocast rounds the factors of, and so no map over clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(8, 8), nn.Conv1d(8, 4, 3)), nn.Linear(24, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x.flatten(1).unflatten(1, (8, 8))).flatten(1))
+        return out
+
+
+@pytest.mark.usefixtures("has_bfloat16")
+def test_a_layer_that_cannot_be_rounded_together_runs_in_the_loop() -> None:
+    def run(engine: Any) -> Simulation:
+        sim = Simulation(make_method("fedavg"), federation(), Model(Signal), TRAIN, engine=engine)
+        sim.step()
+        return sim
+
+    found, reference = run(Auto(half("sequential"), half("vectorized"))), run(half("sequential"))
+    assert found.engine.name == reference.engine.name
+    assert_same(everything(found), everything(reference))

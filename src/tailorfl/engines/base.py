@@ -242,8 +242,13 @@ class Engine(Protocol):
 
 
 def unsupported(error: BaseException) -> bool:
-    """Return whether an error means that `vmap` lacks a rule for the model, rather than that the model is wrong."""
-    return any(mark in str(error) for mark in ("vmap", "Batching rule", "batching rule", "functorch"))
+    """Return whether an error means that `vmap` lacks a rule for the model, rather than that the model is wrong.
+
+    In bfloat16 a layer that is mapped without a rule of its own gets factors of two types, since autocast does not see
+    it.
+    """
+    marks = ("vmap", "Batching rule", "batching rule", "functorch", "BFloat16")
+    return any(mark in str(error) for mark in marks)
 
 
 def first_line(error: BaseException) -> str:
