@@ -156,7 +156,9 @@ def made_roles(
         if not isinstance(columns, kinds):
             raise DataError(f"{role} should be given as column names, got a {type(columns).__name__}")
     not_features = [column for column in (client, split, *listed(exclude)) if column is not None]
-    return Roles.from_dict({"label": label, "others": not_features, **options}, "options of the table")
+    return Roles.from_dict(
+        {"label": label, "others": not_features, **options}, "one of the options of the table"
+    )
 
 
 class ColumnSummary(JsonRecord):
