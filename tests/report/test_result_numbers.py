@@ -116,8 +116,6 @@ def test_a_folder_of_variants_is_no_result(tmp_path: Path) -> None:
     for read in (ExperimentResult.load, restore):
         with pytest.raises(ConfigError, match=r"variants \(even\)"):
             read(tmp_path)
-        with pytest.raises(ConfigError, match="absent"):
-            read(tmp_path / "absent")
 
 
 @pytest.mark.usefixtures("plotting")

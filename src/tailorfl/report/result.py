@@ -19,9 +19,9 @@ from tailorfl.report import plots
 from tailorfl.report.columns import are_few, columns_of, numbers
 from tailorfl.report.tables import MARK, Column, SeedResult, as_table, comparison, csv
 from tailorfl.runs.files import remove_left_over, reporting, write_text
-from tailorfl.runs.folders import experiment_in
 from tailorfl.runs.job import trouble
 from tailorfl.runs.store import RunStore
+from tailorfl.settings.loading import load
 from tailorfl.settings.names import display_name, slug
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class ExperimentResult:
         Raises:
             ConfigError: the folder does not contain it any more.
         """
+        from tailorfl.runs.folders import experiment_in
+
         return experiment_in(self.path)
 
     def again(self) -> Self:
@@ -74,11 +76,13 @@ class ExperimentResult:
         """Return the result in a folder; unfinished and damaged jobs are left out and listed in `missing`.
 
         Raises:
-            ConfigError: the folder has no experiment, or variants, which are results each.
+            ConfigError: the folder has variants, which are results each.
             RunError: there is no finished and undamaged job.
         """
         folder = Path(path)
-        config = experiment_in(folder)
+        if not (folder / "config.yaml").is_file():
+            raise RunError(f"'{folder}' is not a result folder: it has no config.yaml; check the name")
+        config = load(folder / "config.yaml", [])
         if config.variants:
             raise ConfigError(
                 f"'{folder}' has variants ({', '.join(config.variants)}), each in a folder of its own; give one of "
@@ -359,21 +363,17 @@ def company(summary: dict[str, Any]) -> tuple[int, str]:
 def results(folder: Path) -> dict[str, ExperimentResult]:
     """Return the results in a folder: its own as "", or those of its variants by name.
 
-    Variants without a finished and undamaged job are left out with a warning.
-
-    Raises:
-        ConfigError: the folder has no experiment.
-        RunError: none has a finished and undamaged job.
+    Variants without a finished and undamaged job are left out with a warning. Raises RunError if none has one.
     """
-    config = experiment_in(folder)
-    if not config.variants:
+    config = load(folder / "config.yaml") if (folder / "config.yaml").is_file() else None
+    if config is None or not config.variants:
         return {"": ExperimentResult.load(folder)}
     folders = {name: folder / slug(name) for name in config.variants}
     done = {}
     for name, path in folders.items():
         try:
             done[name] = ExperimentResult.load(path)
-        except (ConfigError, RunError) as error:
+        except RunError as error:
             log.warning("variant %s is left out: %s", name, error, extra={"once": path})
     if not done:
         raise RunError(f"'{folder}' has no finished job yet; continue it with --resume {quoted(folder)}")
