@@ -447,6 +447,8 @@ SUMMARIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "a column that was not described": lambda facts: {"summary": extended(facts["summary"], "zeal")},
     "sizes of 10^12": lambda facts: {"sizes": {"train": 10**12, "val": 0, "test": 0}},
     "more than its rows": lambda facts: {"sizes": {k: v + 1 for k, v in facts["sizes"].items()}},
+    "more cells than rows": lambda facts: {"summary": {**facts["summary"], "rows": 1}},
+    "more rows than it trains on": lambda facts: {"summary": {**facts["summary"], "rows": 10**9}},
     "sums of 1e300": lambda facts: {"summary": inflated(facts["summary"], 1e300)},
     "no summary": lambda facts: {"summary": {"columns": 3}},
 }

@@ -198,6 +198,12 @@ class Summary(OrderedColumns):
     order: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _of_its_rows(self) -> Self:
+        if any(column.count > self.rows for column in self.columns.values()):
+            raise ValueError("a column has more filled cells than there are training rows")
+        return self
+
 
 def summarise(
     frame: pd.DataFrame, roles: Roles, train_rows: Ints | Sequence[int], name: str = "table"

@@ -246,7 +246,10 @@ class DeployedExperiment:
         def read(name: str, packet: Packet) -> tuple[dict[str, int], JsonRecord]:
             sizes = packet.fact("sizes", dict)
             check_sizes(sizes, PARTS, rows[name])
-            return sizes, kind.summary_type.from_dict(packet.fact("summary", dict), "its summary")
+            summary = kind.summary_type.from_dict(packet.fact("summary", dict), "its summary")
+            if getattr(summary, "rows", 0) > sizes["train"]:
+                raise DataError(f"its summary is of more than its {sizes['train']} training rows")
+            return sizes, summary
 
         begin = time.monotonic()
         while missing := [name for name in described if name not in (*summaries, *refused)]:
