@@ -14,8 +14,9 @@ from types import ModuleType
 import pytest
 
 from deploy.running import free_port, until
+from tailorfl.deploy.client_session import member_of
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, revoke, server_keys
-from tailorfl.deploy.messages import Arrival, Letter
+from tailorfl.deploy.messages import Arrival, Letter, Packet
 from tailorfl.deploy.running import Reach, in_the_way
 from tailorfl.errors import ConfigError, RunError
 
@@ -413,6 +414,32 @@ def test_a_client_that_hears_nothing_says_so_once(ends: Ends, monkeypatch: pytes
     client, server = ends.client(), f"127.0.0.1:{ends.port}"
     running._answer_all(client, Reach(server, None, said.append), Member(), said.append, False)  # type: ignore[arg-type]
     assert len(said) == 1
+
+
+def test_a_client_has_left_when_the_server_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is lost on the way, then the server begins again and asks once more."""
+    monkeypatch.setattr(running, "AGAIN", 0.0)
+    said, tries = list[str](), [UnreachableError("cut"), ForgottenError("restarted"), None]
+    body = Packet("setup").encoded()
+
+    class Line:
+        def receive(self) -> ServerMessage:
+            return ServerMessage(body, Message(RecordDict(), 1, "query"))
+
+        def send(self, question: ServerMessage, answer: bytes) -> None:
+            assert Packet.decoded(answer).fact("code", str) == "left"
+            assert not said
+            if (problem := tries.pop(0)) is not None:
+                raise problem
+
+    class Silent(Reach):
+        def failed(self, reason: str) -> None:
+            """Try again."""
+
+    member = member_of(state=tmp_path, name="north", notify=said.append)
+    member.leaves = True
+    running._answer_all(Line(), Silent("", None, said.append), member, said.append, False)  # type: ignore[arg-type]
+    assert (tries, member.ended, len(said)) == ([], True, 1)
 
 
 def test_a_port_that_is_taken(ends: Ends) -> None:

@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 OWN_SETS = ("val", "local")
 """The test sets on which a client can evaluate alone."""
 UNLOGGED = ("hello", "goodbye")  # they contain only the client's name and versions
+LEAVING = Release(failure("it leaves for good", LEFT))
 Notify = Callable[[str], None]
 
 
@@ -83,8 +84,8 @@ class ClientSession:
         self._has_file = not isinstance(data, DataShare)
         self._state = StateFolder(folder)
         self._jobs: dict[str, AgreedJob] = {}
-        self._experiment_name = ""
-        self._shown = ""
+        self._experiment_name = self._shown = ""
+        self._leaving = False
         self.leaves = False
         """Whether its only answer from now on is that it leaves for good."""
         self.ended = False
@@ -98,8 +99,8 @@ class ClientSession:
         try:
             question = Packet.decoded(data, self.policy.max_bytes)
             log.debug("asked: %s", question.kind)
-            leaves = self.leaves and question.kind != "hello"
-            release = self._leave() if leaves else self._answers[question.kind](self, question)
+            self._leaving = self.leaves and question.kind not in UNLOGGED
+            release = LEAVING if self._leaving else self._answers[question.kind](self, question)
         except Exception as error:
             release = Release(self._failed(error))
         try:
@@ -110,6 +111,7 @@ class ClientSession:
                 self.log.append(release, len(body), self._experiment_name, self.policy.delta)
             return body
         except TailorflError as error:  # without its line nothing leaves
+            self._leaving = False
             return self._failed(error).encoded()
 
     def _failed(self, error: Exception) -> Packet:
@@ -130,6 +132,12 @@ class ClientSession:
         """The log of what has left this client."""
         return self._state.log
 
+    def delivered(self) -> None:
+        """Note that the server has the last answer."""
+        if self._leaving:
+            self.ended = True
+            self._notify("the server knows that this client leaves for good")
+
     def close(self) -> None:
         """Release all folders."""
         for agreed in self._jobs.values():
@@ -147,11 +155,6 @@ class ClientSession:
             f"the server has finished, but this client has no model of its last job ({list(jobs)[-1][:8]}); its "
             "private state is kept: start the client again while the server runs"
         )
-
-    def _leave(self) -> Release:
-        self.ended = True
-        self._notify("the server knows that this client leaves for good")
-        return Release(failure("it leaves for good", LEFT))
 
     def _refuse_failure(self, question: Packet) -> Release:
         raise MessageError("the server sent a failure instead of a question")

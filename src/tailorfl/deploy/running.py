@@ -169,6 +169,7 @@ def _answer_all(
                     continue
                 answer = _answer(member, question, notify)
             connection.send(question, answer)
+            member.delivered()
             question, last, is_waiting = None, time.monotonic(), False
         except ForgottenError:  # a restarted server asks again, and gets the stored answer
             question = None
