@@ -171,7 +171,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return y.view(len(x), clients, out).transpose(0, 1)
     flat = x.flatten(1, -2)
     result: Tensor = _CohortLinear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
-    return result if x.dim() == 3 else result.unflatten(1, x.shape[1:-1])
+    return result if x.dim() == 3 else result.view(*x.shape[:-1], result.shape[-1])
 
 
 class _CohortLinear(torch.autograd.Function):
