@@ -248,8 +248,8 @@ def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
     Padding repeats a row: those of no client may hold no numbers, and 0 · NaN is NaN.
     """
     widest = max((len(r) for r in rows), default=0)
-    table = np.zeros((len(rows), widest), dtype=np.int64)
-    table[:] = next((r[0] for r in rows if len(r)), 0)
+    some = next((r[0] for r in rows if len(r)), 0)
+    table = np.full((len(rows), widest), some, dtype=np.int64)
     weight = np.zeros((len(rows), widest), dtype=np.float32)
     for i, r in enumerate(rows):
         table[i, : len(r)] = r
