@@ -14,6 +14,7 @@ from torch import nn
 
 from tailorfl.errors import ModelError
 from tailorfl.models import build, load_weights, save_weights
+from tailorfl.models.skeleton import frozen_names
 
 CIFAR = (3, 32, 32)
 
@@ -71,6 +72,31 @@ def test_batch_norm_weights_in_a_group_norm_model_are_reported(tmp_path):
     assert report.unexpected == ("norm1.running_mean", "norm1.running_var", "norm1.num_batches_tracked")
     plain = write_npz(tmp_path / "plain.npz", build("mlp", (4,), 3, hidden=[6]))
     assert "norm1.weight" in load_weights(small(), plain).missing
+
+
+@pytest.mark.parametrize(
+    ("hidden", "norm", "frozen", "lacking"),
+    [
+        ([6], "none", [], []),
+        ([6, 5], "none", [], ["fc2.weight", "fc2.bias"]),
+        ([6, 5], "none", ["fc1.weight", "fc2.bias"], ["fc2.bias"]),
+        ([6, 5], "none", ["fc1.weight"], []),  # what trains may be new, such as an adapter
+        ([6], "batch", [], ["norm1.weight", "norm1.bias", "norm1.running_mean", "norm1.running_var"]),
+    ],
+)
+def test_a_file_without_a_part_of_the_body(tmp_path, hidden, norm, frozen, lacking):
+    body = {n: t for n, t in build("mlp", (4,), 3, hidden=[6]).state_dict().items() if "head" not in n}
+    target = build("mlp", (4,), 3, hidden=hidden, norm=norm)
+    report = load_weights(target, save_weights(body, tmp_path / "body.safetensors"))
+    assert report.lacking(target, frozen) == lacking
+
+
+@pytest.mark.parametrize("trainable", ["adapter+head", "all"])
+def test_adapters_are_not_expected_in_a_file(tmp_path, trainable):
+    plain, adapted = (build("resnet20", CIFAR, 3, adapters=adapters) for adapters in (False, True))
+    report = load_weights(adapted, write_npz(tmp_path / "w.npz", plain))
+    assert any("adapter" in name for name in report.missing)
+    assert report.lacking(adapted, frozen_names(adapted, trainable)) == []
 
 
 def test_values_take_the_modules_type(tmp_path):

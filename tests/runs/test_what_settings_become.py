@@ -119,6 +119,23 @@ def test_weights_of_the_data_folder_are_where_the_variable_points(
         make_model(config.model_copy(update={"weights": "data:weights/other.npz"}), source, seed=1).init(1)
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_that_leave_layers_of_the_body_as_they_began_are_told(
+    frozen: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = load_source("digits")
+    weights = tmp_path / "small.safetensors"
+    save_weights(build("mlp", source.input_shape, source.outputs, hidden=[6]).state_dict(), weights)
+    whole = OneModelConfig(name="mlp", hidden=[6], weights=str(weights), trainable="head" if frozen else None)
+    make_model(whole, source, seed=1)
+    assert not caplog.records
+    deeper = whole.model_copy(update={"options": {"hidden": [6, 5]}, "skip_head": True})
+    make_model(deeper, source, seed=1)
+    assert [("fc2.weight" in r.getMessage(), "frozen" in r.getMessage()) for r in caplog.records] == [
+        (True, frozen)
+    ]
+
+
 # -- Python objects ------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from tailorfl.archives import load_arrays
 from tailorfl.errors import ModelError, first_few
-from tailorfl.models.layers import state_entries
+from tailorfl.models.adapters import BottleneckAdapter, ResidualAdapter
+from tailorfl.models.layers import head_layer, state_entries
+from tailorfl.models.lora import lora_parts
 from tailorfl.models.selectors import select
 
 HUBS = ("torchvision", "timm")
@@ -32,6 +34,28 @@ class WeightReport:
     """In the source and not in the module: not used."""
     skipped: tuple[str, ...]
     """In both, left at their initial values because they belong to the skipped head."""
+
+    def lacking(self, module: nn.Module, frozen: Collection[str] = ()) -> list[str]:
+        """Return the missing names that a file of weights for `module` should have: those before the head.
+
+        Args:
+            module: the one that the weights were loaded into.
+            frozen: names of its tensors that never change; with any, only these are expected in the file, since parts
+                that train may be new. Adapters and LoRA never are.
+        """
+        head, new = head_layer(module), lora_parts(module)
+        new += [part for part in module.modules() if isinstance(part, ResidualAdapter | BottleneckAdapter)]
+        if head is not None:
+            new.append(head)
+        anew = {id(tensor) for part in new for tensor in (*part.parameters(), *part.buffers())}
+        return [
+            entry.name
+            for entry in state_entries(module)
+            if entry.name in self.missing
+            and (not frozen or entry.name in frozen)
+            and id(entry.tensor) not in anew
+            and entry.tensor.is_floating_point()  # else the number of batches that a norm has seen
+        ]
 
 
 def load_weights(module: nn.Module, source: str | Path, *, skip_head: int = 0) -> WeightReport:

@@ -7,7 +7,7 @@ the parts are built, before the first round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -22,11 +22,11 @@ from tailorfl.data.registry import options_of as source_options
 from tailorfl.data.source import Source
 from tailorfl.data.storage import named_file
 from tailorfl.engines.choice import make_engine
-from tailorfl.errors import ConfigError, DataError, ModelError, unknown
+from tailorfl.errors import ConfigError, DataError, ModelError, first_few, unknown
 from tailorfl.evaluation.selection import refuse_private
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build, options_of
-from tailorfl.models.weights import load_weights
+from tailorfl.models.weights import WeightReport, load_weights
 from tailorfl.modules import find
 from tailorfl.partition import recipe_named
 from tailorfl.partition.splits import read_split
@@ -238,14 +238,27 @@ def make_model(config: OneModelConfig, source: Source, seed: int) -> Model:
     def factory() -> torch.nn.Module:
         return build(config.name, source.input_shape, source.outputs, **options)
 
+    fits: list[WeightReport] = []
+
     def prepare(module: torch.nn.Module) -> None:
         if config.weights is not None:
-            load_weights(module, named_file(config.weights), skip_head=config.skip_head)
+            fits[:] = [load_weights(module, named_file(config.weights), skip_head=config.skip_head)]
 
     model = Model(factory, prepare, trainable=config.trainable, seed=seed)
+    if fits and (lacking := fits[0].lacking(model.module, model.frozen)):
+        _warn_of(lacking, config, model)
     if ":" not in config.name:  # authors of models know their inputs
         _check_tokens(config.name, model, source)
     return model
+
+
+def _warn_of(lacking: Sequence[str], config: OneModelConfig, model: Model) -> None:
+    for_good = " for good, since they are frozen" if model.frozen else ""
+    text = (
+        f"'{config.weights}' lacks {len(lacking)} tensor(s) of model '{config.name}' before its head, which keep their "
+        f"initial values{for_good}: {first_few(lacking, 5)}; use a file of this model, or rename the tensors in it"
+    )
+    log.warning("%s", text, extra={"once": text})
 
 
 def _token_options(name: str, source: Source) -> dict[str, Any]:
