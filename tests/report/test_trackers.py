@@ -137,6 +137,20 @@ def test_more_rounds_take_the_last_evaluation_back(tmp_path: Path, database: str
     assert_same(untimed(mlflow(database, "longer")["fedavg, seed 3"][1]), untimed(expected))
 
 
+@pytest.mark.slow
+def test_mlflow_gets_sets_with_names_that_it_refuses(tmp_path: Path, database: str) -> None:
+    """Its names have no +, but a personal method's last round has the set heldout+10."""
+    data = {**SMALL["data"], "heldout_clients": 1}
+    settings = {**SMALL, "name": "heldout", "methods": ["ditto"], "rounds": 1, "data": data}
+    tailorfl.run({**settings, "track": {"mlflow": database}}, out=tmp_path / "out")
+    tailorfl.run(out=tmp_path / "out", resume=True)  # and finds it again: `mlflow` refuses a second run
+    expected = recorded(tmp_path / "out/ditto/seed-3")
+    assert "personal/heldout+10/accuracy" in expected
+    status, metrics = mlflow(database, "heldout")["ditto, seed 3"]
+    assert status == "FINISHED"
+    assert_same(untimed(metrics), untimed({k.replace("+", "-"): v for k, v in expected.items()}))
+
+
 def test_a_tracker_that_comes_later_is_told_all_or_says_that_it_cannot_write(tmp_path: Path) -> None:
     out = tmp_path / "out"
     tailorfl.run({**SMALL, "methods": ["fedavg"]}, out=out)

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import re
 import shutil
 import textwrap
 import time
@@ -33,6 +34,8 @@ TIMED = ("seconds", "round_seconds")
 """Numbers that differ if a round is repeated."""
 AT_ONCE = 1000
 """Largest number of metrics that MLflow accepts in one call."""
+REFUSED = re.compile(r"[^/\w. -]")
+"""Characters that MLflow refuses in names of metrics, such as the + of the set heldout+10."""
 
 Ending = Literal["finished", "interrupted", "failed"]
 Point = tuple[int, Mapping[str, float]]
@@ -136,7 +139,7 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, round) for name, value in numbers.items()]
+        metrics = [Metric(_metric(name), value, now, round) for name, value in numbers.items()]
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self._run, metrics=metrics[start : start + AT_ONCE])
 
@@ -164,7 +167,7 @@ class MLflow:
         expected: dict[str, list[tuple[int, float]]] = {}
         for round, numbers in past:
             for name, value in numbers.items():
-                expected.setdefault(name, []).append((round, value))
+                expected.setdefault(_metric(name), []).append((round, value))
         if self._client.get_run(run).data.metrics.keys() != expected.keys():
             return False
 
@@ -234,6 +237,11 @@ def _settings(job: Job) -> Iterator[tuple[str, str]]:
     yield "rounds", str(job.rounds)
     for name, value in job.method.options.items():
         yield f"option.{name}", str(value)[:500]
+
+
+def _metric(name: str) -> str:
+    """Return the name of a metric without characters that MLflow refuses."""
+    return REFUSED.sub("-", name)
 
 
 def _allowed(name: str) -> str:
