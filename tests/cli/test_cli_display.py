@@ -80,6 +80,24 @@ def test_lines_tell_the_same() -> None:
     ]
 
 
+def test_with_a_budget_rounds_beyond_the_nominal_ones_are_no_finished_jobs() -> None:
+    """A method that sends less than FedAvg takes more rounds than FedAvg."""
+    config = load(None, ["method=ditto", "seeds=2", "rounds=1", "budget=bytes"])
+    job, console = Job(config, config.methods[0], 0), Console(file=io.StringIO())
+    watch = Live(progress := bars(terminal()), 2)
+    everything, bar = progress.tasks
+    lines = ProgressLines(console)
+    for each in (watch, lines):
+        each.job_started(job, 1, 2, 1, 0)
+        each.evaluated(job, 2, {})
+        each.round_done(job, DONE)
+    assert everything.completed < 1
+    assert everything.fields["facts"] == "0/2 jobs"
+    assert "2/1" not in bar.fields["facts"] + shown(console)
+    watch.job_done(job, {"seconds": 1.0})
+    assert everything.completed == 1
+
+
 def test_observer_suits_its_console() -> None:
     with observer(terminal(), CONFIG) as watch:
         assert isinstance(watch, Live)

@@ -75,6 +75,21 @@ def test_the_time_left_is_that_of_the_rounds_to_come(looked: tuple[Path, list[di
     assert first[1]["left"] == pytest.approx(4 * first[0]["seconds"])  # of no fedavg is anything known yet
 
 
+def test_with_a_budget_the_end_is_not_known_before_it(tmp_path: Path) -> None:
+    """LG-FedAvg sends only its head, so that it takes more rounds than FedAvg for the same bytes."""
+    looking = Looking(tmp_path / "out")
+    settings = {**SMALL, "methods": ["fedavg", "lg_fedavg"], "seeds": 1, "rounds": 1, "budget": "bytes"}
+    tailorfl.run(settings, out=tmp_path / "out", observer=looking)
+    assert len(looking.seen) > 3
+    for found in looking.seen:
+        assert found["left"] is None
+        for job in found["jobs"]:
+            assert job["round"] <= job["rounds"]
+            assert job["left"] in (None, 0)
+    job = Watched(tmp_path / "out").look()["jobs"][1]
+    assert job["round"] == job["rounds"] == last_record(tmp_path / "out/lg_fedavg/seed-0")["round"] > 1
+
+
 def test_the_end_is_what_the_records_say(looked: tuple[Path, list[dict[str, Any]]]) -> None:
     out, _ = looked
     found = Watched(out).look()

@@ -9,9 +9,10 @@ reads only what was appended since the last time, and returns plain values for `
      "left": 10.2, "loss": 0.41, "score": 0.83, "low": 0.7, "high": 0.95, "bytes_up": 1000,
      "bytes_down": 1000, "epsilon": null, "curve": [[5, 0.83, 0.7, 0.95]], "losses": [[1, 2.3], [2, 1.9]]}]}
 
-Seconds are those of the job so far; `left` is an estimate, null if unknown. `score` is the mean over clients of the
-leading metric of the deployed model on the clients' own test data; `low` and `high` are its 10 % and 90 % quantiles.
-`curve` and `losses` are thinned to `MOST_POINTS`.
+Seconds are those of the job so far; `left` is an estimate, null if unknown. With a budget it is: a method's number of
+rounds shows only at its end, and `rounds` are the nominal ones or, if they are more, those so far. `score` is the mean
+over clients of the leading metric of the deployed model on the clients' own test data; `low` and `high` are its 10 %
+and 90 % quantiles. `curve` and `losses` are thinned to `MOST_POINTS`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ MOST_POINTS = 400
 """Largest number of points of a line."""
 OVER = ("finished", "failed")
 """Status of jobs that will not continue in this process; a job that diverged stays failed."""
+INTERNAL = ("metric", "has_budget")
+"""Facts of a job that are not displayed."""
 Snapshot = dict[str, Any]
 
 
@@ -68,7 +71,7 @@ class Watched:
             "total": len(jobs),
             "left": sum(left) if left and None not in left and status == "running" else None,
             "metric": next((job["metric"] for job in jobs if job["metric"]), None),
-            "jobs": [{key: value for key, value in job.items() if key != "metric"} for job in jobs],
+            "jobs": [{key: value for key, value in job.items() if key not in INTERNAL} for job in jobs],
         }
 
     def _job(self, variant: str, job: Job, out: Path) -> dict[str, Any]:
@@ -81,7 +84,10 @@ class Watched:
         losses = [[r["round"], r["loss/train"]] for r in records if r.get("loss/train") is not None]
         _, score, low, high = scores[-1] if scores else [None] * 4
         epsilons = [r["epsilon"] for r in records if r.get("epsilon") is not None]
-        name = f"{job.method.display_name}, seed {job.seed}"
+        name, done = f"{job.method.display_name}, seed {job.seed}", last.get("round", 0)
+        rounds = job.rounds
+        if job.has_budget:
+            rounds = done if status == "finished" else max(rounds, done)
         return {
             "name": f"{variant}: {name}" if variant else name,
             "method": job.method.display_name,
@@ -90,8 +96,8 @@ class Watched:
             "seed": job.seed,
             "status": status,
             "message": message,
-            "round": last.get("round", 0),
-            "rounds": job.rounds,
+            "round": done,
+            "rounds": rounds,
             "seconds": last.get("seconds"),
             "left": None,
             "loss": losses[-1][1] if losses else None,
@@ -104,6 +110,7 @@ class Watched:
             "curve": _thinned(scores),
             "losses": _thinned(losses),
             "metric": None if key is None else key.rpartition("/")[2],
+            "has_budget": job.has_budget,
         }
 
 
@@ -221,5 +228,5 @@ def _estimate(jobs: Sequence[dict[str, Any]], status: str) -> None:
         pace = next((paces[line] for line in lines if line in paces), None)
         if job["status"] in OVER:
             job["left"] = 0.0
-        elif pace and status == "running":
+        elif pace and status == "running" and not job["has_budget"]:
             job["left"] = (job["rounds"] - job["round"]) * sum(pace) / len(pace)

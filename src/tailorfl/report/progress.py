@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -141,20 +142,27 @@ def title(job: Job) -> str:
     return f"{job.method.display_name} seed {job.seed}"
 
 
+def _of(job: Job, rounds: int) -> str:
+    """Return the number of rounds as the second part of "2/30"; empty if it shows only at the end."""
+    return "" if job.has_budget else f"/{rounds}"
+
+
 class ProgressLines(Observer):
     """One line when a job starts, at each evaluation and at its end, to a console or a log."""
 
     def __init__(self, target: Console | Callable[[str], None]) -> None:
         self._target = target
-        self._where = ""
-        self._rounds = 0
+        self._where = self._of = ""
         self._speed = 0.0
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
         """Print the job that starts."""
-        self._where, self._rounds = f"[{position}/{total}] {title(job)}", rounds
+        self._where, self._of = f"[{position}/{total}] {title(job)}", _of(job, rounds)
         resumed = f", resumed after round {resumed_from}" if resumed_from else ""
-        self._print(f"{self._where}: {rounds} rounds{resumed}")
+        length = (
+            f"the {job.config.budget} of {rounds} rounds of FedAvg" if job.has_budget else f"{rounds} rounds"
+        )
+        self._print(f"{self._where}: {length}{resumed}")
 
     def round_done(self, job: Job, done: RoundResult) -> None:
         """Remember the speed; rejected clients are named by the log."""
@@ -165,7 +173,7 @@ class ProgressLines(Observer):
         score = headline(metrics)
         shown = "" if score is None else f", {score[0]} {score[1]:.4f}"
         speed = f", {self._speed:.0f} clients/s" if self._speed else ""
-        self._print(f"{self._where}: round {round}/{self._rounds}{shown}{speed}")
+        self._print(f"{self._where}: round {round}{self._of}{shown}{speed}")
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
         """Print the time of the job."""
@@ -185,25 +193,27 @@ class Live(Observer):
         self._progress = progress
         self._all = progress.add_task("experiment", total=jobs, facts=f"0/{jobs} jobs")
         self._job = progress.add_task("", total=None, facts="", visible=False)
-        self._jobs, self._position, self._rounds, self._score = jobs, 0, 1, ""
+        self._jobs, self._position, self._of, self._score = jobs, 0, "", ""
+        self._rounds: float = 1
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
         """Start the job's bar."""
-        self._position, self._rounds, self._score = position, rounds, ""
+        self._position, self._of, self._score = position, _of(job, rounds), ""
+        self._rounds = math.inf if job.has_budget else rounds  # what is done of it is not known
         self._progress.reset(
             self._job, total=rounds, completed=resumed_from, description=title(job), visible=True
         )
-        self._progress.update(self._job, facts=f"round {resumed_from}/{rounds}")
-        self._advance(resumed_from)
+        self._progress.update(self._job, facts=f"round {resumed_from}{self._of}")
+        self._advance(resumed_from / self._rounds)
 
     def round_done(self, job: Job, done: RoundResult) -> None:
         """Move both bars."""
         turned_away = f" · {len(done.rejected)} rejected" if done.rejected else ""
         round = done.round + 1
         speed = f"{done.clients_per_second:.0f} clients/s"
-        facts = f"round {round}/{self._rounds} · {speed}{self._score}{turned_away}"
+        facts = f"round {round}{self._of} · {speed}{self._score}{turned_away}"
         self._progress.update(self._job, completed=round, facts=facts)
-        self._advance(round)
+        self._advance(round / self._rounds)
 
     def evaluated(self, job: Job, round: int, metrics: dict[str, float]) -> None:
         """Remember the metric to show."""
@@ -214,10 +224,11 @@ class Live(Observer):
         """Leave one line above the bars."""
         line = f"{title(job)}{self._score or ' ·'} in {summary['seconds']:.1f} s"
         self._progress.console.print(Text(line))
-        self._advance(self._rounds)
+        self._advance(1.0)
 
-    def _advance(self, round: int) -> None:
-        done = self._position - 1 + round / self._rounds
+    def _advance(self, share: float) -> None:
+        """Show the jobs before this one and the finished share of it."""
+        done = self._position - 1 + share
         self._progress.update(self._all, completed=done, facts=f"{int(done)}/{self._jobs} jobs")
 
 

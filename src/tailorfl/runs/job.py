@@ -32,8 +32,13 @@ class Job:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds."""
+        """Number of rounds; with a budget only the nominal one."""
         return self.method.rounds if self.method.rounds is not None else self.config.rounds
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether a budget decides after how many rounds it ends."""
+        return self.config.budget != "rounds" and self.method.rounds is None
 
     @property
     def name(self) -> str:
