@@ -66,6 +66,10 @@ def test_numbers_are_the_intervals_over_seeds_in_every_form() -> None:
 def test_latex_needs_no_package_for_greek_letters_and_signs() -> None:
     assert tables.tex("a<b>c") == r"a\textless{}b\textgreater{}c"  # otherwise inverted ! and ?
     assert tables.tex("ε – ηλ, βρ ±") == r"$\varepsilon$ -- $\eta$$\lambda$, $\beta$$\rho$ $\pm$"
+    # FedProx, APFL, FedRoD, FedCLUP and a label: without a package LaTeX ends with an error at a Greek letter
+    assert tables.tex("μ = 0, α, κ, γ = 1/λ") == r"$\mu$ = 0, $\alpha$, $\kappa$, $\gamma$ = 1/$\lambda$"
+    assert tables.tex("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ").isascii()
+    assert tables.tex("χψωΓΩ") == r"$\chi$$\psi$$\omega$$\Gamma$$\Omega$"
 
 
 def test_the_terminal_prints_every_cell_and_no_markup() -> None:

@@ -21,6 +21,10 @@ LEAST_SEEDS = 3
 PROSE = 60
 """Cells with more characters are running text, which may be folded."""
 
+_GREEK = (
+    "alpha beta gamma delta zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
+)
 _TEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -32,7 +36,10 @@ _TEX = {
     MARK: r"$^\dagger$",
     "–": "--",
     "ε": r"$\varepsilon$",
-    **{letter: rf"$\{name}$" for letter, name in zip("βηλρ", ("beta", "eta", "lambda", "rho"), strict=True)},
+    **{
+        letter: rf"$\{name}$"
+        for letter, name in zip("αβγδζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", _GREEK.split(), strict=True)
+    },
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 
