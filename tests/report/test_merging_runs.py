@@ -165,5 +165,7 @@ def test_the_table_is_in_the_order_of_the_seeds_and_folders_of_one_name_are_told
     assert merged.config.seeds == (0, 1, 3)
     unlike = tailorfl.merge(["a/run", "c/run"], "out")[""]
     assert list(unlike.table.index) == ["ditto (a/run)", "ditto (c/run)"]
+    three = tailorfl.merge(["a/run", "b/run", "c/run"], "out")[""]  # those that are alike stay one method
+    assert three.table["seeds"].to_dict() == {"ditto (a/run)": 3, "ditto (c/run)": 1}
     (method,) = unlike.config.methods
     assert method.options["lam"] == 0.5  # the first folder's

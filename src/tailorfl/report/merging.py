@@ -1,7 +1,7 @@
 """Merging of result folders: for instance of seeds from separate jobs of a queue, or of methods from different people.
 
 Lines with the same label, settings, data and versions are one method, and their seeds are merged. Lines with the same
-label but other differences stay separate, each with the name of its folder, and the report shows the differences.
+label but other differences stay separate, each with the name of its first folder, and the report shows the differences.
 Clients are compared with LocalTrain only if it had exactly the same data and settings.
 """
 
@@ -94,16 +94,25 @@ class MergedResult(ExperimentResult):
 
 
 def _together(parts: Mapping[Path, ExperimentResult]) -> Jobs:
-    """Return all jobs, in the order of first appearance of their method; ambiguous labels get the folder's name."""
-    kinds: dict[str, dict[str, None]] = {}
-    for part in parts.values():
+    """Return all jobs, in the order of first appearance of their method.
+
+    Ambiguous labels get the name of the first folder with the same settings, data and versions.
+    """
+    kinds: dict[str, set[str]] = {}
+    first: dict[tuple[str, frozenset[str]], Path] = {}
+    place: dict[tuple[str, Path], Path] = {}
+    for folder, part in parts.items():
+        of_folder: dict[str, set[str]] = {}
         for summary, store in part.jobs:
-            kinds.setdefault(summary["label"], {})[digest_of(_facts(summary["label"], store))] = None
+            of_folder.setdefault(summary["label"], set()).add(digest_of(_facts(summary["label"], store)))
+        for label, digests in of_folder.items():
+            kinds.setdefault(label, set()).update(digests)
+            place[label, folder] = first.setdefault((label, frozenset(digests)), folder)
     rows: dict[str, dict[int, tuple[dict[str, Any], RunStore]]] = {}
     for folder, part in parts.items():
         for summary, store in part.jobs:
             label, seed = summary["label"], int(summary["seed"])
-            label = label if len(kinds[label]) == 1 else f"{label} ({_short(folder, parts)})"
+            label = label if len(kinds[label]) == 1 else f"{label} ({_short(place[label, folder], parts)})"
             row = rows.setdefault(label, {})
             if seed in row:
                 raise RunError(
