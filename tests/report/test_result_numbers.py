@@ -95,6 +95,11 @@ def test_differences_are_paired_by_seed(stored: Stored, tmp_path: Path) -> None:
     relabelled = ExperimentResult(tmp_path, [({**s, "label": s["label"].title()}, job) for s, job in jobs])
     assert relabelled.differences("Ditto").loc["Local", "difference"] == pytest.approx(-0.2)
     assert relabelled.differences("ditto").equals(relabelled.differences("Ditto"))
+    # Of two lines of LocalTrain the first counts, as in tables and findings.
+    second = [({**s, "label": "second", "method": "local"}, job) for s, job in jobs[2:]]
+    both = ExperimentResult(tmp_path, [*relabelled.jobs, *second])
+    assert both.reference == "Local"
+    assert both.differences().loc["Ditto", "difference"] == pytest.approx(0.2)
     with pytest.raises(ConfigError, match=r"'dito'.*'Ditto'"):
         relabelled.differences("dito")
 

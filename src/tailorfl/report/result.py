@@ -269,8 +269,8 @@ class ExperimentResult:
     def differences(self, reference: str = REFERENCES[0]) -> pd.DataFrame:
         """Return every method's paired difference to `reference` over seeds: mean, half width (95 %) and p-value.
 
-        `reference` is a label or the name of a method. Raises ConfigError if the result has neither; without
-        LocalTrain, the default, there are no rows.
+        `reference` is a label or the name of a method, of whose lines the first counts. Raises ConfigError if the
+        result has neither; without LocalTrain, the default, there are no rows.
         """
         import pandas as pd
 
@@ -279,7 +279,7 @@ class ExperimentResult:
         measures = [summary for summary in self.summaries if summary[key] == reference]
         if not measures and reference not in REFERENCES:
             raise unknown("method of the result", reference, list(by_label))
-        base = {company(summary): by_label[summary["label"]][company(summary)] for summary in measures}
+        base = {company(s): by_label[s["label"]][company(s)] for s in reversed(measures)}
         for label, values in by_label.items():
             seeds = sorted(set(values) & set(base))
             if seeds:
