@@ -295,6 +295,7 @@ def test_tuning_shows_what_was_chosen_and_what_a_budget_promises(
     text = page(ExperimentResult.load(folder))
     row = table_of(text, "Chosen by validation")[1]
     assert row == ["Ditto", "train.lr=0.4", "train.lr is the largest", "1", "3 of 4", "2 min 00 s"]
+    assert 'data-value="120.0">2 min 00 s<' in text  # by which the column is sorted: 2 min 00 s after 59.0 s
     rows = store(text)["data"]["tuning"]
     # All 27 triples of draws, each as likely: the expected best by counting.
     for n in (1, 2, 3):

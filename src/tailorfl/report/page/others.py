@@ -201,7 +201,7 @@ def tuning(folders: Sequence[Path], look: Look, names: Mapping[str, str]) -> Pag
         RunError: a tuning.json cannot be read.
     """
     part = PagePart("tuning", "How settings were chosen")
-    table: list[list[str]] = []
+    table: list[list[str | Cell]] = []
     rows: Rows = []
     metric = look.metric
     for file, tuned in tunings(folders).items():
@@ -243,11 +243,11 @@ def _settings(values: Any) -> str:
     return MISSING if values is None else str(values)
 
 
-def _tuned_row(name: str, method: Mapping[str, Any], complete: int) -> list[str]:
+def _tuned_row(name: str, method: Mapping[str, Any], complete: int) -> list[str | Cell]:
     trials = method["trials"]
     seconds = math.fsum(float(trial.get("seconds") or 0.0) for trial in trials)
     facts = [_settings(method[key]) for key in ("chosen", "edges", "rank")]
-    return [name, *facts, f"{complete} of {len(trials)}", human_seconds(seconds)]
+    return [name, *facts, f"{complete} of {len(trials)}", Cell(human_seconds(seconds), seconds)]
 
 
 def _score_of(trial: Mapping[str, Any]) -> float | None:
