@@ -95,6 +95,14 @@ def test_the_command_writes_the_matrix_in_every_form(folder: Path, monkeypatch: 
     assert not Path("n.tex").exists()
 
 
+def test_the_matrix_replaces_no_report_of_an_experiment(folder: Path) -> None:
+    (folder / "few/report.html").write_text("its own")
+    files = sorted((folder / "few").iterdir())
+    invoke("report", folder / "few", folder / "more", "-o", folder / "few", code=2)
+    assert (folder / "few/report.html").read_text() == "its own"
+    assert sorted((folder / "few").iterdir()) == files
+
+
 def test_too_few_federations_have_a_table_and_no_ranks(folder: Path) -> None:
     found = loaded(folder, "more", "ditto")
     assert found.ranking is None

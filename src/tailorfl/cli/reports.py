@@ -136,7 +136,14 @@ def _write_matrix(
     """Write the page of several federations; into a folder also its table, diagram and numbers."""
     from tailorfl.report.matrix import draw
     from tailorfl.report.page.page import matrix_page
+    from tailorfl.settings.loading import load
 
+    # A folder of variants has no report of its own.
+    if page_file is None and (file := out / "config.yaml").is_file() and not load(file).variants:
+        raise ConfigError(
+            f"'{out}' already holds an experiment, and the page of several federations would replace its report; "
+            "choose another --out"
+        )
     displayed = federations.displayed
     texts = {out if page_file is not None else out / "report.html": matrix_page(displayed)}
     if page_file is None:
