@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from methods.small import PUBLIC, SIZES, TRAIN, simulation
+from runs.small import first_job, simulation_of
 from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError
 from tailorfl.report.document import write_report
 from tailorfl.report.experiment import run_experiment
 from tailorfl.runs.build import check
 from tailorfl.runs.cost_estimate import estimate
+from tailorfl.runs.schedule import Kind, limit_of, of_fedavg, used_up
 from tailorfl.settings.loading import load
 
 N = sum(SIZES)
@@ -90,6 +92,18 @@ def test_every_method_gets_as_much_as_fedavg(budget: str, rounds: dict[str, int]
     text = write_report(result)[0].read_text()
     assert ("Budget: " in text) == (budget != "rounds")
     assert "gradients / client / round" in text
+
+
+@pytest.mark.parametrize("budget", ["gradients", "bytes"])
+def test_a_client_that_was_left_out_costs_fedavg_nothing(budget: Kind) -> None:
+    """Cohorts are drawn from all places, but an empty one neither computes nor sends."""
+    data = {**SETTINGS["data"], "excluded_clients": ["client-1"]}
+    job = first_job(SETTINGS, methods=["fedavg"], data=data, budget=budget)
+    sim = simulation_of(job)
+    while not limit_of(job.config, job.rounds, False, sim).reached(sim):
+        sim.step()
+    assert sim.round == job.rounds
+    assert used_up(sim, budget) == of_fedavg(job.config, sim, budget)
 
 
 def test_privacy_needs_rounds_that_are_known_before() -> None:

@@ -96,9 +96,9 @@ def used_up(sim: Simulation, kind: Kind) -> int:
 def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
     """Return the gradients or bytes of FedAvg in the experiment's rounds, with the clients sampled in them."""
     clients = sim.federation.num_clients
-    costs = np.zeros(clients, dtype=np.int64)
-    for group in sim.groups:
-        members = [i for i in sorted(group.clients) if i < clients]
+    costs, sizes = np.zeros(clients, dtype=np.int64), sim.federation.sizes()[:clients]
+    for group in sim.groups:  # clients that were left out cost nothing, even if they are drawn
+        members = [i for i in sorted(group.clients) if i < clients and sizes[i]]
         if kind == "bytes":
             _, _, size = payload_size(group.context.init, ())
             costs[members] = 2 * size
@@ -109,7 +109,6 @@ def of_fedavg(config: ExperimentConfig, sim: Simulation, kind: Kind) -> int:
         length: dict[str, Any] = {"epochs": train.epochs, "steps": train.steps}
         plan = make_plan(rows, keys, train.batch_size, **length, min_batch=smallest)
         costs[members] = plan.count.sum(1)
-    sizes = sim.federation.sizes()[:clients]
     drawn = (
         sample_clients(sim.seed, r, sizes, config.fraction, config.sampling) for r in range(config.rounds)
     )
