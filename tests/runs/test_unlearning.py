@@ -179,6 +179,19 @@ def test_a_replay_is_planned_without_training_and_continued_by_the_same_command(
     assert len(records(without / "ditto" / "seed-0" / "rounds.jsonl")) == 3
 
 
+def test_rounds_within_a_budget_are_those_of_the_remaining_clients(tmp_path: Path) -> None:
+    """Cohorts of the common rounds are the same, however many rounds the work of the others allows."""
+    data = {"samples": 200, "clients": 5, "partition": "dirichlet"}
+    settings = {**SMALL, "methods": ["ditto"], "data": data, "rounds": 20, "budget": "gradients"}
+    results, without = unlearned(tmp_path, settings)
+    job = facts(without / NAME)["jobs"][0]
+    before, after = (records(folder / job["job"] / "rounds.jsonl") for folder in (results, without))
+    assert job["rounds"] == len(after) != len(before)
+    for old, new in zip(before, after, strict=False):
+        assert new["clients"] == [i for i in old["clients"] if i != LEFT]
+    assert job["is_same_trace"]
+
+
 def with_and_without_the_last() -> list[Federation]:
     """Return a federation whose last client of six is left out, and that of the five others."""
     base = small.federation((15, 4, 7, 9, 3, 6))
