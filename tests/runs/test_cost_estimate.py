@@ -80,6 +80,22 @@ def test_traffic_of_a_round_is_that_of_the_second_round(method: dict[str, Any]) 
 
 
 @pytest.mark.usefixtures("a_quick_estimate")
+@pytest.mark.parametrize("participation", ["sampled", "all"])
+def test_a_client_that_was_left_out_is_not_counted(participation: str) -> None:
+    data = {"name": "digits", "samples": 200, "clients": 4, "excluded_clients": ["client-0"]}
+    ditto = {"name": "ditto", "participation": participation}
+    config = load({**TINY, "data": data, "methods": [ditto], "eval": {}, "seeds": 1})
+    foreseen = estimate(config)
+    (row,) = foreseen.methods.values()
+    sim = simulation_of(first_job(config))
+    done = sim.step()
+    assert row["gradients_per_round"] == done.gradients
+    assert row["bytes_per_round"] == done.traffic.bytes_up + done.traffic.bytes_down
+    assert foreseen.clients == foreseen.clients_per_round == 3
+    assert foreseen.samples["train"]["smallest"] == min(sim.population.sizes[1:])
+
+
+@pytest.mark.usefixtures("a_quick_estimate")
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_traffic_that_grows_from_round_to_round_is_that_of_all_rounds(
     fraction: float, monkeypatch: pytest.MonkeyPatch

@@ -114,16 +114,16 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         rows[method.label], state_bytes = _row(job, sim)
         if config.eval.select == "val" and sim.method.has_personal:  # plus the selected models
             state_bytes += 4 * sim.model.scalars
-        states = max(states, state_bytes * federation.num_clients)
+        states = max(states, state_bytes * len(federation.members))
     source = federation.source
     return Estimate(
-        clients=federation.num_clients,
+        clients=len(federation.members),
         heldout_clients=len(federation) - federation.num_clients,
         malicious_clients=f"{len(hostile.clients)} ({hostile.settings.kind})" if hostile.clients else "0",
         aggregation="mean" if config.server.robust.rule == "none" else config.server.robust.rule,
         clients_per_round=1
         if config.sampling in CYCLIC
-        else sampled_clients(config.fraction, federation.num_clients),
+        else min(sampled_clients(config.fraction, federation.num_clients), len(federation.members)),
         samples=_sizes(federation),
         methods=rows,
         reductions=reductions,
@@ -165,7 +165,7 @@ def _privacy(job: Job, sim: Simulation) -> dict[str, float]:
 def _sizes(federation: Federation) -> dict[str, dict[str, float]]:
     out = {}
     for part in ("train", "val", "test"):
-        sizes = federation.sizes(part)[: federation.num_clients]
+        sizes = federation.sizes(part)[list(federation.members)]
         out[part] = {
             "smallest": int(sizes.min()),
             "median": float(np.median(sizes)),
@@ -181,10 +181,8 @@ def _round_costs(config: ExperimentConfig, sim: Simulation, rounds: int) -> tupl
     If clients have different architectures, all are assumed to cost as much as those of the first one sampled. The
     first round is not counted, as it sends less than others in some methods.
     """
-    everyone = (
-        tuple(range(sim.federation.num_clients)) if sim.method.participation == "all" else sim.sample(0)
-    ) or (0,)  # Bernoulli sampling may draw nobody
-    everyone = (0,) if sim.method.pooled else everyone
+    participants = sim.population.present
+    everyone = sim.trainees(sim.sample(0)) or participants[:1]  # those that were drawn may have been left out
     group, positions = next(by_group(sim.groups, everyone))
     sampled = tuple(everyone[k] for k in positions)
     sizes = sim.cohort(sampled).sizes
@@ -203,7 +201,6 @@ def _round_costs(config: ExperimentConfig, sim: Simulation, rounds: int) -> tupl
     )
     sent = [result.traffic for result in counted[1:]]
     gradients = counted[-1].gradients * larger
-    participants = tuple(range(sim.participants))
     if not sim.method.pooled and len(participants) * sim.model.scalars <= COUNTED_SCALARS:
         gradients = _gradients(sim, participants) * len(everyone) / len(participants)
     costs: dict[str, Any] = {
