@@ -80,6 +80,31 @@ def test_raw_rows_give_the_outputs_of_the_run_with_and_without_tailorfl(
     assert "clients" not in facts["preparation"]
 
 
+def test_cells_of_a_file_mean_the_same_with_and_without_tailorfl(tmp_path: Path) -> None:
+    """What pandas reads as an empty cell, or as true and false, is that also in rows of csv.DictReader."""
+    rng, n = np.random.default_rng(0), 60
+    choices = {
+        "pain": ["dull", "sharp", "NA"],
+        "smoker": ["TRUE", "FALSE", "unsure"],
+        "drug": ["true", "false"],
+        "stay": ["3", "4.5", "NaN"],
+        "ill": ["yes", "no"],
+    }
+    frame = pd.DataFrame({"site": ["ash", "elm"] * (n // 2)})
+    frame = frame.assign(**{name: rng.choice(words, n) for name, words in choices.items()})
+    file = tmp_path / "all.csv"
+    frame.to_csv(file, index=False)
+    options = {"label": "ill", "client": "site", "indicator": True}
+    data = {"name": "table", "path": str(file), "options": options, "normalise": "federated"}
+    tailorfl.run(QUICK, method="fedavg", data=data, model="logistic", out=tmp_path / "run")
+    (one,) = export(tmp_path / "run", tmp_path / "models", clients=["ash"])
+    module = loaded(one.path)
+    with file.open(newline="") as opened:
+        raw = list(csv.DictReader(opened))
+    said = predict(one.path, file)["p(yes)"]
+    np.testing.assert_allclose(module.predict(module.load(), raw)[:, 1], said, atol=1e-6)
+
+
 def test_a_new_patient_may_lack_a_number_that_nobody_lacked(folder: Path, tmp_path: Path) -> None:
     options = {"label": "ill", "features": ["ward"]}
     data = {"name": "table", "path": str(folder), "options": options, "normalise": "federated"}

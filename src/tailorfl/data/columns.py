@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Kind = Literal["number", "word", "empty"]
 _DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?")
-_BOOLEANS = ("true", "TRUE", "false", "FALSE")
+BOOLEANS = ("true", "TRUE", "false", "FALSE")
 """Words that pandas reads as True and False in a column without other words."""
 _SEVERAL = (list, tuple, dict, set, bytes, np.ndarray)
 """Types that one cell cannot have."""
@@ -115,7 +115,7 @@ def word_of(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
     if isinstance(value, str) and not is_decimal(value.strip()):
-        return value.strip().capitalize() if value.strip() in _BOOLEANS else value.strip()
+        return value.strip().capitalize() if value.strip() in BOOLEANS else value.strip()
     if isinstance(value, str | int | float | np.integer | np.floating):
         number = float(value)
         if number.is_integer():

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tailorfl.data.columns import BOOLEANS, word_of
 from tailorfl.data.summaries import OTHER
+from tailorfl.data.table_files import NOTHING
 
 HEAD = '''"""{title}
 
@@ -92,7 +94,7 @@ NA_VALUES = {na_values!r}
 def prepare(rows):
     """Raw rows, each a mapping from column to cell as csv.DictReader gives it -> the network's inputs.
 
-    None, NaN, blanks and NA_VALUES are missing cells; rows may lack the columns in ABSENT.
+    None, NaN, blanks, and NA_VALUES that are no levels are missing cells; rows may lack the columns in ABSENT.
     """
     rows = [{{**dict.fromkeys(ABSENT), **row}} for row in rows]
     made = [[x for name, column in COLUMNS.items() for x in _inputs(row[name], column)] for row in rows]
@@ -100,20 +102,21 @@ def prepare(rows):
 
 
 def _inputs(cell, column):
-    word = "" if cell is None or cell != cell else _word(cell)
-    missing = word == "" or word in NA_VALUES
+    word, levels = "" if cell is None or cell != cell else _word(cell), column.get("levels", ())
+    missing = word == "" or (word in NA_VALUES and word not in levels)
     flag = [float(missing)] if column["indicator"] else []
     if column["kind"] == "word":
-        levels = column["levels"]
         word = word if missing or word in levels else {other!r}
         return [float(word == level and not missing) for level in levels] + flag
-    number = column["fill"] if missing else float(cell)
+    number = column["fill"] if missing else float({{"True": 1, "False": 0}}.get(word, cell))
     return [(number - column["mean"]) / column["deviation"], *flag]
 
 
 def _word(cell):
-    """A cell as a word: 1, 1.0 and "1.0" are one."""
+    """A cell as a word: 1, 1.0 and "1.0" are one, and True, "true" and "TRUE"."""
     text = str(cell).strip()
+    if text in {booleans!r}:
+        return text.capitalize()
     if isinstance(cell, bool) or not (isinstance(cell, float) or re.fullmatch(r"[+-]?\\d+(\\.\\d+)?", text)):
         return text
     number = float(text)
@@ -243,6 +246,14 @@ def prepare_table(preparation: Mapping[str, Any]) -> str:
         }
         names = ", ".join(columns).replace("\\", "").replace('"""', "")
         return _NUMBERS.format(**constants, width=len(columns), names=names)
-    listed = "".join(f"    {name!r}: {column!r},\n" for name, column in columns.items())
-    absent, na_values = tuple(preparation["absent"]), tuple(preparation["roles"]["na_values"])
-    return _CELLS.format(columns=f"{{\n{listed}}}", absent=absent, na_values=na_values, other=OTHER)
+    listed = ""
+    for name, column in columns.items():
+        levels = {"levels": [word_of(level) for level in column["levels"]]} if "levels" in column else {}
+        listed += f"    {name!r}: { {**column, **levels}!r},\n"
+    return _CELLS.format(
+        columns=f"{{\n{listed}}}",
+        absent=tuple(preparation["absent"]),
+        na_values=(*preparation["roles"]["na_values"], *filter(None, NOTHING)),
+        booleans=BOOLEANS,
+        other=OTHER,
+    )
