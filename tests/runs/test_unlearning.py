@@ -35,6 +35,7 @@ from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import spent
 from tailorfl.runs.schedule import protocol_of
 from tailorfl.runs.store import RunStore
+from tailorfl.runs.trained_models import restore
 from tailorfl.runs.unlearning import NAME
 from tailorfl.settings.loading import load
 from tailorfl.testing import small
@@ -177,6 +178,18 @@ def test_a_replay_is_planned_without_training_and_continued_by_the_same_command(
     invoke(*words)
     assert (without / NAME).is_file()
     assert len(records(without / "ditto" / "seed-0" / "rounds.jsonl")) == 3
+
+
+def test_results_that_were_moved_still_give_their_models(tmp_path: Path) -> None:
+    """Every job has a copy of the trace that it replayed, wherever its folder is."""
+    settings = {**SMALL, "methods": ["ditto"], "system": {"speed": SPEED}}
+    _, without = unlearned(tmp_path, settings)
+    before = restore(without).sim.dump()[0]
+    moved = without.rename(tmp_path / "moved")
+    after = restore(moved).sim.dump()[0]
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    invoke("unlearn", moved, "--client", 0, "--dry-run")
 
 
 def test_rounds_within_a_budget_are_those_of_the_remaining_clients(tmp_path: Path) -> None:

@@ -88,6 +88,14 @@ def whole_experiment(file: Path) -> ExperimentConfig:
     return load(file)
 
 
+def with_traces_in(folder: Path, config: ExperimentConfig) -> ExperimentConfig:
+    """Return the experiment of a result folder, with the copies in its jobs if the traces it replays have moved."""
+    if config.system.trace is None or Path(config.system.trace).exists():
+        return config
+    system = config.system.model_copy(update={"trace": str(folder)})
+    return config.model_copy(update={"system": system})
+
+
 def check_name(folder: Path) -> None:
     """Check that a folder can have its name.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from tailorfl.rounds.groups import by_group
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.build import make_federation, make_simulation, was_deployed
 from tailorfl.runs.fingerprint import data_change, digests, forced, other_settings
-from tailorfl.runs.folders import check_source, experiment_in
+from tailorfl.runs.folders import check_source, experiment_in, with_traces_in
 from tailorfl.runs.job import Job
 from tailorfl.runs.job_loop import make_selection
 from tailorfl.runs.store import RunStore
@@ -198,7 +198,9 @@ def restore(
             f"'{folder}' is the result folder of a server, which does not have its clients' models; each client wrote "
             f"its model to {job.folder}/model of the experiment's folder in its own --state folder"
         )
-    sim = make_simulation(job, make_federation(config, config.data.seed_of(job.seed), source))
+    played = with_traces_in(folder, config)
+    federation = make_federation(played, config.data.seed_of(job.seed), source)
+    sim = make_simulation(replace(job, config=played), federation)
     _, tensors, facts = checkpoint
     sim.load(tensors, facts)
     selection = make_selection(config, sim, None)

@@ -28,7 +28,7 @@ from tailorfl.runs import checkpoints
 from tailorfl.runs.build import make_federation, make_simulation, was_deployed, with_all_options
 from tailorfl.runs.files import digest_of, encode, encode_lines, reporting, sha256, write_text
 from tailorfl.runs.fingerprint import digests, environment, forced, other_data, other_settings, refuse
-from tailorfl.runs.folders import TUNING, check_source, experiment_in
+from tailorfl.runs.folders import TUNING, check_source, experiment_in, with_traces_in
 from tailorfl.runs.job import Job, Observer, trouble
 from tailorfl.runs.job_loop import SIMULATED, Backend
 from tailorfl.runs.store import TRACE, RunStore
@@ -180,7 +180,8 @@ def plan(
     for job in jobs:
         seed = config.data.seed_of(job.seed)
         if seed not in federations:
-            federation = make_federation(config, seed, source) if remote is None else remote(config, seed)
+            here = with_traces_in(folder, config)
+            federation = make_federation(here, seed, source) if remote is None else remote(config, seed)
             federations[seed] = federation
             refuse(folder, list(other_data(jobs, folder, job, federation, digests(federation))), False)
             name = name or federation.names[federation.number(client)]
