@@ -51,6 +51,13 @@ def head(model: Exported) -> dict[str, Any]:
     return content
 
 
+def test_a_client_that_was_left_out_is_not_of_the_federation(tmp_path: Path) -> None:
+    data = {"clients": 3, "samples": 150, "excluded_clients": ["client-1"]}
+    tailorfl.run(QUICK, method="fedavg", data=data, out=tmp_path / "run")
+    (model,) = export(tmp_path / "run", tmp_path / "out", shared=True)
+    assert model.facts["clients"] == 2
+
+
 def test_metadata_are_those_of_the_run(models: dict[str, Exported], run: Path) -> None:
     result = tailorfl.ExperimentResult.load(run)
     (store,) = [store for summary, store in result.jobs if summary["label"] == "ditto"]

@@ -57,7 +57,7 @@ def facts_of(run: Restored, model: Deployed) -> dict[str, Any]:
         "name": model.name,
         "kind": model.kind,
         "is_global": model.client is None,
-        "clients": federation.num_clients,
+        "clients": len(federation.members),
         "samples": {part: sum(len(rows[k]) for k in clients) for part, rows in parts.items()},
         "architecture": {
             **(network_settings if run.sim.method.of_networks else {"name": type(model.module).__name__}),
