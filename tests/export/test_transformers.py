@@ -159,6 +159,21 @@ def test_merged_weights_need_no_peft(tmp_path: Path, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(code.load()(seen["raw"]), seen["outputs"], atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("hidden", [16, 32])
+def test_the_base_of_another_model_is_neither_used_nor_replaced(hidden: int, tmp_path: Path) -> None:
+    """Two seeds have other frozen weights, as have other backbones."""
+    model = {"name": "vit", "layers": 1, "lora": 2}
+    first = run_on_digits(tmp_path / "first", "local", {**model, "hidden": 16})
+    other = tmp_path / "other"
+    settings = {**QUICK, "seeds": [1], "model": {**model, "hidden": hidden}}
+    tailorfl.run(settings, method="local", data={"samples": 60, "clients": 2}, out=other)
+    (one,) = export(first, tmp_path / "models", clients=["0"])
+    with pytest.raises(ConfigError, match="another folder"):
+        export(other, tmp_path / "models", clients=["0"], overwrite=True)
+    checked(one.path)  # raises if a file of it or of its base has changed
+    export(first, tmp_path / "models", clients=["0", "1"], overwrite=True)
+
+
 @pytest.mark.slow
 def test_a_classifier_on_a_vision_transformer_leaves_with_its_head(tmp_path: Path) -> None:
     for name, model in (("lora", {"lora": 2}), ("adapters", {"adapter_size": 2}), ("whole", {})):

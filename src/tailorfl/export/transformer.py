@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tailorfl.errors import ConfigError
 from tailorfl.export.source_code import NotWritableError
 from tailorfl.models import heads
 from tailorfl.models.adapters import Adapted
@@ -101,6 +103,7 @@ def write_parts(
     final path.
 
     Raises:
+        ConfigError: the folder next to the model's has the base of another model.
         NotWritableError: the model has bottleneck adapters, which PEFT does not support.
     """
     if any(isinstance(part, Adapted) for part in module.modules()):
@@ -115,7 +118,13 @@ def write_parts(
     together = not live_names and not (merge and has_lora)
     base = place.parent / BASE if together else place / BASE
     bare = _without_lora(base_model, merge=merge)
-    if not (together and (base / "config.json").is_file()):
+    if together and (base / "config.json").is_file():
+        if _is_another(base, bare):
+            raise ConfigError(
+                f"'{base}' is the base of models that were exported before, but this model has another one; choose "
+                "another folder (-o)"
+            )
+    else:
         with replacing_folder(base) as part, system_errors(), quiet_transformers():
             bare.save_pretrained(part)
     written = has_lora and not merge
@@ -166,6 +175,20 @@ def _unload(base_model: nn.Module, merge: bool) -> None:
             if merge:
                 layer.merge()
             base_model.set_submodule(name, layer.get_base_layer())
+
+
+def _is_another(folder: Path, base_model: Any) -> bool:
+    """Return whether a folder has the kind or a tensor of another base than this one."""
+    from safetensors.torch import load_file
+
+    if (
+        json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+        != base_model.config.model_type
+    ):
+        return True
+    own = base_model.state_dict()
+    written = (entry for file in folder.glob("*.safetensors") for entry in load_file(file).items())
+    return any(name in own and not torch.equal(own[name], tensor) for name, tensor in written)
 
 
 def _write_adapter(base_model: Any, place: Path, base: Path) -> None:
