@@ -161,6 +161,15 @@ def test_lines_may_name_their_client_and_task(tmp_path: Path, need_rouge: None) 
     assert source.groups["client"].tolist() == [0, 1, 2, 0, 1, 2]
 
 
+def test_null_is_no_client_and_no_category(tmp_path: Path, need_rouge: None) -> None:
+    """As pandas writes a missing cell."""
+    empty = {"client": None, "category": None}
+    rows = [question(k, ("a", "b"), 0, task=f"t{k}", **(empty if k else {"client": "c"})) for k in range(3)]
+    source = loaded(tmp_path, rows)
+    assert source.group_names == {"client": ("a", "c"), "domain": ("t0", "t1", "t2")}
+    assert source.groups["client"].tolist() == [1, 0, 0]
+
+
 # instructions as generation
 
 

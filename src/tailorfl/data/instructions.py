@@ -343,8 +343,8 @@ def read_line(line: str, location: str, client: str, test: bool) -> Example:
             f"{location}: expected an object with 'instruction' and 'output', got {type(content).__name__}"
         )
     instruction, output = (_text(content, key, location) for key in ("instruction", "output"))
-    domain = content.get("category", content.get("task"))
-    owner = content.get("client", client)
+    given = {key: value for key, value in content.items() if value is not None}  # null: a missing cell
+    domain, owner = given.get("category", given.get("task")), given.get("client", client)
     return Example(instruction, output, str(owner), None if domain is None else str(domain), test, location)
 
 
