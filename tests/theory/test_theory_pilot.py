@@ -193,3 +193,21 @@ def test_the_noise_of_gradients_is_that_of_plain_torch() -> None:
         inside = (variance(first, one) + variance(second, other)) / 2
         across = (variance(first, other) + variance(second, one)) / 2
         assert rho == pytest.approx(np.sqrt(inside * across), rel=1e-6)
+
+
+def test_the_noise_of_some_gradients_is_that_of_all_whatever_the_order_of_the_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first half of each client's rows lies on its line, the second does not."""
+    rng, count = np.random.default_rng(0), 200
+    x = rng.normal(size=(2 * count, DIM))
+    noisy = np.arange(2 * count) % count >= count // 2
+    source = from_tensors(
+        x, x.sum(1) + noisy * rng.normal(size=2 * count), np.arange(2 * count) // count, "regression"
+    )
+    none = (np.empty(0, dtype=np.int64),) * 2
+    data = Federation(source, (np.arange(count), np.arange(count, 2 * count)), none, none, ("a", "b"), 2)
+    found = run_pilot(data, objective(data), TrainConfig())
+    everything = gradient_noise(found)
+    monkeypatch.setattr("tailorfl.theory.measures.SCALARS", 40 * found.objective.size)
+    np.testing.assert_allclose(gradient_noise(found), everything, rtol=0.5)

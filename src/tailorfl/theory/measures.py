@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tailorfl.partition.rows import Ints
+from tailorfl.partition.rows import Ints, spread_indices
 from tailorfl.theory.objective import Objective
 from tailorfl.theory.pilot import DENSE, Pilot
 from tailorfl.theory.spread import Floats
@@ -133,7 +133,8 @@ def _scatter(objective: Objective, theta: Tensor, rows: Ints) -> float:
     """Return the mean squared distance of n per-sample gradients from their mean, with n - 1 degrees of freedom."""
     if len(rows) < 2:
         return 0.0
-    gradients = objective.sample_gradients(theta, rows[: max(2, int(SCALARS // objective.size))])
+    some = spread_indices(len(rows), max(2, int(SCALARS // objective.size)))  # the first may be of one class
+    gradients = objective.sample_gradients(theta, rows[some])
     return float((gradients - gradients.mean(0)).square().sum()) / (len(gradients) - 1)
 
 
