@@ -175,6 +175,22 @@ def test_every_clients_spread_and_weight_are_recovered() -> None:
     assert np.array(found.lam) / found.pull == pytest.approx(np.full(6, 0.5), rel=0.15)
 
 
+@pytest.mark.parametrize("public", [False, True])
+def test_a_pull_on_predictions_is_one_on_samples_of_all_kinds(public: bool) -> None:
+    """The first of four clients, or quarter of the public set, has features a hundred times smaller."""
+    samples, size = 300, np.repeat([0.01, 1.0, 1.0, 1.0], 300)[:, None]
+    rng = np.random.default_rng(0)
+    owner, (x, others, w) = np.repeat(range(4), samples), rng.normal(size=(3, len(size), 3))
+    x, others = (x, others * size) if public else (x * size, others)
+    source = from_tensors(x, (x * w[owner]).sum(1) + 0.001 * rng.normal(size=len(x)), owner, "regression")
+    federation = natural(source)
+    if public:
+        federation = dataclasses.replace(federation, public=from_tensors(others, x[:, 0], task="regression"))
+    found = advise(federation, model_for(source), TrainConfig()).transfer
+    shares = np.array(found.lam) / found.pull
+    assert shares == pytest.approx(np.full(4, 0.5 / (size**2).mean()), rel=0.3)
+
+
 def test_noise_without_gradients_of_single_samples_is_the_same() -> None:
     """Of 16 clients in 20 dimensions, two gradients each: standard deviation sqrt(2 / 320) = 8 %."""
     source = synthetic_linear(16, 200, 1, 20, seed=0)

@@ -19,6 +19,7 @@ import torch
 from tailorfl.data.federation import Federation
 from tailorfl.errors import ConfigError, DataError
 from tailorfl.models.functional import Model
+from tailorfl.partition.rows import spread_indices
 from tailorfl.theory.fedclup_statistics import LambdaRange, Problem, lambda_range
 from tailorfl.theory.measures import Curvature, curvature, gain_of_own, gradient_noise, prediction_ratio
 from tailorfl.theory.objective import Objective
@@ -274,10 +275,9 @@ def _transfer(federation: Federation, pilot: Pilot, noise: Floats, excess: float
     best = best_transfer(1.0, float(noise.mean()) / dim, 1.0, [float(v) for v in v2])
     pull = np.where(estimated > least, excess / (dim * v2), math.inf)
     public = federation.public
-    if public is not None:
-        x = public.take(torch.arange(min(PUBLIC_ROWS, len(public))))
-    else:
-        x = pilot.objective.source.take(torch.from_numpy(np.concatenate(pilot.rows)[:PUBLIC_ROWS]))
+    rows = np.concatenate(pilot.rows) if public is None else np.arange(len(public))
+    some = rows[spread_indices(len(rows), PUBLIC_ROWS)]  # the first may be alike, of one client or class
+    x = (pilot.objective.source if public is None else public).take(torch.from_numpy(some))
     return Transfer(
         clients=tuple(federation.names[client] for client in pilot.clients),
         v2=tuple(map(float, estimated)),
