@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tailorfl.data.tokenizers import Bytes, Marks, _marks, load_tokenizer, pair, shortened, single, stacked
 from tailorfl.errors import ConfigError, DataError, MissingExtraError
 from tailorfl.hub import MINILM_PACKAGE, package_folder
+from tailorfl.models.registry import build
 
 
 def need_transformers() -> None:
@@ -101,6 +102,24 @@ def test_a_folder_without_marks_and_padding(tmp_path: Path) -> None:
     assert (words.pad, words.end, words.size, words.marks) == (0, 1, 5, Marks())
     assert words.encode("two one four") == [3, 2, 0]
     assert words.decode([4, 3, 1, 2]) == "three two"
+
+
+def test_a_word_is_no_padding(tmp_path: Path) -> None:
+    """The word 0 of a tokenizer without padding, "!" of GPT-2, changes what a model reads."""
+    need_transformers()
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(WordLevel({"!": 0, "good": 1, "<end>": 2}, unk_token="<end>"))
+    made.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>").save_pretrained(tmp_path)
+    words = load_tokenizer(str(tmp_path))
+    x = stacked([words.encode("! good"), words.encode("good")], 3, words.pad, left=True)
+    model = build("llama", (3,), 2, vocabulary=words.size, pad=words.pad, end=words.end).eval()
+    noticed, plain = model(x)
+    assert not torch.allclose(noticed, plain)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
     name: str
     """Its name for `load_tokenizer`."""
     pad: int
-    """Id that fills a row; 0 if the tokenizer has none."""
+    """Id that fills a row; if the tokenizer has none, 0 if that is no part of a text, otherwise `end`."""
     end: int
     """Id that ends a generated text."""
     size: int
@@ -73,7 +73,9 @@ class PretrainedTokenizer:
                 f"tokenizer '{name}' has neither an end token nor a separator token; use a tokenizer with one of them"
             )
         self.name, self._tokenizer, self.end = name, tokenizer, int(end)
-        self.pad = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        self.pad = tokenizer.pad_token_id
+        if self.pad is None:  # 0 is "!" for GPT-2 and LLaMA 3
+            self.pad = 0 if 0 in tokenizer.all_special_ids else self.end
         self.size = len(tokenizer)
         tokenizer.model_max_length = NOT_TOO_LONG  # texts are cut here, and need no warning
         self.marks = _marks(name, tokenizer)
