@@ -232,12 +232,23 @@ def test_bad_settings_are_named(folder: Path, options: dict[str, Any], words: st
         loaded(folder, **options)
 
 
-def test_bad_folders_are_named(tmp_path: Path) -> None:
+def test_bad_folders_are_named(tmp_path: Path, need_rouge: None) -> None:
     with pytest.raises(DataError, match="nothing"):
         loaded(tmp_path / "nothing")
     write(tmp_path / "a_test.jsonl", [question(0, ("a", "b"), 0)])
     with pytest.raises(DataError, match="_test"):
-        loaded(tmp_path)
+        build("instructions", path=tmp_path)
+
+
+def test_a_file_of_test_lines_can_be_a_test_set(tmp_path: Path, need_rouge: None) -> None:
+    rows = [question(k, ("a", "b"), k % 2) for k in range(20)]
+    for name in ("north.jsonl", "south.jsonl"):
+        write(tmp_path / name, rows)
+    later = tmp_path / "later" / "notes_test.jsonl"
+    later.parent.mkdir()
+    write(later, rows[:5])
+    federation = build("instructions", path=tmp_path, options={"options": 2}, shifts={"later": str(later)})
+    assert federation.shifted["later"].y.tolist() == [0, 1, 0, 1, 0]
 
 
 def test_credit_needs_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

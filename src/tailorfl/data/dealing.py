@@ -200,6 +200,11 @@ def deal_rows(
     draw_later = recipe == "natural" and not isinstance(heldout, int)  # named clients must survive the draw
     official = official_part(source)[rows]
     train_rows, test_rows = rows[~official], rows[official]
+    if len(test_rows) and not len(train_rows):
+        raise DataError(
+            f"source '{source.name}' has only test samples; add training samples (of instructions, files that do not "
+            "end in _test)"
+        )
     deal = partition(
         recipe,
         labels[train_rows],

@@ -88,10 +88,6 @@ def instructions(
     files = files_of(path)
     examples = read_examples(files, {"train": samples, "test": samples})
     split = any(part_of(file)[1] == "test" for file in files)
-    if all(e.test for e in examples):
-        raise DataError(
-            f"'{path}' holds only test lines (files that end in _test); add a file with training lines"
-        )
     layout = _Layout(form, load_tokenizer(tokenizer), length, options, option_length, padding)
     domains = _domains(examples)
     return _source("instructions", examples, domains, layout, split, ())
