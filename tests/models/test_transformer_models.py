@@ -74,7 +74,10 @@ def test_names_and_parts_do_not_depend_on_the_head() -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("bert", {"pooling": "first"}), ("bert", {"pooling": "mean"}), ("llama", {}), ("llama", LANGUAGE)],
+    [
+        *(("bert", {"pooling": pooling}) for pooling in ("first", "mean", "last")),
+        *(("llama", {}), ("llama", LANGUAGE)),
+    ],
 )
 def test_padding_changes_nothing(
     name: str, options: Any, attention: str, dtype: torch.dtype, atol: float, rtol: float

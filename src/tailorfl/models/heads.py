@@ -43,7 +43,7 @@ class Reading:
 
     kind     encoder (token ids, padded on the right), decoder (token ids, causal, padded on the left), vision
     head     classification, choice or language
-    pooling  mean over the real tokens, the first position (the class token) or the last one; None: the kind's usual
+    pooling  mean over the real tokens, the first position (the class token) or the last token; None: the kind's usual
     pad      token id of padding; `end` is the token id that ends a response
     """
 
@@ -157,7 +157,10 @@ class PooledEncoder(nn.Module):
         pooling = self.reading.pooling or POOLINGS[self.reading.kind][0]
         if pooling == "mean":
             return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True)
-        return hidden[:, 0 if pooling == "first" else -1]
+        if pooling == "first":
+            return hidden[:, 0]
+        last = real.long().cumsum(1).argmax(1)  # the first position with all real tokens up to it
+        return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)
 
 
 class Classifier(PooledEncoder):
