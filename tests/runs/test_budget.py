@@ -100,7 +100,7 @@ def test_a_client_that_was_left_out_costs_fedavg_nothing(budget: Kind) -> None:
     data = {**SETTINGS["data"], "excluded_clients": ["client-1"]}
     job = first_job(SETTINGS, methods=["fedavg"], data=data, budget=budget)
     sim = simulation_of(job)
-    while not limit_of(job.config, job.rounds, False, sim).reached(sim):
+    while not limit_of(job, sim).reached(sim):
         sim.step()
     assert sim.round == job.rounds
     assert used_up(sim, budget) == of_fedavg(job.config, sim, budget)

@@ -375,9 +375,7 @@ class ClientSession:
     def _rounds(self, agreed: AgreedJob, question: Packet, first: int = 0) -> tuple[int, int]:
         """Return the round of a message, and the last accepted round."""
         round, acked = question.fact("round", int), question.fact("acked", int)
-        job = agreed.job
-        has_budget = job.config.budget != "rounds" and job.method.rounds is None
-        most = self.policy.max_rounds if has_budget else job.rounds
+        most = self.policy.max_rounds if agreed.job.has_budget else agreed.job.rounds
         if not first <= round <= most:
             raise MessageError(f"round {round:.8g} is not one of the {most} rounds that were agreed on")
         if acked <= round and self.log.lacks(agreed.digest, acked):

@@ -181,10 +181,8 @@ def _is_another(folder: Path, base_model: Any) -> bool:
     """Return whether a folder has the kind or a tensor of another base than this one."""
     from safetensors.torch import load_file
 
-    if (
-        json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-        != base_model.config.model_type
-    ):
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    if config.get("model_type") != base_model.config.model_type:
         return True
     own = base_model.state_dict()
     written = (entry for file in folder.glob("*.safetensors") for entry in load_file(file).items())

@@ -142,7 +142,7 @@ def title(job: Job) -> str:
     return f"{job.method.display_name} seed {job.seed}"
 
 
-def _of(job: Job, rounds: int) -> str:
+def _out_of(job: Job, rounds: int) -> str:
     """Return the number of rounds as the second part of "2/30"; empty if it shows only at the end."""
     return "" if job.has_budget else f"/{rounds}"
 
@@ -152,12 +152,12 @@ class ProgressLines(Observer):
 
     def __init__(self, target: Console | Callable[[str], None]) -> None:
         self._target = target
-        self._where = self._of = ""
+        self._where = self._out_of = ""
         self._speed = 0.0
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
         """Print the job that starts."""
-        self._where, self._of = f"[{position}/{total}] {title(job)}", _of(job, rounds)
+        self._where, self._out_of = f"[{position}/{total}] {title(job)}", _out_of(job, rounds)
         resumed = f", resumed after round {resumed_from}" if resumed_from else ""
         length = (
             f"the {job.config.budget} of {rounds} rounds of FedAvg" if job.has_budget else f"{rounds} rounds"
@@ -173,7 +173,7 @@ class ProgressLines(Observer):
         score = headline(metrics)
         shown = "" if score is None else f", {score[0]} {score[1]:.4f}"
         speed = f", {self._speed:.0f} clients/s" if self._speed else ""
-        self._print(f"{self._where}: round {round}{self._of}{shown}{speed}")
+        self._print(f"{self._where}: round {round}{self._out_of}{shown}{speed}")
 
     def job_done(self, job: Job, summary: dict[str, Any]) -> None:
         """Print the time of the job."""
@@ -193,17 +193,17 @@ class Live(Observer):
         self._progress = progress
         self._all = progress.add_task("experiment", total=jobs, facts=f"0/{jobs} jobs")
         self._job = progress.add_task("", total=None, facts="", visible=False)
-        self._jobs, self._position, self._of, self._score = jobs, 0, "", ""
+        self._jobs, self._position, self._out_of, self._score = jobs, 0, "", ""
         self._rounds: float = 1
 
     def job_started(self, job: Job, position: int, total: int, rounds: int, resumed_from: int) -> None:
         """Start the job's bar."""
-        self._position, self._of, self._score = position, _of(job, rounds), ""
+        self._position, self._out_of, self._score = position, _out_of(job, rounds), ""
         self._rounds = math.inf if job.has_budget else rounds  # what is done of it is not known
         self._progress.reset(
             self._job, total=rounds, completed=resumed_from, description=title(job), visible=True
         )
-        self._progress.update(self._job, facts=f"round {resumed_from}{self._of}")
+        self._progress.update(self._job, facts=f"round {resumed_from}{self._out_of}")
         self._advance(resumed_from / self._rounds)
 
     def round_done(self, job: Job, done: RoundResult) -> None:
@@ -211,7 +211,7 @@ class Live(Observer):
         turned_away = f" · {len(done.rejected)} rejected" if done.rejected else ""
         round = done.round + 1
         speed = f"{done.clients_per_second:.0f} clients/s"
-        facts = f"round {round}{self._of} · {speed}{self._score}{turned_away}"
+        facts = f"round {round}{self._out_of} · {speed}{self._score}{turned_away}"
         self._progress.update(self._job, completed=round, facts=facts)
         self._advance(round / self._rounds)
 

@@ -141,7 +141,7 @@ def _row(job: Job, sim: Simulation) -> tuple[dict[str, Any], float]:
         seconds = features.seconds()
         row |= {"features_bytes": features.bytes, "features_seconds": seconds}
     privacy, system = _privacy(job, sim), simulated_system(sim, job.rounds)
-    limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
+    limit = limit_of(job, sim)
     costs, state_bytes = _round_costs(config, sim, job.rounds)
     rounds = limit.foreseen(costs["bytes_per_round" if limit.kind == "bytes" else "gradients_per_round"])
     interval = rounds_between(config, sim)

@@ -37,7 +37,7 @@ class Job:
 
     @property
     def has_budget(self) -> bool:
-        """Whether a budget decides after how many rounds it ends."""
+        """Whether a budget, and not a number of rounds, ends the job."""
         return self.config.budget != "rounds" and self.method.rounds is None
 
     @property

@@ -179,7 +179,7 @@ class _Loop:
         begin = time.perf_counter() - self._seconds
         saver = Saver(sim, store, config.checkpoint_every, self._selection)
         check_sets(config, sim)
-        limit = limit_of(config, job.rounds, job.method.rounds is not None, sim)
+        limit = limit_of(job, sim)
         predictions = keeper(job, sim)
         self._evaluate_again(limit.reached(sim), saver, begin)
         while not limit.reached(sim):

@@ -32,6 +32,7 @@ from tailorfl.core.messages import payload_size
 from tailorfl.evaluation.protocols import Protocol, common_sets
 from tailorfl.rounds.participation import sample_clients, sampled_clients
 from tailorfl.rounds.simulation import Simulation
+from tailorfl.runs.job import Job
 from tailorfl.settings.experiment import CYCLIC, ExperimentConfig
 from tailorfl.training.plan import make_plan
 
@@ -81,11 +82,12 @@ def nearest(allowance: float, cost: float) -> int:
     return max(1, math.floor(allowance / cost + 1 / 2))
 
 
-def limit_of(config: ExperimentConfig, rounds: int, has_own_rounds: bool, sim: Simulation) -> Limit:
-    """Return the limit of a method; `rounds` are its nominal ones, `has_own_rounds` whether its line gives them."""
-    if config.budget == "rounds" or has_own_rounds:
-        return Limit(rounds)
-    return Limit(rounds, config.budget, of_fedavg(config, sim, config.budget))
+def limit_of(job: Job, sim: Simulation) -> Limit:
+    """Return the limit of a job: its rounds, or what its budget allows."""
+    config = job.config
+    if config.budget == "rounds" or not job.has_budget:  # the first for type checkers
+        return Limit(job.rounds)
+    return Limit(job.rounds, config.budget, of_fedavg(config, sim, config.budget))
 
 
 def used_up(sim: Simulation, kind: Kind) -> int:

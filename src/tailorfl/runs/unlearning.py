@@ -174,13 +174,13 @@ def plan(
     config = with_all_options(config)
     jobs = [Job(config, method, seed) for seed in config.seeds for method in config.methods]
     _check_jobs(jobs, folder, source, remote is not None)
+    here = with_traces_in(folder, config)
     federations: dict[int, Federation] = {}
     numbers: dict[int, int] = {}
     name, replays = "", []
     for job in jobs:
         seed = config.data.seed_of(job.seed)
         if seed not in federations:
-            here = with_traces_in(folder, config)
             federation = make_federation(here, seed, source) if remote is None else remote(config, seed)
             federations[seed] = federation
             refuse(folder, list(other_data(jobs, folder, job, federation, digests(federation))), False)
@@ -322,7 +322,7 @@ def _job_facts(replay: Replay, unlearning: Unlearning, out: Path) -> dict[str, A
     stores = {key: RunStore.open(folder, readonly=True) for key, folder in folders.items()}
     played, former = _recorded(stores["without"], _method(replay.job), replay.members), replay.remaining
     # The number of rounds may follow from the work of the remaining clients; then only common rounds are compared.
-    common = None if unlearning.config.budget == "rounds" else min(len(played or ()), len(former or ()))
+    common = min(len(played or ()), len(former or ())) if replay.job.has_budget else None
     is_same_trace = trace_digest(played and played[:common]) == trace_digest(former and former[:common])
     if not (is_same_trace or unlearning.is_deployed):
         raise RunError(

@@ -145,7 +145,7 @@ class Trainer:
         sim = make_simulation(job, self.federation(job.seed), self._folder)
         if engine is not None:
             keep_choice(sim.engine, engine)
-        limit = limit_of(job.config, job.rounds, job.method.rounds is not None, sim)
+        limit = limit_of(job, sim)
         selection = make_selection(job.config, sim, self._folder)
         return _SeedRun(sim, selection, limit, rounds_between(job.config, sim))
 
