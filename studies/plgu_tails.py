@@ -40,8 +40,14 @@ PAIRS = (
     ("personal", "PLGU-LF, lr 0.05", "Ditto, lr 0.05"),
     ("personal", "PLGU-GRep", "FedRep"),
     ("personal", "PLGU-GHN", "pFedHN"),
+    ("personal", "PLGU-GRep", "PLGU-LF"),
+    ("global", "FedAvg, 10 epochs", "FedAvg"),
+    ("global", "FedSAM", "FedAvg, 10 epochs"),
+    ("global", "PLGU-LF", "FedAvg, 10 epochs"),
+    ("personal", "FedRep, 2 body epochs", "FedRep"),
+    ("personal", "PLGU-GRep", "FedRep, 2 body epochs"),
 )
-"""What the paper claims something about."""
+"""What the paper claims something about, and the same with as many gradients on both sides."""
 Values = dict[tuple[str, str], dict[int, dict[str, float]]]
 """(model, label) -> seed -> column -> share."""
 
