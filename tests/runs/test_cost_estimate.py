@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import tailorfl
+from cli.commands import invoke
 from runs.small import first_job, simulation_of
 from tailorfl.cli.results import LONG, shorter
 from tailorfl.core.server_training import ServerDistillation
+from tailorfl.rounds.participation import Trace
 from tailorfl.runs import cost_estimate as module
 from tailorfl.runs.cost_estimate import estimate, simulated_system
+from tailorfl.runs.folders import experiment_in
 from tailorfl.settings.loading import load
 from tailorfl.training.gradients import LocalObjective
 
@@ -278,6 +282,18 @@ def test_what_is_foreseen_of_a_system_happens(name: str) -> None:
     assert foreseen["simulated_seconds"] == pytest.approx(sim.clock)
     assert 0 < foreseen["replies_per_round"] < 8
     assert name != "too few" or without_effect > 0
+
+
+@pytest.mark.usefixtures("a_quick_estimate")
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_replay_is_foreseen_from_its_trace(name: str, tmp_path: Path) -> None:
+    """Also without a client, as `tailorfl unlearn` writes it, where buffered rounds cannot be simulated."""
+    tailorfl.run(on_system(SYSTEMS[name]), out=tmp_path / "with", progress=False)
+    invoke("unlearn", tmp_path / "with", "--client", 2, "--out", tmp_path / "without", "--quiet")
+    row = estimate(experiment_in(tmp_path / "without")).methods["ditto"]
+    rounds = list(Trace.read(tmp_path / "without" / "ditto" / "seed-3" / "trace.jsonl"))
+    assert row["replies_per_round"] == sum(len(one.answered) for one in rounds) / 12
+    assert row["simulated_seconds"] == pytest.approx(sum(one.seconds or 0.0 for one in rounds))
 
 
 @pytest.mark.usefixtures("a_quick_estimate")

@@ -91,8 +91,6 @@ def estimate(config: ExperimentConfig, watch: Callable[[str], None] | None = Non
         TailorflError: the experiment cannot be built; the message says why.
     """
     torch.set_num_threads(config.threads)
-    # The estimate runs rounds that a recorded run does not have.
-    config = config.model_copy(update={"system": config.system.model_copy(update={"trace": None})})
     seed = config.data.seed_of(config.seeds[0])
     federation = make_federation(config, seed)
     first_metric(config, federation.source)
@@ -357,24 +355,27 @@ class _Counting(Sequential):
 def simulated_system(sim: Simulation, rounds: int) -> dict[str, float]:
     """Return the mean number of replies per round, the rounds without effect, and the duration of all rounds.
 
-    The times of answers depend on random keys and on the clients' work. The work is counted once, for the first round:
-    if later rounds are shorter or send more, times differ accordingly.
+    A replay has those of its trace. Otherwise the times of answers depend on random keys and on the clients' work. The
+    work is counted once, for the first round: if later rounds are shorter or send more, times differ accordingly.
 
     Args:
         sim: a simulation before its first round; it is not changed.
         rounds: number of rounds.
 
     Returns:
-        `replies_per_round`, `rounds_without_effect`, `simulated_seconds`; empty if no system is simulated.
+        `replies_per_round`, `rounds_without_effect`, `simulated_seconds`; empty if all clients always answer.
 
     Raises:
         RunError: in buffered rounds no client can be reached any more; the message says when.
     """
-    if sim.system is None:
+    if not sim.is_traced:
         return {}
-    traces = _buffered(sim, rounds) if isinstance(sim, Buffered) else _synchronous(sim, rounds)
+    if sim.trace is not None:
+        traces = list(sim.trace)[:rounds]
+    else:
+        traces = _buffered(sim, rounds) if isinstance(sim, Buffered) else _synchronous(sim, rounds)
     return {
-        "replies_per_round": sum(len(trace.answered) for trace in traces) / rounds,
+        "replies_per_round": sum(len(trace.answered) for trace in traces) / len(traces),
         "rounds_without_effect": sum(trace.too_few or not trace.answered for trace in traces),
         "simulated_seconds": sum(trace.seconds or 0.0 for trace in traces),
     }
