@@ -88,7 +88,7 @@ class Evidence:
 
         The deployed model's if it does not say which; the mean over seeds, 0 if there is no curve.
         """
-        kind = metric.split(".")[0]
+        kind = metric.split(".")[0].replace("shared", "global")
         for name in (f"fact.change.{kind}", "fact.change"):
             if changes := list(self.of(label, variant, name).values()):
                 return sum(changes) / len(changes)

@@ -11,7 +11,7 @@ from studies.claims.claim import MINUS, Claim, Paper, Q
 from studies.claims.evidence import Evidence
 from studies.claims.exact import CHECKS
 from studies.claims.gates import failed
-from studies.claims.noise import pairs
+from studies.claims.noise import measured_on, pairs
 from studies.claims.verdicts import (
     POINT,
     Judged,
@@ -32,7 +32,6 @@ WORST_FIRST: tuple[Verdict, ...] = ("reversed", "does not hold", "undecided", "h
 SCALES = ("paper", "small", "")
 """What is judged where several scales were run: the one nearest to the paper. A smoke says nothing."""
 OWN_PARTS = ("val", "local", "participants")
-TAILS = {"worst5": 0.05, "best5": 0.05, "worst10": 0.1, "best10": 0.1}
 
 
 @dataclass(frozen=True)
@@ -244,16 +243,6 @@ def _inverse(claim: Claim, evidence: Evidence, part: str) -> float:
     if any(" @ " in label for label in claim.labels):
         return sum(means) if MINUS in claim.first else sum(means) / len(means)
     return sum(means) / len(means) ** 2
-
-
-def measured_on(metric: str) -> tuple[str, float]:
-    """Return the test set of a metric, and the share of its clients that it is about."""
-    steps = metric.split(".")
-    if len(steps) >= 4:
-        return steps[1], TAILS.get(steps[-1], 1.0)
-    if steps[0] in ("deployed", "shared"):
-        return ".".join(steps[1:]), 1.0
-    return "local", TAILS.get(metric, 1.0)
 
 
 def metrics_of(claims: Iterable[Claim], recipe: str) -> list[str]:

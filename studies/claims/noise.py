@@ -33,6 +33,18 @@ KEY = ("metric", "variants", "first", "second")
 BATCH = 1000
 Term = tuple[float, str, str]
 """Sign, label and variant of a line that a difference is made of."""
+TAILS = {"worst5": 0.05, "best5": 0.05, "worst10": 0.1, "best10": 0.1}
+"""Share of the clients that a metric is about; of all others it is 1."""
+
+
+def measured_on(metric: str) -> tuple[str, float]:
+    """Return the test set of a metric, and the share of its clients that it is about."""
+    steps = metric.split(".")
+    if len(steps) >= 4:
+        return steps[1], TAILS.get(steps[-1], 1.0)
+    if steps[0] in ("deployed", "shared"):
+        return ".".join(steps[1:]), 1.0
+    return "local", TAILS.get(metric, 1.0)
 
 
 def shared_variance(shares: Sequence[pd.Series[float]]) -> float:
@@ -72,7 +84,12 @@ def share(scores: pd.DataFrame, by_client: bool) -> pd.Series[float]:
 
 
 def pairs(claim: Claim) -> Iterator[tuple[tuple[str, str, str, str], tuple[Term, ...]]]:
-    """Yield the key of every difference that a claim is about, and its terms."""
+    """Yield the key of every difference that a claim is about, and its terms.
+
+    None of what is not a mean over all clients: a tail's clients differ by method and seed.
+    """
+    if any(measured_on(metric)[1] < 1 for metric in claim.metric.split(MINUS)):
+        return
     labels = [(claim.first, second) for second in claim.second]
     if claim.kind == "ordered":
         labels = list(itertools.combinations(claim.published, 2))

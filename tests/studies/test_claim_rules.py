@@ -15,7 +15,7 @@ from claimed import BETTER, NOISELESS, differences_of, evidence, outcome_of, pap
 from studies.claims.claim import Claim, Setting, papers
 from studies.claims.evidence import Evidence, setting_of
 from studies.claims.judging import Outcome, judge_paper, step_down
-from studies.claims.noise import share, shared_variance
+from studies.claims.noise import pairs, share, shared_variance
 from studies.claims.verdicts import half_width, judge, judge_cells, judge_order, sampling_error
 from studies.claims.words import headline, row, summary
 from tailorfl.evaluation.comparisons import holm
@@ -296,6 +296,14 @@ def width(claim: dict[str, Any], found: Evidence, **more: Any) -> float:
     judged = outcome_of(claim, found, **more).judged
     assert judged is not None
     return judged.high - judged.estimate
+
+
+@pytest.mark.parametrize(
+    ("metric", "count"), [("mean", 1), ("worst10", 0), ("global.local.accuracy.best5", 0)]
+)
+def test_noise_is_measured_of_means_over_all_clients_alone(metric: str, count: int) -> None:
+    (claim,) = paper({**BETTER, "metric": metric}).claims
+    assert len(list(pairs(claim))) == count
 
 
 def test_measured_noise_takes_the_place_of_what_is_assumed() -> None:

@@ -12,7 +12,8 @@ from scipy import stats
 from claimed import BETTER, NOISELESS, evidence, outcome_of, paper, together, with_facts
 from studies.claims import words
 from studies.claims.evidence import Evidence
-from studies.claims.judging import judge_paper, measured_on
+from studies.claims.judging import judge_paper
+from studies.claims.noise import measured_on
 from studies.claims.verdicts import judge, sampling_error
 
 SAMPLES = {"fact.samples.local": 10_000.0, "fact.samples.global": 400.0}
@@ -213,10 +214,10 @@ def test_what_was_not_recorded_does_not_pass_unless_a_claim_needs_less() -> None
     [
         # a metric of a kind of model goes on with the curve of that kind
         (
-            {"global.local.accuracy.mean": 0.4, "mean": 0.7,
+            {"global.local.accuracy.mean": 0.4, "mean": 0.7, "shared.global": 0.4,
              "fact.change.global": -0.05, "fact.change.personal": 0.1},
             -1.0,
-            {"global.local.accuracy.mean": 0.45, "mean": 0.6},
+            {"global.local.accuracy.mean": 0.45, "mean": 0.6, "shared.global": 0.45},
         ),
         # numbers of another unit do not go on
         (
