@@ -126,6 +126,12 @@ def are_secured(options: dict[str, object]) -> None:
     assert str(options["log_format"]) == "json"
 
 
+def has_agreed(options: dict[str, object]) -> None:
+    """Assert that a client joins the experiment that its operator has accepted, within a policy."""
+    assert str(options["experiment_file"]) == "wards.yaml"
+    assert str(options["policy"]) == "policy.yaml"
+
+
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_a_unit_of_systemd(side: str) -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
@@ -135,7 +141,10 @@ def test_a_unit_of_systemd(side: str) -> None:
     program, *words = shlex.split(unit["Service"]["ExecStart"])
     assert Path(program).name == "tailorfl"
     assert words[0] == side
-    are_secured(parsed(words))
+    options = parsed(words)
+    are_secured(options)
+    if side == "client":
+        has_agreed(options)
     assert unit["Service"]["User"] != "root"
     assert unit["Service"]["Restart"] == {"server": "on-failure", "client": "always"}[side]
 
@@ -149,10 +158,11 @@ def test_a_service_of_compose(side: str) -> None:
     are_secured(options)
     assert f"127.0.0.1:{options['health']}/healthz" in service["healthcheck"]["test"][-1]
     mounted = {volume.split(":")[1].removeprefix("/experiments/") for volume in service["volumes"]}
-    for name in ("keys", "out", "state", "data"):
+    for name in ("keys", "out", "state", "data", "experiment_file", "policy"):
         if options.get(name) is not None:
             assert str(options[name]).split("/")[0] in mounted, name
     if side == "server":
         assert service["ports"] == [f"{str(options['listen']).rpartition(':')[2]}:8443"]
     else:
+        has_agreed(options)
         assert "ports" not in service
