@@ -63,6 +63,15 @@ def test_a_dry_run_says_what_would_be_searched_and_trains_nothing() -> None:
     assert not Path("runs").exists()
 
 
+def test_a_comparison_that_was_begun_without_a_tuning_is_not_tuned_on_the_way() -> None:
+    """Before hours of tuning whose settings the comparison would then refuse."""
+    done("compare", *TINY, "--out", "c", "--quiet")
+    for words in ([], TINY):
+        result = invoke("compare", *words, "--tune", "2x1", "--resume", "c", code=2)
+        assert "no tuning to continue" in result.stderr
+    assert not Path("c-tuning").exists()
+
+
 def test_a_comparison_tunes_first_and_a_second_call_goes_on_with_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

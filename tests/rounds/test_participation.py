@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from methods.small import simulation
 from rounds.helpers import digest
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.rounds.participation import NOT_FINITE, TOO_FEW, ClientOutcome, RoundTrace, Trace
+from tailorfl.settings.system import SystemConfig
 from tailorfl.training import tree
 
 
@@ -68,6 +70,29 @@ def test_too_few_replies_change_nothing() -> None:
     assert digest(again) == before
     assert (played.trace, again.traffic, again.gradients) == (done.trace, sim.traffic, sim.gradients)
     sim.step(trace=absent(3, (0, 1, 2, 3, 4), {1: "lost"}))
+    assert digest(sim) != before
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({}, 5),
+        ({"fraction": 0.6}, 3),
+        ({"fraction": 0.6, "sampling": "bernoulli"}, 5),
+        ({"sampling": "cyclic"}, 1),
+    ],
+)
+def test_more_replies_than_a_round_can_have_are_refused(settings: dict[str, Any], most: int) -> None:
+    given = {"method": "fedavg", "rounds": 0, **settings}
+    assert simulation(**given, system=SystemConfig(min_replies=most)).min_replies == most
+    with pytest.raises(ConfigError, match=f"min_replies={most + 1} .* the {most} clients"):
+        simulation(**given, system=SystemConfig(min_replies=most + 1))
+
+
+def test_pooled_training_waits_for_nobody() -> None:
+    sim = simulation("centralized", rounds=0, system=SystemConfig(min_replies=3))
+    before = digest(sim)
+    sim.step()
     assert digest(sim) != before
 
 

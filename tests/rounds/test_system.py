@@ -373,6 +373,7 @@ def test_a_secret_cohort_has_no_system() -> None:
         ({"dropout": 1.0}, "less than 1"),
         ({"buffer": 3}, "has buffer, .*mode=buffered"),
         ({"mode": "buffered", "min_replies": 3}, "has min_replies, .*mode=synchronous"),
+        ({"malicious": {"kind": "scale", "strength": 10}}, "has kind, strength, .*set share"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(given: dict[str, Any], message: str) -> None:

@@ -106,7 +106,24 @@ def test_a_client_that_was_left_out_costs_fedavg_nothing(budget: Kind) -> None:
     assert used_up(sim, budget) == of_fedavg(job.config, sim, budget)
 
 
-def test_privacy_needs_rounds_that_are_known_before() -> None:
-    config = load(None, ["train.dp={clip: 1.0, epsilon: 8}", "budget=gradients", "methods=[fedavg]"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "train.dp={clip: 1.0, epsilon: 8}",
+        "train.round_schedule=cosine",
+        "train.round_schedule={kind: step, milestones: [0.5]}",
+        "system.dropout=0.3",
+    ],
+)
+def test_a_budget_excludes_what_needs_rounds_known_before_or_clients_that_all_answer(other: str) -> None:
+    config = load(None, [other, "budget=gradients", "methods=[fedavg]"])
     with pytest.raises(ConfigError, match="budget=gradients"):
         check(config)
+
+
+@pytest.mark.parametrize("schedule", ["inverse", "{kind: step, milestones: [10]}"])
+def test_a_schedule_of_absolute_rounds_goes_with_a_budget(schedule: str) -> None:
+    check(load(None, [f"train.round_schedule={schedule}", "budget=gradients"]))
+    check(
+        load(None, ["train.round_schedule=cosine", "budget=gradients", "methods=[{name: fedavg, rounds: 3}]"])
+    )

@@ -294,6 +294,10 @@ def test_a_replay_is_foreseen_from_its_trace(name: str, tmp_path: Path) -> None:
     rounds = list(Trace.read(tmp_path / "without" / "ditto" / "seed-3" / "trace.jsonl"))
     assert row["replies_per_round"] == sum(len(one.answered) for one in rounds) / 12
     assert row["simulated_seconds"] == pytest.approx(sum(one.seconds or 0.0 for one in rounds))
+    if name != "buffered":
+        changes = {"system": {"min_replies": 8}}
+        idle = estimate(load(experiment_in(tmp_path / "without"), changes)).methods["ditto"]
+        assert idle["rounds_without_effect"] == 12
 
 
 @pytest.mark.usefixtures("a_quick_estimate")

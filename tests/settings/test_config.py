@@ -165,6 +165,11 @@ def at(config: ExperimentConfig, path: str) -> Any:
          ["methods=local"],
          {"published": {"source": "a paper", "local": {"mean": 0.5}, "Agv": {"mean": 0.7}}}),
         (None, ["train.dp={clip: .inf, noise: 0}"], {"train.dp.clip": math.inf}),
+        # a mapping changes the settings that it names, and no others of their group
+        ({"system": {"speed": 20, "deadline": 6}, "server": {"robust": "median"}, "deploy": {"clients": 3}},
+         {"system": {"dropout": 0.3}, "server": {}, "deploy": {"min_replies": 2}},
+         {"system.speed.median": 20.0, "system.deadline": 6.0, "system.dropout": 0.3, "server.robust.rule": "median",
+          "deploy.clients": 3, "deploy.min_replies": 2}),
     ],
 )  # fmt: skip
 def test_short_forms_and_overrides(base: Any, overrides: Any, expected: dict[str, Any]) -> None:

@@ -109,6 +109,13 @@ def test_a_range_is_of_whole_numbers_where_the_setting_is() -> None:
     }
 
 
+def test_a_range_of_a_null_setting_is_of_whole_numbers_where_it_refuses_others() -> None:
+    ends = {"low": 1, "high": 9}
+    search = {"train.steps": ends, "method.personal_layers": ends}
+    space = spaces(experiment(methods=["plgu_lf"], search=search))["plgu_lf"]
+    assert {key: space[key] for key in search} == dict.fromkeys(search, Range(1, 9, False, True))
+
+
 @pytest.mark.parametrize(
     ("search", "told"),
     [

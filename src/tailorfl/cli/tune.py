@@ -116,6 +116,13 @@ def tune_first(state: State, request: RunRequest, budget: str) -> RunRequest:
     with messages(stderr()):
         if request.resume is not None and (beside(request.resume) / REQUEST).is_file():
             plan = _continued(beside(request.resume), request, budget)
+        elif request.resume is not None and (
+            (request.resume / "config.yaml").is_file() or not request.arguments
+        ):
+            raise ConfigError(
+                f"there is no tuning to continue in '{beside(request.resume)}'; leave out --tune to resume "
+                f"'{request.resume}' as it is, or choose another --out for a tuned comparison"
+            )
         else:
             plan = _plan(experiment(request.arguments, request.methods), budget)
     if request.dry_run:

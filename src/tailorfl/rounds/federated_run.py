@@ -77,7 +77,8 @@ class FederatedRun:
         self.method, self.train = method, train
         self.engine: Engine = engine if engine is not None else Auto()
         self.seed, self.fraction, self.sampling = seed, fraction, method.sampled(sampling)
-        self.client_dp, self.min_replies, self.trace = client_dp, system.min_replies, trace
+        self.client_dp, self.trace = client_dp, trace
+        self.min_replies = 0 if method.pooled else system.min_replies
         self.robust = Robust.of(robust, seed)
         is_counted_alike = self.robust is not None and not self.robust.rule.keeps_weights
         self.weights: Weights = "uniform" if is_counted_alike else method.weighting(weights)
@@ -119,16 +120,29 @@ class FederatedRun:
             cohorts = self.sampling, self.fraction, len(self.population.present)
             self.updates = PrivateUpdates(client_dp, method.averages_replies, seed, *cohorts)
         self._check_enough(sampled_clients(self.fraction, self.participants))
-        if self.cohort_is_secret and (system.min_replies or system.is_simulated or trace is not None):
-            raise ConfigError(
-                "the epsilon of this privacy assumes that nobody sees who takes part in a round, but the settings of "
-                "system reveal it; leave them out, or set sampling=uniform"
-            )
         # A trace records the outcomes, and with pooled data there are no devices to simulate.
         simulated = system.is_simulated and trace is None and not self.population.pooled
         self.system = System.of(system, seed, federation.names) if simulated else None
         self.clock = 0.0
+        self._check_system(system)
         self._check_trace(system)
+
+    def _check_system(self, system: SystemConfig) -> None:
+        """Raise ConfigError if outcomes reveal a secret cohort, or no round can have as many replies as it needs."""
+        if self.cohort_is_secret and (system.min_replies or system.is_simulated or self.trace is not None):
+            raise ConfigError(
+                "the epsilon of this privacy assumes that nobody sees who takes part in a round, but the settings of "
+                "system reveal it; leave them out, or set sampling=uniform"
+            )
+        fraction = self.fraction if self.system is None else self.system.asked(self.fraction)
+        most = len(self.population.present)
+        if self.sampling != "bernoulli":
+            most = min(most, sampled_clients(fraction, self.participants))
+        if self.trace is None and self.min_replies > most:  # recorded rounds may have any size
+            raise ConfigError(
+                f"system.min_replies={self.min_replies} is more than the {most} clients of a round, so no round would "
+                f"have an effect; set system.min_replies={most} at most"
+            )
 
     def _check_trace(self, system: SystemConfig) -> None:
         """Raise ConfigError if a recorded run has other clients or another mode of rounds."""

@@ -320,6 +320,11 @@ def check(config: ExperimentConfig) -> None:
         for experiment in expand(config).values():
             check(experiment)
         return
+    if config.budget != "rounds" and config.system.is_simulated:
+        raise ConfigError(
+            f"budget={config.budget} gives all methods what FedAvg uses if every client answers, but system simulates "
+            "clients that may not; leave out one of the two"
+        )
     for method in config.methods:
         _check_method(method, config)
     check_distinct((method.label for method in config.methods), "methods")
@@ -340,7 +345,12 @@ def _check_method(line: MethodConfig, config: ExperimentConfig) -> None:
     if len(architectures) > 1 and not method.heterogeneous:
         raise needs_one_architecture(method, list(architectures))
     job = Job(config, line, config.seeds[0])
-    train_config(job)
+    schedule = train_config(job).round_schedule
+    if job.has_budget and schedule.is_relative:
+        raise ConfigError(
+            f"budget={config.budget} determines the number of rounds during training, but train.round_schedule of kind "
+            f"{schedule.kind} needs it in advance; set budget=rounds, or train.round_schedule.kind=inverse"
+        )
     privacy = privacy_of(job)
     check_robust(method, config.server.robust, None if privacy is None else privacy.level)
     check_malicious(method, config.system.malicious)

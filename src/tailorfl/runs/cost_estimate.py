@@ -376,7 +376,10 @@ def simulated_system(sim: Simulation, rounds: int) -> dict[str, float]:
         traces = _buffered(sim, rounds) if isinstance(sim, Buffered) else _synchronous(sim, rounds)
     return {
         "replies_per_round": sum(len(trace.answered) for trace in traces) / len(traces),
-        "rounds_without_effect": sum(trace.too_few or not trace.answered for trace in traces),
+        "rounds_without_effect": sum(
+            trace.too_few or len(set(trace.answered) & set(trace.sampled)) < max(sim.min_replies, 1)
+            for trace in traces
+        ),
         "simulated_seconds": sum(trace.seconds or 0.0 for trace in traces),
     }
 

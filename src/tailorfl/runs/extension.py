@@ -18,7 +18,7 @@ from tailorfl.core.method import make_method
 from tailorfl.errors import ConfigError, RunError
 from tailorfl.printable import quoted
 from tailorfl.runs import checkpoints
-from tailorfl.runs.build import with_all_options
+from tailorfl.runs.build import train_config, with_all_options
 from tailorfl.runs.fingerprint import changes, deciding, other_settings, refuse
 from tailorfl.runs.folders import check_name, experiment_in, experiment_to_resume
 from tailorfl.runs.job import Job, Way
@@ -26,7 +26,6 @@ from tailorfl.runs.privacy import privacy_of
 from tailorfl.runs.schedule import EVERY, is_due
 from tailorfl.runs.store import RunStore, amend, reconfigure, record_of
 from tailorfl.settings.experiment import ExperimentConfig, MethodConfig
-from tailorfl.training.update import RoundSchedule
 
 log = logging.getLogger(__name__)
 
@@ -182,13 +181,11 @@ def discard_damage(job: Job, folder: Path) -> bool:
 
 def tied(job: Job) -> str:
     """Return why the rounds of a job so far are not those of a longer run, "" if they are."""
-    settings = job.config.train_of(job.method)
-    try:
-        RoundSchedule(**settings["round_schedule"])
-    except ConfigError:
+    schedule = train_config(job).round_schedule
+    if schedule.is_relative:
         return (
-            f"train.round_schedule of kind {settings['round_schedule']['kind']} depends on the total number of rounds, "
-            "so a longer run has other learning rates from the first round on"
+            f"train.round_schedule of kind {schedule.kind} depends on the total number of rounds, so a longer run has "
+            "other learning rates from the first round on"
         )
     if privacy_of(job) is not None:
         return "its noise and ε (train.dp) were computed for the original number of rounds"

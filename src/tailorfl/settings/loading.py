@@ -46,7 +46,7 @@ from tailorfl.settings.listing import short_form, takes_list
 
 log = logging.getLogger(__name__)
 
-GROUPS = ("data", "model", "train", "engine", "eval")
+GROUPS = ("data", "model", "train", "engine", "eval", "system", "server", "deploy", "track")
 NAMING = {
     *((key,) for key in ("model", "data", "method", "methods")),
     *(("model", "name"), ("data", "name"), ("data", "public")),

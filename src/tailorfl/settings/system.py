@@ -62,6 +62,11 @@ class MaliciousConfig(Settings):
             raise ValueError("has both share and clients; give only one of them")
         if len(set(self.clients)) < len(self.clients):
             raise ValueError("names a client twice in clients")
+        leftover = self.model_fields_set & {"kind", "strength", "from_round"}
+        if leftover and not self.model_fields_set & {"share", "clients"}:
+            raise ValueError(
+                f"has {', '.join(sorted(leftover))}, but no malicious clients; set share or clients"
+            )
         if self.strength is not None and self.kind in ("label_flip", "nan"):
             raise ValueError(f"has strength, which kind={self.kind} does not use; leave it out")
         return self

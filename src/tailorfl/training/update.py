@@ -232,12 +232,16 @@ class RoundSchedule:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Fall):
             raise unknown("round schedule", self.kind, get_args(Fall))
-        relative = self.kind == "step" and any(m < 1 for m in self.milestones)
-        if self.rounds is None and (relative or self.kind == "cosine"):
+        if self.rounds is None and self.is_relative:
             raise ConfigError(
                 f"a round schedule of kind {self.kind} depends on the total number of rounds; give it, as in "
                 f"RoundSchedule('{self.kind}', rounds=100)"
             )
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether it depends on the number of rounds of the run."""
+        return self.kind == "cosine" or (self.kind == "step" and any(m < 1 for m in self.milestones))
 
     def share(self, round: int) -> float:
         """Return s(t) for a round counted from 0."""

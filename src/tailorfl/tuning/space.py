@@ -141,8 +141,7 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
             if entry is None:
                 space.pop(setting, None)
             else:
-                value = value_of(config, line, setting)
-                space[setting] = _parsed(key, entry, isinstance(value, int) and not isinstance(value, bool))
+                space[setting] = _parsed(key, entry, _is_whole(config, line, setting, entry))
         check(config, line, space)
         space_of[line.label] = space
     unused = [key for key, _ in entries if key not in used]
@@ -158,6 +157,15 @@ def spaces(config: ExperimentConfig) -> dict[str, dict[str, Dimension]]:
             ", ".join(line.label for line in config.methods),
         )
     return space_of
+
+
+def _is_whole(config: ExperimentConfig, line: MethodConfig, setting: str, entry: Any) -> bool:
+    """Return whether a setting is a whole number; one that is null is if it refuses what lies between two of them."""
+    value = value_of(config, line, setting)
+    low = entry.get("low") if value is None and isinstance(entry, Mapping) else None
+    if isinstance(low, int):
+        return accepts(config, line, {setting: low}) and not accepts(config, line, {setting: low + 0.5})
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def start(config: ExperimentConfig, line: MethodConfig, space: Space) -> dict[str, Any] | None:
