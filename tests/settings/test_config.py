@@ -13,7 +13,7 @@ import yaml
 
 from tailorfl.errors import ConfigError
 from tailorfl.settings.experiment import COMPARED, ExperimentConfig
-from tailorfl.settings.loading import load, recipes
+from tailorfl.settings.loading import expand, load, recipes
 
 VARIED = [
     "methods=[local, {name: fedclup, lam: 0.5}, {name: fedclup, lam: 1.5, rounds: 7, train: {steps: 3}},"
@@ -177,6 +177,16 @@ def test_short_forms_and_overrides(base: Any, overrides: Any, expected: dict[str
     config = load(base, overrides)
     assert {path: at(config, path) for path in expected} == expected
     assert base == before, "the caller's settings were changed"
+
+
+@pytest.mark.parametrize(("train", "dropped"), [({}, 0), ({"lr": 0.2}, 1)])
+def test_a_variant_that_replaces_a_line_tells_which_of_its_settings_are_dropped(
+    train: dict[str, float], dropped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = {"name": "ditto", "train": train}
+    expand(load({"methods": [line], "variants": {"stronger": {"methods": [{"name": "ditto", "lam": 2.0}]}}}))
+    assert len(caplog.records) == dropped
+    assert all("methods.ditto.train=" in message for message in caplog.messages)
 
 
 def test_options_of_a_methods_model_replace_the_experiments_wherever_they_are_written() -> None:

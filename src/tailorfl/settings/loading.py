@@ -206,7 +206,8 @@ def _say_dropped(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     named += [(f"methods.{t}", old, lines[t]) for t, old in _lines(before).items() if t in lines]
     for path, old, new in named:
         remaining = _flat(new)
-        lost = {key: value for key, value in _flat(old).items() if key not in (*remaining, "name", "label")}
+        kept = (*remaining, "name", "label")
+        lost = {key: value for key, value in _flat(old).items() if key not in kept and value != {}}
         if lost:
             listed = ", ".join(
                 f"{path}.{key}={json.dumps(value, default=str)}" for key, value in lost.items()
