@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("cryptography")
 from cryptography import x509
 
+from cli.commands import invoke
 from tailorfl.deploy.keys import Revoked, client_keys, make_keys, renew, revoke, server_keys
 from tailorfl.errors import ConfigError
 
@@ -64,6 +65,26 @@ def test_a_further_client_changes_nothing_of_others(keys: Path) -> None:
     assert {name: after[name] for name in before} == before
     with pytest.raises(ConfigError, match=r"'north' already has a key .* --renew north"):
         make_keys(keys, [], ["north"])
+
+
+def test_a_key_that_a_crash_left_unfinished_is_made_again(keys: Path) -> None:
+    (keys / "clients" / "north" / "client.crt").unlink()
+    make_keys(keys, [], ["north"])
+    assert client_keys(keys / "clients" / "north").holder() == "north"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--renew", "north", "--clients", "east"),
+        ("--revoke", "north", "--clients", "east"),
+        ("--host", "new.example.org", "--clients", "east"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(keys: Path, words: tuple[str, ...]) -> None:
+    before = everything(keys)
+    invoke("deploy", "keys", keys, *words, code=2)
+    assert everything(keys) == before
 
 
 def test_an_authority_is_never_made_anew(keys: Path) -> None:

@@ -24,8 +24,13 @@ pytest.importorskip("flwr")
 import httpx
 from flwr.app import Array, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import PushMessagesRequest, RegisterNodeFleetRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from tailorfl.deploy import flower_client, flower_server, running
@@ -338,6 +343,40 @@ def test_a_client_that_leaves(ends: Ends) -> None:
     assert "gone" in ends.arrival(ticket, 2.0).problem
     assert ends.link.nodes() == {}
     assert ends.link.send([Letter(1, "train", b"?")], 1.0) == [""]
+
+
+@pytest.mark.threat(
+    "a client", "leaves while a letter to it is written", now="it is gone", before="KeyError ended the server"
+)
+def test_a_client_that_leaves_while_its_letter_is_written(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, nodes = ends.client(), ends.link.nodes()
+    client.close()
+    monkeypatch.setattr(ends.link, "nodes", lambda: nodes)  # as they were when it began
+    assert ends.link.send([Letter(node, "train", b"?") for node in nodes], 1.0) == [""]
+
+
+@pytest.mark.threat(
+    "a client", "leaves and comes back within an answer", now="413", before="its bytes counted anew each time"
+)
+def test_an_answer_that_is_too_large_in_several_visits(ends: Ends) -> None:
+    ends.link.close()
+    ends.listen(largest=2**20)
+    client, _ = ends.client(), ends.send()
+    key = next(iter(ends.link._owners))
+    statuses = []
+    for _ in range(2):
+        request = PushObjectRequest(node=client._node, object_id="a" * 64, object_content=b"x" * (3 * 2**19))
+        try:
+            client._calls.PushObject(request)
+            statuses.append(200)
+        except httpx.HTTPStatusError as error:
+            statuses.append(error.response.status_code)
+        if statuses[-1] != 413:
+            client._calls.DeactivateNode(DeactivateNodeRequest(node_id=client._node.node_id))
+            client._calls.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
+    assert [status == 413 for status in statuses] == [False, True]
 
 
 def test_a_client_whose_process_is_killed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

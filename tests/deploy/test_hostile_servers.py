@@ -144,6 +144,7 @@ HALF = {"train": [42, 30], "val": [6, 10], "test": [12, 10]}
 NAMED = {"kind": "word", "levels": [f"patient-{number}" for number in range(ROWS)]}
 AGE = {**OPTIONS, "features": ["age"]}
 HUB = {"name": "huggingface", "options": {"path": "a/b", "label": "c"}}
+TOKENS = {"name": "text_table", "options": {"label": "c", "tokenizer": "bert-base-uncased"}}
 MEMORY = "as much memory, or the end of the process"
 
 
@@ -202,6 +203,10 @@ ON_A_SHARE = {
         lambda heard, table: [describe(experiment("fedavg", data=HUB))]),
     "a public set of a hub": Attack(OPENS, "it tried to download it",
         lambda heard, table: [describe(experiment("fedavg", data={"name": "femnist"}))]),
+    "a model of a hub, without an owner": Attack(OPENS, "it tried to download it",
+        lambda heard, table: [heard.changed(model={"name": "huggingface", "checkpoint": "gpt2"})]),
+    "a tokenizer of a hub, without an owner": Attack(OPENS, "it tried to download it",
+        lambda heard, table: [describe(experiment("fedavg", data=TOKENS))]),
     "another broadcast in the same round": Attack(ONCE, "a new reply to each, with noise anew",
         lambda heard, table: [heard.setup, heard.train[0], *(moved(heard.train[0], k / 10) for k in range(1, 5))],
         answers=2),
@@ -358,6 +363,22 @@ def test_a_refused_summary_is_not_asked_for_in_another_way(with_table: Any) -> N
     member = with_table(config)
     assert asked(member, summarise(config)).facts["reason"] == KEPT
     assert ONCE in asked(member, summarise(config, (49,))).facts["reason"]
+
+
+@pytest.mark.threat(
+    "a server", "asks a client that joins late for sizes, to see what is refused", now="sizes alone, whatever the rows",
+    before="a refusal for rare words among rows of its choice, any number of times",
+)  # fmt: skip
+def test_who_joins_late_tells_sizes_and_nothing_of_a_summary(with_table: Any) -> None:
+    config = of_table()
+    member = with_table(config, min_rows=1000, min_count=1000)
+    question = Packet.decoded(summarise(config))
+    for other in (50, 51):
+        facts = {**question.facts, "rows": [ROWS, other], "joins": True}
+        answer = asked(member, Packet("summarise", facts).encoded())
+        assert answer.facts.keys() == {"sizes", "summary"}
+        assert answer.facts["summary"] == {}
+    assert asked(member, question.encoded()).kind == "failure"
 
 
 def test_files_that_the_policy_lists_are_opened(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ def test_own_tables_are_split_as_before_and_scaled_anew(normalise: str, tmp_path
 def test_who_has_left_is_not_waited_for_and_another_experiment_is_not_certified(tmp_path: Path) -> None:
     deployed(experiment("fedavg"), tmp_path)
     take_off(tmp_path / "out", "1")
+    with (tmp_path / "out" / "left").open("a") as left:
+        left.write("who left before the start\n")
     unlearn(tmp_path, LEFT)
     assert load(tmp_path / "fewer.yaml").data.excluded_clients == (LEFT, "1")
     invoke("run", "demo", "seeds=1", "rounds=1", "methods=[fedavg]", "--out", tmp_path / "fewer", "--quiet")

@@ -121,6 +121,22 @@ def test_privacy_is_the_least_of_all_whose_samples_shape_the_model(
     assert alone.facts["privacy"]["epsilon"] == pytest.approx(of_client)
 
 
+def test_privacy_of_a_held_out_client_counts_its_adaptation(tmp_path: Path) -> None:
+    """Also where it was never evaluated; and the seed, from which the noise follows, is not told."""
+    data = {"clients": 3, "samples": 150, "heldout_clients": 1, "seed": 4}
+    train = {"dp": {"clip": 1.0, "noise": 2.0}, "epochs": 8, "batch_size": 5}
+    settings = {"train": train, "eval": {"sets": ["local"], "final": ["local"]}}
+    tailorfl.run({**QUICK, **settings}, methods=["local"], data=data, out=tmp_path / "run")
+    found = {}
+    for steps in (0, 1, 40):
+        (model,) = export(tmp_path / "run", tmp_path / str(steps), clients=["3"], steps=steps)
+        found[steps] = model.facts["privacy"]["epsilon"]
+    assert found[40] > found[1] > found[0] == 0
+    assert "seed" not in model.facts["provenance"]
+    assert "seed" not in model.facts["provenance"]["settings"]["data"]
+    assert "seed not stated" in (model.path / CARD).read_text()
+
+
 def test_privacy_of_clients_covers_no_personal_model(tmp_path: Path) -> None:
     """It is trained on the client's samples without noise."""
     settings = {"weights": "uniform", "train": {"dp": {"clip": 1.0, "noise": 2.0, "level": "client"}}}

@@ -160,6 +160,23 @@ def test_bold_is_what_is_better_than_all_others_beyond_the_noise(
     assert [line.split(" | ")[0][2:] for line in table.markdown().splitlines() if "**" in line] == expected
 
 
+def test_only_jobs_that_may_be_compared_make_a_number_bold() -> None:
+    """Not those of merged folders with other settings, though their seeds are the same."""
+    columns = (Column("mean", "Accuracy", "number", "higher"),)
+    for other, bold in (("x", True), ("y", False)):
+        rows = [SeedResult("a", "a", seed, {"mean": 0.9}, "x") for seed in range(3)]
+        rows += [SeedResult("b", "b", seed, {"mean": 0.5}, other) for seed in range(3)]
+        table = as_table(comparison(rows, columns), columns)
+        assert any(cell.strong for row in table.rows for cell in row) is bold
+
+
+def test_a_row_of_latex_is_no_argument_of_the_one_before() -> None:
+    columns = (Column("mean", "Accuracy", "number", "higher"),)
+    rows = [SeedResult(label, label, 0, {"mean": 0.5}) for label in ("a", "[1] b", "*c")]
+    starts = [line[:4] for line in as_table(comparison(rows, columns), columns).latex().splitlines()[4:7]]
+    assert starts == ["a & ", "{}[1", "{}*c"]
+
+
 @pytest.mark.parametrize(
     ("amount", "texts"),
     [

@@ -17,8 +17,9 @@ import tailorfl
 from report.tiny import TINY
 from report.tracked import Series, assert_same, mlflow, recorded, tensorboard, wandb
 from runs.killing import ENVIRONMENT
+from runs.small import first_job
 from tailorfl.errors import ConfigError, MissingExtraError, RunError
-from tailorfl.report.trackers import TIMED
+from tailorfl.report.trackers import TIMED, Wandb
 from tailorfl.runs.files import decode
 from tailorfl.runs.job import Job, Observer
 from tailorfl.runs.store import RunStore
@@ -135,6 +136,24 @@ def test_more_rounds_take_the_last_evaluation_back(tmp_path: Path, database: str
     assert [step for step, _ in expected["global/local/accuracy"]] == [4]
     assert_same(tensorboard(events), expected, SINGLE)
     assert_same(untimed(mlflow(database, "longer")["fedavg, seed 3"][1]), untimed(expected))
+
+
+@pytest.mark.slow
+def test_metrics_that_come_after_their_round_are_in_its_line(tmp_path: Path) -> None:
+    """As in a deployment, whose clients are asked for metrics when the round has been recorded."""
+    pytest.importorskip("wandb")
+    job, tracker = first_job(SMALL), Wandb(tmp_path, "offline")
+    tracker.begin(job, "key", ())
+    for round, numbers in (
+        (1, {"loss": 2.0}),
+        (1, {"accuracy": 0.5}),
+        (2, {"loss": 1.0}),
+        (2, {"accuracy": 0.75}),
+    ):
+        tracker.add(round, numbers)
+    tracker.end("finished")
+    _, history, _ = wandb(tmp_path / job.folder)
+    assert history == {"loss": [(1, 2.0), (2, 1.0)], "accuracy": [(1, 0.5), (2, 0.75)]}
 
 
 @pytest.mark.slow

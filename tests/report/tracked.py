@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,17 @@ def mlflow(address: str, experiment: str) -> dict[str, tuple[str, Series]]:
 
 
 def wandb(folder: Path) -> tuple[Any, Series, int | None]:
-    """(the run as it was begun, its history, its exit code) of the one offline run below a folder."""
+    """(the run as it was begun, its history, its exit code) of the one offline run below a folder.
+
+    W&B's service may write the end of the file a little after the run's.
+    """
+    begin = time.monotonic()
+    while (found := _wandb(folder))[2] is None and time.monotonic() < begin + 30:
+        time.sleep(0.2)
+    return found
+
+
+def _wandb(folder: Path) -> tuple[Any, Series, int | None]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
@@ -77,7 +88,7 @@ def wandb(folder: Path) -> tuple[Any, Series, int | None]:
 
 
 def _blocks(data: bytes) -> Iterator[bytes]:
-    assert data[:4] == b":W&B"
+    assert data[:4] in (b":W&B", b"")
     at, part = 7, b""
     while at + 7 <= len(data):
         room = BLOCK - at % BLOCK

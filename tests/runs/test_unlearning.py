@@ -192,6 +192,17 @@ def test_results_that_were_moved_still_give_their_models(tmp_path: Path) -> None
     invoke("unlearn", moved, "--client", 0, "--dry-run")
 
 
+def test_an_experiment_that_replaces_an_unlearned_one_has_no_certificate(tmp_path: Path) -> None:
+    """Nor the list of a server's clients, by which it would count as deployed."""
+    settings = {**SMALL, "methods": ["fedavg"]}
+    _, without = unlearned(tmp_path, settings)
+    (without / "federation.json").write_text("{}")
+    assert (without / NAME).is_file()
+    tailorfl.run(settings, out=without, overwrite=True, progress=False)
+    assert not (without / NAME).exists()
+    assert not (without / "federation.json").exists()
+
+
 def test_rounds_within_a_budget_are_those_of_the_remaining_clients(tmp_path: Path) -> None:
     """Cohorts of the common rounds are the same, however many rounds the work of the others allows."""
     data = {"samples": 200, "clients": 5, "partition": "dirichlet"}

@@ -272,6 +272,11 @@ def keys_command(
     from tailorfl.deploy import keys
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
+    if names and (renew is not None or revoke is not None):
+        raise ConfigError(
+            "--clients makes keys for further clients, and --renew and --revoke change one that has a key; run one "
+            "command after the other"
+        )
     lines = []
     if revoke is not None:
         keys.revoke(folder, revoke)

@@ -217,10 +217,10 @@ class ClientSession:
         before = None if logged is None else self._only(logged, "summary of this experiment and seed")
         try:
             samples = self.data.of_kind(config.data)
-            sizes, summary = samples.summary(config, seed, names.index(self.data.name), rows)
-            packet = Packet("summarise", {"sizes": sizes, "summary": {} if joins else summary})
+            sizes, summary = samples.summary(config, seed, names.index(self.data.name), rows, joins)
+            packet = Packet("summarise", {"sizes": sizes, "summary": summary})
             content = packet.digest()
-            if self.policy.needs_noise and not joins and (summary.get("columns") or summary.get("pixels")):
+            if self.policy.needs_noise and (summary.get("columns") or summary.get("pixels")):
                 raise PolicyError(
                     "sums of its rows would leave without noise; set data.options.constants in the experiment (for "
                     "images data.options.scaling=public)"

@@ -117,7 +117,9 @@ def experiment_without(planned: Unlearning) -> ExperimentConfig:
             f"clients joined '{planned.folder}' after it had begun, at moments that no other run can repeat; start a "
             "federation of the remaining clients with tailorfl server"
         )
-    excluded = tuple(dict.fromkeys((*config.data.excluded_clients, planned.name, *sorted(membership.left))))
+    began = {name for each in clients for name in each.names}  # others left before the start
+    left = sorted(membership.left & began)
+    excluded = tuple(dict.fromkeys((*config.data.excluded_clients, planned.name, *left)))
     rows = {
         name: each.prepared["rows"][each.names.index(name)]
         for each in clients

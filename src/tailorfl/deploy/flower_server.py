@@ -65,15 +65,11 @@ Admitted = Callable[[str, str], str]
 
 @dataclass
 class _Node:
-    """A registered node: its client's name, its last sign of life, and the bytes sent in answer to its letter.
-
-    `connections` are the open connections over which it has called.
-    """
+    """A registered node: its client's name, its last sign of life, and the open connections over which it called."""
 
     name: str
     heard_at: float
     connections: set[int]
-    sent: int = 0
 
     def gone(self, now: float) -> bool:
         """Return whether the node has been silent for too long."""
@@ -113,6 +109,7 @@ class Link:
         self._owners: dict[bytes, str] = {}  # public key -> name of the certificate it was registered with
         self._nodes: dict[int, _Node] = {}
         self._letters: dict[str, _Letter] = {}
+        self._pushed: dict[int, int] = {}  # node -> bytes of its answer; kept when it leaves and comes back
         self._over, self._awake = threading.Event(), 0.0
         self.numbers: dict[str, float] = dict.fromkeys(("clients", *COUNTED), 0.0)
         """Counters for monitoring."""
@@ -173,12 +170,14 @@ class Link:
         header, tree, parts = in_parts(message)
         session = self._state.start_session(self._run)
         with self._lock:
+            if letter.node not in self._nodes:  # it has left since
+                return ""
             for part in self._announced(tree, session):
                 self._state.store_object(self._run, session, part, parts[part].deflate())
             if self._state.store_message_ins(header) is None:
                 return ""
             self._letters[ticket] = _Letter(letter.node, time.monotonic() + seconds)
-            self._nodes[letter.node].sent = 0
+            self._pushed[letter.node] = 0
             self.numbers["messages_total"] += 1
             self.numbers["bytes_down_total"] += len(letter.body)
         return ticket
@@ -204,11 +203,11 @@ class Link:
 
     def receive(self, tickets: Sequence[str]) -> list[Arrival]:
         """Return the answers that have arrived, and a failure for each letter that will get none."""
-        nodes = self.nodes()
-        arrivals = [self._arrival(ticket, nodes) for ticket in tickets]
+        self.nodes()  # forgets those that are gone
+        arrivals = [self._arrival(ticket) for ticket in tickets]
         return [arrival for arrival in arrivals if arrival is not None]
 
-    def _arrival(self, ticket: str, nodes: dict[int, str]) -> Arrival | None:
+    def _arrival(self, ticket: str) -> Arrival | None:
         with self._lock:
             letter = self._letters.get(ticket)
             if letter is None:
@@ -217,7 +216,7 @@ class Link:
             # answers from before it left.
             reply = self._state.message_ins_id_to_message_res_id.get(ticket)
             arrived = None if reply is None else self._read(ticket, reply)
-            if arrived is None and (problem := self._problem(letter, nodes)):
+            if arrived is None and (problem := self._problem(letter)):
                 arrived = Arrival(ticket, None, problem)
             if arrived is not None:
                 self._drop(ticket)
@@ -226,11 +225,11 @@ class Link:
                     self.numbers["bytes_up_total"] += len(arrived.body)
             return arrived
 
-    def _problem(self, letter: _Letter, nodes: dict[int, str]) -> str:
+    def _problem(self, letter: _Letter) -> str:
         """Return why no answer to a letter can come any more, "" if one can."""
-        if letter.node not in nodes:
+        if letter.node not in self._nodes:
             return "the node is gone"
-        if self._nodes[letter.node].sent > self._largest + BESIDE:
+        if self._pushed[letter.node] > self._largest + BESIDE:
             return f"its answer has more than {self._largest} bytes"
         return "the node did not answer in time" if time.monotonic() > letter.until else ""
 
@@ -332,8 +331,9 @@ class Link:
                 return 403, "this node was registered with another certificate"
             if isinstance(request, PushMessagesRequest) and not self._is_answer(request):
                 return 400, "an answer is one message, with each of its parts as it was announced first"
-            node.sent += len(getattr(request, "object_content", b""))
-            if node.sent > self._largest + BESIDE:
+            pushed = self._pushed.get(number, 0) + len(getattr(request, "object_content", b""))
+            self._pushed[number] = pushed
+            if pushed > self._largest + BESIDE:
                 return 413, f"an answer may have at most {self._largest} bytes"
             node.heard_at = self._awake
             node.connections.add(connection)

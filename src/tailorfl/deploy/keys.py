@@ -145,13 +145,21 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: 
     """
     check_distinct(list(clients), "the clients")
     for name in clients:
-        if (existing := folder / "clients" / slug(name)).exists():
+        if (
+            (existing := folder / "clients" / slug(name)) / CLIENT
+        ).exists():  # the last but one that is written
             raise ConfigError(
                 f"client '{name}' already has a key in '{existing}'; replace it with --renew {name}"
             )
         if not 0 < (size := len(name.encode())) <= LONGEST_NAME:
             raise ConfigError(f"a client's name may have 1 to {LONGEST_NAME} bytes, but '{name}' has {size}")
-    if not (folder / "server" / SERVER).is_file():
+    if (folder / "server" / SERVER).is_file():
+        if hosts:
+            raise ConfigError(
+                f"the server already has a certificate in '{folder / 'server'}'; leave out --host, or replace it with "
+                f"--renew server --host {hosts[0]}"
+            )
+    else:
         if not hosts:
             raise ConfigError(
                 "give the name or address at which clients reach the server: --host server.example.org"

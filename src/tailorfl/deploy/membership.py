@@ -25,12 +25,12 @@ from tailorfl.rounds.groups import why_fixed
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.runs.files import append_lines, decode, encode, write_text
 from tailorfl.runs.fingerprint import deciding
-from tailorfl.runs.folders import experiment_in
+from tailorfl.runs.folders import MEMBERSHIP, experiment_in
 from tailorfl.runs.job import Job
 from tailorfl.runs.privacy import privacy_of
 from tailorfl.settings.experiment import ExperimentConfig
 
-NAME, LEFT, ALLOWED = "federation.json", "left", "joining"
+NAME, LEFT, ALLOWED = MEMBERSHIP
 """The file of a federation, and its lists (one name per line) of removed clients, and of those that may join later."""
 Sizes = dict[str, list[int]]
 

@@ -44,7 +44,7 @@ class DataShare:
         return {"index": number, "total": len(federation), "sizes": sizes, "source": source}
 
     def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], joins: bool = False
     ) -> tuple[dict[str, int], dict[str, Any]]:
         """Raise DataError: only clients with files of their own send summaries."""
         raise DataError(f"client '{self.name}' has no file of its own")
@@ -126,7 +126,7 @@ class OwnFile(ABC):
         return {"index": None, "total": None, "sizes": sizes, "source": {"features": features}}
 
     def summary(
-        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int]
+        self, config: ExperimentConfig, seed: int, number: int, rows: Sequence[int], joins: bool = False
     ) -> tuple[dict[str, int], dict[str, Any]]:
         """Return (the sizes of "train", "val" and "test", a summary) of the client's own file.
 
@@ -135,11 +135,15 @@ class OwnFile(ABC):
             seed: of the job.
             number: of this client.
             rows: number of samples of each client.
+            joins: whether the client joins later. Then only sizes are sent, and the summary is empty: if it were
+                refused by what it would contain, the refusal would tell something about it.
 
         Raises:
             PolicyError: the summary would be of too few rows.
         """
         samples = self.parts(config, seed, number, rows)
+        if joins:
+            return samples.sizes, {}
         self.policy.check_summary(samples.source, len(samples.train))
         return samples.sizes, self.summarised(config.data, samples).to_dict()
 

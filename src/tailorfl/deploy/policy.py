@@ -48,6 +48,10 @@ _PLACE = re.compile(r"[/\\:]|^[~.]|\.[A-Za-z][A-Za-z0-9]{1,11}$")
 """A path, `module:object`, `timm:NAME`, or a name with a file extension."""
 _REGISTERED = re.compile(r"(data|model(\.larger\.\d+)?|methods\.\d+)\.name")
 """Names that are looked up in a registry and never opened as a file."""
+_FETCHED = re.compile(r".*\.(checkpoint|tokenizer)")
+"""Settings that name something of a hub, also by a word without a slash."""
+_BUILT_IN = ("byte", "minilm")
+"""Tokenizers that come with the library."""
 Count = Annotated[Whole, Field(ge=1)]
 
 
@@ -165,7 +169,11 @@ class Policy(Settings):
         return config.model_copy(update={"engine": simple, "system": DEFAULT.system, "track": DEFAULT.track})
 
     def _is_allowed(self, key: str, text: str) -> bool:
-        is_fetched = key in ("data.name", "data.public") and text in HUB_SETS
+        is_fetched = (
+            text in HUB_SETS
+            if key in ("data.name", "data.public")
+            else text not in _BUILT_IN and bool(_FETCHED.fullmatch(key))
+        )
         if (
             not is_fetched
             and not _PLACE.search(text)

@@ -19,7 +19,7 @@ from tailorfl.evaluation.summary import OF_RECORD
 from tailorfl.export.written_model import lines_for
 from tailorfl.runs.files import encode
 from tailorfl.runs.fingerprint import decisive, environment, meaning
-from tailorfl.runs.privacy import NEIGHBOURS, privacy_of
+from tailorfl.runs.privacy import NEIGHBOURS, privacy_of, spent
 from tailorfl.runs.records import load_predictions, temperature_of
 from tailorfl.runs.trained_models import GLOBAL, Deployed, Restored
 
@@ -139,20 +139,26 @@ def _privacy(run: Restored, model: Deployed) -> dict[str, Any] | None:
         return {**facts, "epsilon": None}
     import pandas as pd
 
-    spent = pd.read_csv(run.store.path / "privacy.csv", dtype={"client": str})
+    uses = pd.read_csv(run.store.path / "privacy.csv", dtype={"client": str})
     if is_personal and not run.sim.traffic.bytes_up:  # it has learned from no other client
-        spent = spent[spent["client"] == str(model.client)]
-    return {
-        **{key: privacy[key] for key in ("level", "neighbours", "delta")},
-        "epsilon": float(spent["epsilon"].max()) if len(spent) else 0.0,
-    }
+        uses = uses[uses["client"] == str(model.client)]
+    epsilons = [float(value) for value in uses["epsilon"]]
+    # A held-out client has adapted just now, perhaps for longer than in any evaluation.
+    if model.steps is not None and model.client is not None and (now := spent(run.job, run.sim)):
+        epsilons += [epsilon for client, (epsilon, _) in now.epsilons.items() if client == model.client]
+    facts = {key: privacy[key] for key in ("level", "neighbours", "delta")}
+    return {**facts, "epsilon": max(epsilons, default=0.0)}
 
 
 def _provenance(run: Restored, model: Deployed) -> dict[str, Any]:
     job, stored = run.job, run.store.config
     versions = stored.get("environment") or environment()
-    settings = decisive(job.config.to_dict(), job.method.label)
-    facts = {"settings": settings, "seed": job.seed, "data": stored.get("data")}
+    settings, seed = decisive(job.config.to_dict(), job.method.label), {"seed": job.seed}
+    if (
+        privacy_of(job) is not None
+    ):  # whoever knows the seed can compute the noise, and a digest of it can be guessed
+        seed, settings["data"] = {}, {k: v for k, v in settings["data"].items() if k != "seed"}
+    facts = {"settings": settings, **seed, "data": stored.get("data")}
     return {
         "tailorfl": versions["tailorfl"],
         "torch": versions["torch"],
@@ -160,7 +166,7 @@ def _provenance(run: Restored, model: Deployed) -> dict[str, Any]:
         "method": job.method.name,
         "label": job.method.label,
         "title": run.sim.method.title,
-        "seed": job.seed,
+        **seed,
         "round": model.round,
         **({} if model.steps is None else {"steps of a held-out client": model.steps}),
         "settings": settings,
@@ -204,8 +210,8 @@ def card_of(facts: Mapping[str, Any], license_id: str = LICENSE) -> str:
         "Limits": _limits(facts),
         "Use": f"```python\n{lines_for('.', facts).strip()}\n```",
         "Origin": (
-            f"Round {origin['round']} of `{origin['experiment']}`, seed {origin['seed']}, with tailorfl "
-            f"{origin['tailorfl']} and torch {origin['torch']}. `model.json` has every setting; its fingerprint is "
+            f"Round {origin['round']} of `{origin['experiment']}`, {_seed(origin)}, with tailorfl {origin['tailorfl']} "
+            f"and torch {origin['torch']}. `model.json` has every setting; its fingerprint is "
             f"`{origin['fingerprint']}`."
         ),
         "Licence": "Not stated by its owner." if license_id == LICENSE else f"`{license_id}`",
@@ -213,6 +219,10 @@ def card_of(facts: Mapping[str, Any], license_id: str = LICENSE) -> str:
     text = "\n\n".join(f"## {name}\n\n{content}" for name, content in sections.items())
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
     return f"---\n{front}---\n\n# {title}\n\n{_summary(facts)}\n\n{text}\n"
+
+
+def _seed(origin: Mapping[str, Any]) -> str:
+    return f"seed {origin['seed']}" if "seed" in origin else "seed not stated, as it determines the noise"
 
 
 def _summary(facts: Mapping[str, Any]) -> str:

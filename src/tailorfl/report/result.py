@@ -189,7 +189,8 @@ class ExperimentResult:
                 share = summarize(*scores, higher_is_better=not self.lower_is_better)["share_beating_local"]
                 more["share_beating_local"] = share
             values = numbers({**summary, **more}, self.metric, columns)
-            results.append(SeedResult(summary["label"], summary["method"], int(summary["seed"]), values))
+            seed, others = company(summary)
+            results.append(SeedResult(summary["label"], summary["method"], seed, values, others))
         return results
 
     @property

@@ -84,6 +84,7 @@ class SeedResult:
     method: str
     seed: int
     values: Mapping[str, float]
+    company: str = ""  # only jobs with the same one are compared
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Table:
             [rf"\textbf{{{tex(cell.text)}}}" if cell.strong else tex(cell.text) for cell in row]
             for row in self.rows
         ]
-        head, *rows = (" & ".join(line) + r" \\" for line in ([tex(name) for name in self.head], *body))
+        head, *rows = map(_latex_row, ([tex(name) for name in self.head], *body))
         columns = "l" * self.left + "r" * (len(self.head) - self.left)
         lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
@@ -189,6 +190,11 @@ def over_seeds(rows: Mapping[Any, Mapping[str, Sequence[float]]]) -> pd.DataFram
     return pd.DataFrame(table, index=pd.Index(list(rows), name="label"))
 
 
+def _latex_row(cells: Sequence[str]) -> str:
+    """Return a row; the end of the one before would take a first [ or * as its argument, so braces precede them."""
+    return ("{}" if cells[0].startswith(("[", "*")) else "") + " & ".join(cells) + r" \\"
+
+
 def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.DataFrame:
     """Return the numbers of the comparison, indexed by label in order of first appearance.
 
@@ -200,7 +206,9 @@ def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.D
     for result in results:
         labels.setdefault(result.label, []).append(result)
     values = {
-        column.key: [{r.seed: r.values.get(column.key, math.nan) for r in row} for row in labels.values()]
+        column.key: [
+            {(r.seed, r.company): r.values.get(column.key, math.nan) for r in row} for row in labels.values()
+        ]
         for column in columns
     }
     spreads = {
@@ -216,8 +224,10 @@ def comparison(results: Iterable[SeedResult], columns: Sequence[Column]) -> pd.D
     return frame
 
 
-def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", "lower"]) -> list[bool]:
-    """Return for each row, values by seed, whether it is better than every other by more than the noise.
+def clearly_best(
+    rows: Sequence[Mapping[tuple[int, str], float]], better: Literal["higher", "lower"]
+) -> list[bool]:
+    """Return for each row, values by seed and company, whether it is better than every other by more than the noise.
 
     The interval of its paired difference to each other row, over common seeds, must be above 0; with fewer than
     `LEAST_SEEDS` common seeds no row is best. Rows that are equal with every seed may both be best; a row with NaN is
@@ -226,7 +236,7 @@ def clearly_best(rows: Sequence[Mapping[int, float]], better: Literal["higher", 
     sign = 1.0 if better == "higher" else -1.0
     valid = [{} if any(map(math.isnan, r.values())) else {s: sign * v for s, v in r.items()} for r in rows]
 
-    def beats(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
+    def beats(first: Mapping[tuple[int, str], float], second: Mapping[tuple[int, str], float]) -> bool:
         common = sorted(first.keys() & second.keys())
         difference = paired([first[s] for s in common], [second[s] for s in common])
         return len(common) >= LEAST_SEEDS and difference.mean > difference.half_width

@@ -220,8 +220,8 @@ class Wandb:
                 self.add(round, numbers)
 
     def add(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Write a line of the run's history, committed so that it is in the file at once."""
-        self._run.log(dict(numbers), step=round, commit=True)
+        """Write a line of the run's history; it is open until the next one, since a round may get metrics later."""
+        self._run.log(dict(numbers), step=round)
 
     def end(self, ending: Ending) -> None:
         """Close the run."""

@@ -42,6 +42,10 @@ ALWAYS = ("seeds", "data", "model", "methods", "train", "rounds")
 """Settings that every config.yaml of a result folder has, whatever version wrote it."""
 RESULTS = ("comparison.csv", "comparison.md", "report.md", "report.html")
 """Tables and reports of an experiment, which are written at its end."""
+CERTIFICATE = "certificate.json"
+"""Of an unlearning."""
+MEMBERSHIP = ("federation.json", "left", "joining")
+"""Of a deployment's server."""
 STATUS = "status.json"
 TUNING = "tuning.json"
 

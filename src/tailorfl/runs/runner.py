@@ -23,6 +23,9 @@ from tailorfl.runs.extension import discard_damage, is_longer, reopen
 from tailorfl.runs.files import write_text
 from tailorfl.runs.fingerprint import FORCED, digests, other_data, other_settings, refuse
 from tailorfl.runs.folders import (
+    CERTIFICATE,
+    MEMBERSHIP,
+    RESULTS,
     TUNING,
     StatusFile,
     check_folder,
@@ -109,7 +112,7 @@ def run_jobs(
                 federation = sim.given
                 data = digests(federation)
             if not begun:  # only now: unusable data or models must not replace an earlier experiment
-                _begin(config, jobs, out, way, tuning)
+                _begin(config, jobs, out, way, tuning, backend)
                 watch.experiment_started(out, way)
                 begun = True
             _warn_once(_notes(job, sim), warned)
@@ -123,7 +126,7 @@ def run_jobs(
             status.end()
             del sim  # frees its states before the next ones are made
         if not begun and not force:
-            _begin(config, jobs, out, way, tuning)
+            _begin(config, jobs, out, way, tuning, backend)
         if diverged and not any(_is_finished(out / job.folder) for job in jobs):
             raise diverged[0]
         watch.experiment_done(out)
@@ -140,13 +143,16 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "config.json").is_file() and RunStore.open(folder, readonly=True).status == "finished"
 
 
-def _begin(config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, tuning: Path | None) -> None:
+def _begin(
+    config: ExperimentConfig, jobs: Sequence[Job], out: Path, way: Way, tuning: Path | None, backend: Backend
+) -> None:
     """Prepare the folder for the experiment, after all checks that could refuse it."""
     tuned = None if tuning is None else tuning.read_text(encoding="utf-8")
     if way == "new":
         discard_jobs(out)
-        (out / FORCED).unlink(missing_ok=True)
-        (out / TUNING).unlink(missing_ok=True)
+        of_a_server = MEMBERSHIP if backend is SIMULATED else ()  # a deployment has written its own already
+        for name in (FORCED, TUNING, CERTIFICATE, *RESULTS, *of_a_server):
+            (out / name).unlink(missing_ok=True)
     if way == "extend":
         reopen(jobs, out)
     if way == "new" or with_all_options(experiment_in(out)) != config:

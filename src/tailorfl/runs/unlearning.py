@@ -28,13 +28,13 @@ from tailorfl.runs import checkpoints
 from tailorfl.runs.build import make_federation, make_simulation, was_deployed, with_all_options
 from tailorfl.runs.files import digest_of, encode, encode_lines, reporting, sha256, write_text
 from tailorfl.runs.fingerprint import digests, environment, forced, other_data, other_settings, refuse
-from tailorfl.runs.folders import TUNING, check_source, experiment_in, with_traces_in
+from tailorfl.runs.folders import CERTIFICATE, TUNING, check_source, experiment_in, with_traces_in
 from tailorfl.runs.job import Job, Observer, trouble
 from tailorfl.runs.job_loop import SIMULATED, Backend
 from tailorfl.runs.store import TRACE, RunStore
 from tailorfl.settings.experiment import ExperimentConfig
 
-NAME = "certificate.json"
+NAME = CERTIFICATE
 REPLAYED = "replayed"
 """The folder of the traces without the client, if the cohorts of a run do not follow from its settings alone."""
 NOBODY = -1
