@@ -28,6 +28,7 @@ from tailorfl.engines.choice import make_engine
 from tailorfl.methods.fedfomo import FedFomo, mixing
 from tailorfl.models.functional import Model
 from tailorfl.models.registry import build
+from tailorfl.rounds.client_privacy import ClientDP
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.testing.contract import whole
 from tailorfl.training.cohort import TrainConfig
@@ -212,6 +213,33 @@ def test_a_client_without_an_update_leaves_fewer_models_to_the_others() -> None:
         assert isinstance(message, PerClient)
         assert message.rows.shape == (len(cohort), models)
         sim.step(cohort, cohort)
+
+
+@pytest.mark.parametrize("downloads", [0, 2])
+def test_client_level_privacy_clips_updates_instead_of_models(downloads: int) -> None:
+    """Models of norm 173 that move by less than 10, which a bound of 40 does not touch."""
+    data, far = lines(), 100.0
+    source = replace(data.source, y=data.source.y + far * data.source.x.sum(1, keepdim=True))
+
+    def network() -> torch.nn.Module:
+        module = build("linear", (DIM,), 1)
+        for parameter in module.parameters():
+            torch.nn.init.constant_(parameter, far if parameter.ndim == 2 else 0.0)
+        return module
+
+    train = TrainConfig(epochs=1, batch_size=4, lr=0.05)
+    pools = []
+    for dp in (None, ClientDP(40.0, 0.0)):
+        method = fedfomo(downloads=downloads)
+        sim = after(
+            Simulation(
+                method, replace(data, source=source), Model(network), train,
+                engine=make_engine("sequential"), client_dp=dp,
+            ), 3,
+        )  # fmt: skip
+        pools.append(sim.server["pool"][WEIGHT])
+    assert float(pools[0].flatten(1).norm(dim=1).min()) > 150
+    torch.testing.assert_close(pools[1], pools[0])
 
 
 def test_newcomers_start_from_the_mean_of_what_they_receive() -> None:

@@ -16,10 +16,13 @@ Running statistics are mixed with the same weights r_n.
 In the first round there are no uploads yet, and clients train alone. All clients get the same number of models: M, or
 all uploads but one if there are fewer. A client without validation samples cannot compare models: it trains alone.
 
+The server does not know the mixture from which a client trains. Client-level privacy therefore bounds θ_i minus the
+mean of the last uploads, in the first round minus the initial model.
+
 | symbol | here |
 |---|---|
 | θ_i, θ_i^prev | client state `theta`, `previous` |
-| last uploads and their owners, A | server state `pool`, `owner`, `affinity` [N, N] |
+| last uploads (first the initial model) and their owners, A | server state `pool`, `owner`, `affinity` [N, N] |
 | M, ε_0 | `downloads`, `explore`; 0.05 is `explore_decay` |
 """
 
@@ -77,9 +80,9 @@ class FedFomo(Method):
     norm: Literal["l2", "l1"] = Field("l2", description="norm in Δ_n: the paper's, or the released code's")
 
     def server_state(self, ctx: Context) -> TensorDict:
-        empty_pool = {n: t.new_zeros((0, *t.shape)) for n, t in tree.tensors(ctx.init).items()}
+        start = {n: t[None] for n, t in tree.tensors(ctx.init).items()}
         state = {
-            "pool": TensorDict(empty_pool),
+            "pool": TensorDict(start),  # nobody's model, from which the first updates are counted
             "owner": torch.zeros(0, dtype=torch.int64),
             "affinity": torch.zeros(ctx.num_clients, ctx.num_clients),
             "round": torch.tensor(0),
@@ -119,9 +122,11 @@ class FedFomo(Method):
         return TensorDict({"theta": theta, "previous": start}), reply
 
     def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
-        if "owner" not in received.keys():  # noqa: SIM118
-            return received
-        return received.copy().set(_place(received["owner"].shape[-1]), received.select("owner"))
+        count = len(next(iter(tree.tensors(server["pool"]).values())))
+        origins = {"theta": tree.weighted_mean(server["pool"], torch.full((count,), 1 / count))}
+        if "owner" in received.keys():  # noqa: SIM118
+            origins[_place(received["owner"].shape[-1])] = received.select("owner")
+        return TensorDict(origins)
 
     def mixed(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, Tensor]:
         """Return (Σ_n r_n θ_n, Δ_n of the received models [M])."""
