@@ -252,6 +252,22 @@ def test_one_sample_has_no_discrepancy(weight: Tensor | None, gap: float) -> Non
     assert torch.equal(torch.autograd.grad(value, z)[0], torch.zeros(rows, 3))
 
 
+def test_the_mean_of_features_is_collected_in_the_first_round_that_counts() -> None:
+    """A round with too few replies leaves all as it was; later ones keep the mean and train."""
+    sim = simulation(make("feddbe"))
+    start, sim.min_replies = sim.server["w"], len(SIZES) + 1
+    sim.step()
+    assert not sim.server["mean"].any()
+    sim.min_replies = 1
+    sim.step()
+    mean = sim.server["mean"].clone()
+    assert mean.any()
+    assert_same(dict(sim.server["w"].items()), dict(start.items()))
+    sim.step()
+    assert torch.equal(sim.server["mean"], mean)
+    assert not torch.equal(sim.server["w"]["head.weight"], start["head.weight"])
+
+
 def test_a_class_without_samples_gives_no_nan() -> None:
     """Client 2 of this federation has one class, for which the balanced loss is 0."""
     sim = simulation(make("fedrod"), rounds=2)

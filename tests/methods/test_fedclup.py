@@ -26,6 +26,7 @@ from methods.reductions import in_run, local, personally
 from methods.settings import LAM, PROX_STEPS, Card, Limit, Row
 from methods.small import (
     NEWCOMER,
+    SIZES,
     TRAIN,
     after,
     assert_close,
@@ -279,3 +280,13 @@ def test_the_heuristic_has_a_largest_lambda_where_clients_do_not_differ() -> Non
     for switch, lam in ((1, 7.0), (2, 0.5)):
         rule = Heuristic(switch=switch, most=7.0)
         assert rule.after(0.5, TensorDict(), replies(sim, [1.0] * CLIENTS), sim.server)[0] == lam
+
+
+def test_the_heuristic_estimates_once_though_its_round_had_too_few_replies() -> None:
+    sim = simulation(clup(schedule={"kind": "heuristic", "switch": 2}))
+    found = []
+    for least in (1, len(SIZES) + 1, 1, 1):
+        sim.min_replies = least
+        sim.step()
+        found.append(float(sim.server["lam"]))
+    assert found[0] == found[1] != found[2] == found[3]

@@ -98,6 +98,8 @@ class Method(BaseModel):
     """The conditions under which `fixed_clients` holds, as in `exposure`; by default always."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` uses the message that the client receives; if not, evaluation sends it nothing."""
+    replies_change: ClassVar[bool] = False
+    """Whether replies get other entries once the server's state has changed; buffered rounds cannot mix the two."""
 
     weights: Weights | None = Field(
         default=None, description="weights of clients in averages; null: those of the run"

@@ -4,7 +4,8 @@
     corollary    Corollary 1, λ is its bound:     R ≤ 1/√n:  max(64κ²L, max(2κ, 5)·μ·s) − μ
                                                   else:      ρ²/(nμR²)
                  with s = (2L²R² + ρ²/n) / (L²R² + ρ²/N), N = n · clients
-    heuristic    after round `switch`, from the clients' models: R̂ = mean_i ‖v_i − w‖
+    heuristic    once, after round `switch` or the first later one with enough replies, from the clients' models:
+                 R̂ = mean_i ‖v_i − w‖
                  λ = c/(n R̂²) if R̂ ≥ 1/√n, else c/(√n R̂)     (c = 5 in the paper's experiments)
     dynamic      after each round, from the validation error e_t:
                  (e_{t−p} − e_t)/|e_{t−p}| < tol  ⇒  λ = min(max(λ·factor, least), most), or the next of `values`
@@ -52,6 +53,8 @@ from tailorfl.training import tree
 
 ERROR = "val"
 """Name of the validation error that a rule watches, among the numbers that clients report."""
+ESTIMATED = "estimated"
+"""Entry of the heuristic rule's memory once R has been estimated."""
 ServerRule = Literal["mean", "theory", "edge"]
 ClientRule = Literal["deterministic", "stochastic"]
 
@@ -118,13 +121,17 @@ class Heuristic(PenaltyRule):
     def after(
         self, lam: float, memory: TensorDict, replies: Replies, w: TensorDict
     ) -> tuple[float, TensorDict]:
-        """Return λ for the estimated heterogeneity after round `switch`; after any other, λ as it is."""
-        if replies.round + 1 != self.switch:
+        """Return λ for the estimated heterogeneity after round `switch`; after any other, λ as it is.
+
+        If that round had too few replies, R is estimated after the next one that has enough.
+        """
+        if replies.round + 1 < self.switch or ESTIMATED in memory.keys():  # noqa: SIM118
             return lam, memory
         n = replies.context.samples if self.samples is None else self.samples
         scaled = math.sqrt(n) * float(distances(replies, w).mean())
         divisor = max(scaled, scaled**2)
-        return min(self.constant / divisor, self.most) if divisor else self.most, memory
+        new = min(self.constant / divisor, self.most) if divisor else self.most
+        return new, TensorDict({ESTIMATED: torch.tensor(1)})
 
 
 class Dynamic(PenaltyRule):

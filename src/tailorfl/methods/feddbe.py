@@ -12,12 +12,13 @@
 
 The gradient of the pull passes only through the mean of the current batch (factor μ), and with μ < 1 r begins near
 0, as in the official code. With μ = 1, that code's setting, r_i is the mean of the last batch. If not all clients
-take part in round 0, m̄ is of those that do. m̄ is sent along with w in every round, since in any of them a client may
+take part in round 0, m̄ is of those that do; if it has no effect, because too few of them reply, the next one does the
+same. m̄ is sent along with w in every round, since in any of them a client may
 take part for the first time (the paper counts it once). A newcomer has b_i = 0.
 
 | symbol | here |
 |---|---|
-| w, m̄ | server state `w`, `mean` (0 before round 0 ends) |
+| w, m̄ | server state `w`, `mean` (0 until it is `known`) |
 | b_i | client state: the vector `offset` that the method adds to the head |
 | κ, μ, whether b_i is learned | `kappa`, `mu`, `bias` |
 """
@@ -44,6 +45,8 @@ from tailorfl.training.objective import Seen, Term
 
 MEAN = "running mean of the features"
 """Name of r among the tensors that are trained."""
+KNOWN, UNKNOWN = "known", "unknown"
+"""Entry of the server's state once m̄ is known, and name of m̄'s place in messages until then."""
 
 
 @register
@@ -58,6 +61,7 @@ class FedDBE(ServerModel):
     grid = {"kappa": (0.0, 1.0, 10.0, 50.0), "mu": (0.1, 0.5, 1.0)}
     exposures = [exposure("the running mean of a client's features, in its loss", "sample")]
     has_global = False
+    replies_change = True
     kappa: float = Field(
         1.0, ge=0, description="κ: pull of mean features to the consensus (official code: 50)"
     )
@@ -77,16 +81,23 @@ class FedDBE(ServerModel):
     def client_state(self, ctx: Context) -> TensorDict:
         return ctx.split.select_personal(ctx.init)
 
+    def broadcast(self, server: TensorDict, clients: tuple[int, ...]) -> TensorDict:
+        # The entry's name says whether clients collect the mean, so that messages of all rounds have the same size.
+        name = "mean" if KNOWN in server.keys() else UNKNOWN  # noqa: SIM118
+        return TensorDict({"w": server["w"], name: server["mean"]})
+
     def local(self, client: Client, state: TensorDict, received: TensorDict) -> tuple[TensorDict, TensorDict]:
         model, split = tree.merge(received["w"], state), client.split
-        train = None if self.bias and client.round > 0 else split.shared
-        if client.round > 0 and self.kappa == 0:
+        known = UNKNOWN not in received.keys()  # noqa: SIM118
+        train = None if self.bias and known else split.shared
+        if known and self.kappa == 0:
             trained = client.fit(model, train=train)
         else:
-            term = self.held(0.0 if client.round == 0 else self.kappa, received["mean"])
-            start = tree.merge(model, TensorDict({MEAN: torch.zeros_like(received["mean"])}))
+            target = received["mean" if known else UNKNOWN]
+            term = self.held(self.kappa if known else 0.0, target)
+            start = tree.merge(model, TensorDict({MEAN: torch.zeros_like(target)}))
             trained = client.fit(start, train=train, term=term)
-            if client.round == 0:
+            if not known:
                 return state, TensorDict({"mean": trained[MEAN]})
         personal, w = trained.select(*state.keys()), trained.select(*received["w"].keys())
         return split.select_personal(personal), TensorDict({"w": w})
@@ -102,9 +113,9 @@ class FedDBE(ServerModel):
 
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         mean = replies.mean()
-        if replies.round == 0:
-            return TensorDict({"w": server["w"], "mean": mean["mean"]})
-        return TensorDict({"w": mean["w"], "mean": server["mean"]})
+        if KNOWN in server.keys():  # noqa: SIM118
+            return TensorDict({**dict(server.items()), "w": mean["w"]})
+        return TensorDict({"w": server["w"], "mean": mean["mean"], KNOWN: torch.tensor(1)})
 
     def personal(self, client: Client, state: TensorDict, received: TensorDict) -> TensorDict:
         return tree.merge(received["w"], state)

@@ -261,7 +261,7 @@ class Buffered(Simulation):
             replies = counted(group, cohort, received, self.local)[1][1]
             entries.append({path for path, _ in tree.leaves(replies)})
         silent = not entries[0] and type(self.method).aggregate is not Method.aggregate
-        if silent or entries[0] != entries[1]:
+        if silent or entries[0] != entries[1] or self.method.replies_change:
             raise ConfigError(
                 f"clients of {self.method.title} send different things in different rounds with these options, or "
                 "nothing in some, so mode=buffered cannot mix replies of several rounds; set system.mode=synchronous"
