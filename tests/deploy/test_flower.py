@@ -10,6 +10,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -343,6 +344,22 @@ def test_a_client_that_leaves(ends: Ends) -> None:
     assert "gone" in ends.arrival(ticket, 2.0).problem
     assert ends.link.nodes() == {}
     assert ends.link.send([Letter(1, "train", b"?")], 1.0) == [""]
+
+
+def test_a_call_is_noted_before_it_is_answered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends.link.close()
+    noted = Link._heard
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.2)
+        noted(*arguments)
+
+    monkeypatch.setattr(Link, "_heard", slowly)
+    ends.listen()
+    client = ends.client()
+    assert list(ends.link.nodes().values()) == ["north"]
+    client.close()
+    assert ends.link.nodes() == {}
 
 
 @pytest.mark.threat(

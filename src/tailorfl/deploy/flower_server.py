@@ -449,9 +449,15 @@ def _checked(
         state = scope["state"]
         call = state["protobuf_request"], state["holder"], state["connection"]
         status, problem = check(*call)
-        answer = JSONResponse({"detail": problem}, status) if status else app
-        await answer(scope, receive, send)
-        if not status:
-            heard(*call)
+        if status:
+            await JSONResponse({"detail": problem}, status)(scope, receive, send)
+            return
+
+        async def noted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                heard(*call)  # before the client knows: its next call may come at once
+            await send(message)
+
+        await app(scope, receive, noted)
 
     return checked
