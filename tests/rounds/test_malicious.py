@@ -28,7 +28,8 @@ from tailorfl.data.source import Source
 from tailorfl.errors import ConfigError
 from tailorfl.evaluation.protocols import Protocol, evaluate
 from tailorfl.evaluation.selection import Selection
-from tailorfl.rounds.malicious import drawn
+from tailorfl.rounds.malicious import Malicious, drawn
+from tailorfl.rounds.one_round import Trained
 from tailorfl.rounds.simulation import Simulation
 from tailorfl.settings.experiment import CYCLIC
 from tailorfl.settings.system import MaliciousConfig, RobustConfig, SystemConfig
@@ -81,6 +82,8 @@ def test_who_is_malicious_is_drawn_by_the_seed_and_fewer_are_among_more() -> Non
         ("fedavg", {"clients": (5,)}, "names client 5, but the training clients are 0 to 4"),
         ("fedavg", {"clients": (0, 1, 2, 3, 4)}, "all 5 training clients are malicious"),
         ("centralized", {"share": 0.2}, "Centralized trains on pooled data"),
+        ("ifca", {"share": 0.2, "kind": "sign_flip"}, r"system\.malicious\.kind"),
+        ("flora", {"share": 0.2, "kind": "scale"}, r"system\.malicious\.kind"),
     ],
 )
 def test_what_cannot_be_is_refused(method: str, malicious: dict[str, Any], message: str) -> None:
@@ -120,6 +123,43 @@ def test_an_update_is_sent_times_a_factor(
     mine = server_vector(honest) - start - others
     assert float(mine.norm()) > 1e-3
     torch.testing.assert_close(server_vector(hostile) - start, others + factor * mine, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "unchanged"),
+    [
+        ("afl", {"loss"}),
+        ("fednova", {"steps"}),
+        ("qfedavg", {"h"}),
+        ("fedpac", {"counts", "means", "moment", "variance"}),
+        ("fedproto", set()),
+    ],
+)
+def test_only_parameters_are_attacked_where_there_are_some(
+    name: str, unchanged: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, sent = list[tuple[Trained, Trained]](), Malicious.sent
+
+    def noted(self: Malicious, part: Trained, round: int) -> Trained:
+        seen.append((part, sent(self, part, round)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Malicious, "sent", noted)
+    run(name, "sign_flip", strength=3.0)
+    ((honest, hostile),) = seen
+    sends = dict(tree.leaves(hostile.replies))
+    same = {path for path, t in tree.leaves(honest.replies) if torch.equal(t, sends[path])}
+    assert {path for path in same if sends[path].is_floating_point()} == unchanged
+    here = honest.ids.index(ATTACKER)
+    for path, update in honest.updates.changes.items():
+        if path not in unchanged:
+            torch.testing.assert_close(hostile.updates.changes[path][here], -3 * update[here])
+
+
+def test_the_update_of_a_model_is_counted_from_the_one_that_was_sent() -> None:
+    """AFL takes one step of plain SGD; with a rate of 0 all updates are 0, and attackers can do nothing."""
+    calm = replace(TRAIN, lr=0.0)
+    assert_same(everything(run("afl", "scale", train=calm)), everything(run("afl", None, train=calm)))
 
 
 def test_noise_takes_the_place_of_the_update() -> None:

@@ -98,6 +98,8 @@ class Method(BaseModel):
     """The conditions under which `fixed_clients` holds, as in `exposure`; by default always."""
     personal_receives: ClassVar[bool] = True
     """Whether `personal` uses the message that the client receives; if not, evaluation sends it nothing."""
+    sends_updates: ClassVar[bool] = True
+    """Whether `anchor` is where every reply started from; if not, malicious clients cannot multiply an update."""
     replies_change: ClassVar[bool] = False
     """Whether replies get other entries once the server's state has changed; buffered rounds cannot mix the two."""
 

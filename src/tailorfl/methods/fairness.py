@@ -133,6 +133,9 @@ class AFL(Method):
         theta = client.fit(received, length=Length(steps=1), optimizer=Optimizer.plain())
         return state, TensorDict({"theta": theta, "loss": client.loss(received)})
 
+    def anchor(self, server: TensorDict, received: TensorDict) -> TensorDict:
+        return TensorDict({"theta": received})
+
     def aggregate(self, server: TensorDict, replies: Replies) -> TensorDict:
         rows, mixture = torch.tensor(replies.clients), server["mixture"].clone()
         drawn = int(replies.context.members.sum()) / len(rows)

@@ -55,6 +55,7 @@ class FLoRA(RankedLoRA):
     family = "one model"
     use = "LoRA with a rank per client, merged exactly, in few rounds"
     has_personal = False
+    sends_updates = False
 
     def wrap(self, model: Model) -> Model:
         merged = merged_in(model)

@@ -65,6 +65,7 @@ class HypCluster(Method):
         exposure("the training losses of all cluster models, by which a client chooses one", "sample"),
     ]
     has_global = False
+    sends_updates = False
     clusters: int = Field(2, ge=1, description="c: number of global models")
 
     def server_state(self, ctx: Context) -> TensorDict:

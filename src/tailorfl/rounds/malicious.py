@@ -4,7 +4,8 @@
     nan          Δ ← NaN, so the server refuses the reply and the client keeps its previous state
     label_flip   trains on wrong labels: C − 1 − y for C classes, 1 − y in a binary or multilabel task
 
-Δ is the update of the parameters (`rounds/one_round.py`); running statistics and integers are sent unchanged. All
+Δ is the update of the parameters (`rounds/one_round.py`); in a method that sends none, that of its predictions or
+prototypes. Everything beside parameters (losses, numbers of steps, running statistics, integers) is sent unchanged. All
 kinds but label_flip train normally. Malicious clients are drawn from the seed only, so all methods have the same
 attackers, and those of a smaller share are a subset of those of a larger one.
 """
@@ -12,7 +13,7 @@ attackers, and those of a smaller share are a subset of those of a larger one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,7 +61,10 @@ class Malicious:
             return part
         strength = STRENGTH.get(kind, math.nan) if self.settings.strength is None else self.settings.strength
         replies = dict(tree.leaves(part.replies))
+        attacked = _attacked(updates.changes, part.group.model.parameters)
         for number, (path, change) in enumerate(updates.changes.items()):
+            if path not in attacked:
+                continue
             if kind == "noise":
                 changed = self._noise(part.ids, round, number, change) * strength
             else:
@@ -108,10 +112,26 @@ class Malicious:
         return replace(source, y=y)
 
 
+def _attacked(paths: Collection[str], parameters: Collection[str]) -> set[str]:
+    """Return the paths of parameters; if there is none, all."""
+    names = set(parameters)
+    return {path for path in paths if names.intersection(path.split("/"))} or set(paths)
+
+
 def check_malicious(method: Method, settings: MaliciousConfig) -> None:
-    """Check that clients of a method can be malicious. Raises ConfigError if it trains on pooled data."""
-    if settings.any:
-        check_federated(method, "malicious clients (system.malicious)")
+    """Check that clients of a method can be malicious.
+
+    Raises:
+        ConfigError: the method trains on pooled data, or its replies have no update for an attack that multiplies it.
+    """
+    if not settings.any:
+        return
+    check_federated(method, "malicious clients (system.malicious)")
+    if settings.kind in ("sign_flip", "scale") and not method.sends_updates:
+        raise ConfigError(
+            f"system.malicious.kind={settings.kind} multiplies a client's update, but a reply of {method.title} does "
+            "not tell from which model the client started; use noise, nan or label_flip"
+        )
 
 
 def drawn(settings: MaliciousConfig, federation: Federation, method: Method, seed: int) -> Malicious:
