@@ -164,6 +164,25 @@ def test_new_files_are_read_as_those_of_training_and_keep_their_ids(tmp_path: Pa
         predict(one.path, new.assign(predicted="no"), ids=["predicted"])
 
 
+def test_which_model_predicts(tmp_path: Path) -> None:
+    model = {"name": "logistic", "larger": [{"name": "mlp", "hidden": [5]}]}
+    data = {"samples": 200, "clients": 4, "public": "digits", "public_samples": 20}
+    method = {"name": "feddf", "distil": {"steps": 1}}
+    run, new = tmp_path / "run", pd.DataFrame(np.random.default_rng(0).random((3, 64)))
+    tailorfl.run(QUICK, method=method, data=data, model=model, out=run)
+    for one in export(run, tmp_path / "out", shared=True):
+        given = predict(one.path, new)
+        pd.testing.assert_frame_equal(given, predict(run, new, client=one.path.name))
+        for chosen in ({"method": "FedDF"}, {"seed": 0}, {"steps": 1}):
+            with pytest.raises(ConfigError, match=next(iter(chosen))):
+                predict(one.path, new, **chosen)
+    for wrong in ("global", "global-cnn"):
+        with pytest.raises(ConfigError, match="global-logistic, global-mlp"):
+            predict(run, new, client=wrong)
+    with pytest.raises(ConfigError, match="steps"):
+        predict(run, new, client="client-0", steps=-1)
+
+
 @pytest.mark.parametrize("normalise", ["none", "federated"])
 def test_forced_marks_travel_into_the_export(normalise: str, tmp_path: Path) -> None:
     rows = [f"{k},{k * 7 % 10}00;{k % 2};{'ash' if k % 3 else 'elm'}" for k in range(1, 31)]

@@ -321,7 +321,8 @@ def predict_command(
         folder (RESULTS): A result folder, or the folder of one exported model.
         data (--data, DATA): A table, a folder of images or one image, or JSON lines.
         out (FILE): The CSV file to write.
-        client (NAME): For a result folder: the client whose model to apply, by name or number, or global.
+        client (NAME): For a result folder: the client whose model to apply, by name or number, or global (with several
+            architectures global-ARCHITECTURE).
         steps: Batches on which held-out clients train first.
         ids (--id, COLUMN): A column of the table to keep; may be repeated.
     """

@@ -112,8 +112,7 @@ def export(
         raise ConfigError(
             "name the models to export: clients (--client NAME), all clients (--all) or the global model (--global)"
         )
-    if steps is not None and steps < 0:
-        raise ConfigError(f"steps is {steps}, but must be at least 0; it is a number of training batches")
+    check_steps(steps)
     run = restore(folder, method, seed, source)
     names = run.sim.federation.names
     numbers = run.everyone if everyone else list(dict.fromkeys(map(run.number, clients or ())))
@@ -131,6 +130,12 @@ def export(
             write(run, model, path, merge=merge, onnx=onnx, torchscript=torchscript, license_id=license_id)
         )
     return exported
+
+
+def check_steps(steps: int | None) -> None:
+    """Raise ConfigError if a number of training batches is negative."""
+    if steps is not None and steps < 0:
+        raise ConfigError(f"steps is {steps}, but must be at least 0; it is a number of training batches")
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:

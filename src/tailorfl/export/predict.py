@@ -19,13 +19,13 @@ from tailorfl.data.registry import load_source
 from tailorfl.data.table_files import READING, SHOWN, read_table
 from tailorfl.data.text import TEXTS, tokenized
 from tailorfl.errors import ConfigError, DataError, ModelError, first_few
-from tailorfl.export.folder import FACTS, checked, loaded, network_of
+from tailorfl.export.folder import FACTS, check_steps, checked, loaded, network_of
 from tailorfl.export.model_card import facts_of
 from tailorfl.export.written_model import text_of
 from tailorfl.interface import check_kind
 from tailorfl.runs.files import write_text
 from tailorfl.runs.folders import experiment_in
-from tailorfl.runs.trained_models import restore
+from tailorfl.runs.trained_models import GLOBAL, Deployed, Restored, restore
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time imported only to read tables: it takes 60 MB
@@ -61,8 +61,9 @@ def predict(
         folder: the folder of one exported model, or a result folder.
         data: a table of features or of texts (file or frame), a folder of images or one image, or JSON lines of
             instructions.
-        client: the client whose model predicts, or "global"; needed for a result folder.
-        method, seed, steps, source: of a result folder, as for `export`.
+        client: the client whose model predicts, or "global" (with several architectures "global-ARCHITECTURE"); needed
+            for a result folder.
+        method, seed, steps, source: of a result folder only, as for `export`.
         ids: columns of a table that are copied next to the predictions; columns that were excluded from the training
             table are always copied.
 
@@ -105,11 +106,17 @@ def _model(
     source: Any,
 ) -> tuple[nn.Module, Mapping[str, Callable[..., Any]], dict[str, Any]]:
     """Return the network, the functions that prepare inputs and convert outputs, and the model's facts."""
+    chosen = {"method": method, "seed": seed, "steps": steps, "source": source}
     if (folder / FACTS).is_file():
         facts = checked(folder)
         if client not in (None, facts["name"]):
             raise ConfigError(
                 f"'{folder}' is the model of {facts['name']}, not of {client}; leave out --client"
+            )
+        if asked := [n for n, given in chosen.items() if given is not None]:
+            raise ConfigError(
+                f"'{folder}' is one exported model, so {asked[0]} cannot be chosen; leave it out, or give "
+                "the result folder"
             )
         module = loaded(folder)
         try:
@@ -128,13 +135,29 @@ def _model(
             f"'{folder}' is a result folder with many models; choose one (--client NAME, or --client global), or give "
             "the folder of an exported model"
         )
+    check_steps(steps)
     run = restore(folder, method, seed, source)
-    model = next(run.global_models() if client == "global" else run.models([run.number(client)], steps))
+    model = _common(run, str(client)) or next(run.models([run.number(client)], steps))
     facts = facts_of(run, model)
     # The code of an export is reused, so that both do the same.
     code = {"__file__": str(folder / "model.py"), "__name__": "deployed"}
     exec(compile(text_of("", "", facts), "deployed", "exec"), code)
     return model.module, code, facts
+
+
+def _common(run: Restored, name: str) -> Deployed | None:
+    """Return the global model of this name, None if it is not that of one.
+
+    Raises:
+        ConfigError: there is none, or "global" stands for the models of several architectures.
+    """
+    if name != GLOBAL and (name in run.sim.federation.names or not name.startswith(f"{GLOBAL}-")):
+        return None
+    models = list(run.global_models())
+    names = [model.name for model in models]
+    if name not in names:
+        raise ConfigError(f"'{name}' names no model of this run; its global models are {', '.join(names)}")
+    return models[names.index(name)]
 
 
 def _read(
