@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tailorfl.core.method import make_method
 from tailorfl.data.build import build
 from tailorfl.data.federation import Federation
 from tailorfl.data.own import from_table
+from tailorfl.data.source import Source
 from tailorfl.engines.choice import make_engine
 from tailorfl.errors import ConfigError
 from tailorfl.export.folder import export
@@ -29,7 +31,7 @@ from tailorfl.runs import checkpoints
 from tailorfl.runs.trained_models import restore
 from tailorfl.testing import Contract, checks_of
 from tailorfl.testing.small import assert_close, assert_same, everything
-from tailorfl.training.boosting import nodes_of
+from tailorfl.training.boosting import ensemble, nodes_of
 from tailorfl.training.cohort import TrainConfig
 
 NAMES = ("local_trees", "pooled_trees", "federated_trees")
@@ -261,6 +263,13 @@ def test_other_losses_and_privacy_are_refused(tmp_path: Path) -> None:
     data = federation(table("binary", clients=3), "binary")
     with pytest.raises(ConfigError):
         simulation("federated_trees", data, client_dp=ClientDP(1.0, 1.0))
+
+
+def test_a_node_can_name_every_feature() -> None:
+    wide = Source("wide", torch.zeros(2, 2**15), torch.zeros(2, 1), "regression", 1)
+    with pytest.raises(ConfigError, match="32767 features"):
+        ensemble(wide, 1, 2)
+    ensemble(replace(wide, x=wide.x[:, 1:]), 1, 2)
 
 
 def test_clients_with_one_class_or_one_sample_or_a_missing_class_have_an_answer() -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from tailorfl.data.constants import Constants
 from tailorfl.data.preparation import PREPARATION
 from tailorfl.data.source import Source
+from tailorfl.errors import ConfigError
 from tailorfl.models.functional import Model
 from tailorfl.models.tree_ensemble import BITS, TableColumns, TreeEnsemble
 from tailorfl.training import tree
@@ -32,6 +33,8 @@ from tailorfl.training.operations import TrainingSamples
 
 TASKS = ("classification", "binary", "regression")
 """Tasks that trees can be grown for."""
+MOST_FEATURES = torch.iinfo(torch.int16).max
+"""Largest number of features; nodes name theirs by an int16."""
 Numbers = NDArray[np.float64]
 Arrays = dict[str, Tensor]
 """The state of a `TreeEnsemble`."""
@@ -63,10 +66,19 @@ def table_columns(source: Source) -> TableColumns:
 
 
 def ensemble(source: Source, iterations: int, leaves: int) -> Model:
-    """Return the model of an ensemble without trees for a source."""
+    """Return the model of an ensemble without trees for a source.
+
+    Raises:
+        ConfigError: it has more features than a node can name.
+    """
     # The most levels of a feature, counted by column names, which a server without samples has as well.
     levels = Counter(name.partition("=")[0] for name in source.info.get("features", ()))
     words, columns = max(levels.values(), default=1), table_columns(source)
+    if len(columns.gap) > MOST_FEATURES:
+        raise ConfigError(
+            f"trees read at most {MOST_FEATURES} features, but '{source.name}' has {len(columns.gap)}; leave some "
+            "out, or choose another method"
+        )
     two = source.task == "classification" and source.outputs == 2
     trees = 1 if two else source.outputs
     factory = partial(TreeEnsemble, columns, iterations, trees, leaves, words, two)
