@@ -45,7 +45,7 @@ from tailorfl.training.objective import Seen, Term
 
 MEAN = "running mean of the features"
 """Name of r among the tensors that are trained."""
-KNOWN, UNKNOWN = "known", "unknown"
+KNOWN, UNKNOWN = "known", "no mean yet"
 """Entry of the server's state once m̄ is known, and name of m̄'s place in messages until then."""
 
 
