@@ -99,7 +99,7 @@ class Method(BaseModel):
     personal_receives: ClassVar[bool] = True
     """Whether `personal` uses the message that the client receives; if not, evaluation sends it nothing."""
     sends_updates: ClassVar[bool] = True
-    """Whether `anchor` is where every reply started from; if not, malicious clients cannot multiply an update."""
+    """Whether every reply starts from `anchor`. If not, attacks that multiply an update are refused."""
     replies_change: ClassVar[bool] = False
     """Whether replies get other entries once the server's state has changed; buffered rounds cannot mix the two."""
 

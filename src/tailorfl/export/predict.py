@@ -106,13 +106,13 @@ def _model(
     source: Any,
 ) -> tuple[nn.Module, Mapping[str, Callable[..., Any]], dict[str, Any]]:
     """Return the network, the functions that prepare inputs and convert outputs, and the model's facts."""
-    chosen = {"method": method, "seed": seed, "steps": steps, "source": source}
     if (folder / FACTS).is_file():
         facts = checked(folder)
         if client not in (None, facts["name"]):
             raise ConfigError(
                 f"'{folder}' is the model of {facts['name']}, not of {client}; leave out --client"
             )
+        chosen = {"method": method, "seed": seed, "steps": steps, "source": source}
         if asked := [n for n, given in chosen.items() if given is not None]:
             raise ConfigError(
                 f"'{folder}' is one exported model, so {asked[0]} cannot be chosen; leave it out, or give "
@@ -146,7 +146,7 @@ def _model(
 
 
 def _common(run: Restored, name: str) -> Deployed | None:
-    """Return the global model of this name, None if it is not that of one.
+    """Return the global model of this name; None if the name is a client's.
 
     Raises:
         ConfigError: there is none, or "global" stands for the models of several architectures.
